@@ -18,6 +18,7 @@ MODEL_DEFAULTS: Mapping[tuple[str, ...], Any] = {
     ("optimizer", "learning_rate"): 1e-6,
     ("optimizer", "warmup_iterations"): 5,
     ("optimizer", "schedule"): "linear",
+    ("sft", "learning_rate"): 1e-5,
     ("evaluation", "every"): 10,
     ("evaluation", "tasks"): 64,
     ("checkpoint", "every"): 10,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,8 @@ from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
 from replay.exchange.openai_chat import Conversation, read_line
 from replay.exchange.row_format import BadRow
+
+_CORPUS_CONVERSATIONS = 4000
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,28 @@ class DemonstrationReader:
                 f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
                 f"{self._config.context.strategy}. Set context.strategy: linear."
             )
+
+
+def conversation_texts(path: Path, *, key: str) -> list[str]:
+    """What is said in the first thousands of the file's conversations, and their tools, to make a tokenizer of.
+
+    Raises UserError with the first bad line among them.
+    """
+    texts: list[str] = []
+    ignored: Counter[str] = Counter()
+    for number, line in enumerate(itertools.islice(_lines(path, key), _CORPUS_CONVERSATIONS), 1):
+        if not line.strip():
+            continue
+        try:
+            found = read_line(line, ignored)
+        except (BadRow, ValueError) as error:
+            raise UserError(f"{path}:{number}: {error}") from error
+        said = [*found.opening, *(message for reply, answers in found.turns for message in (reply.message, *answers))]
+        for message in said:
+            texts += [message.content, message.reasoning or ""]
+            texts += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+        texts += [json.dumps(tool.get("function", tool)) for tool in found.tools]
+    return texts
 
 
 def _lines(path: Path, key: str) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
     newest_checkpoint,
@@ -31,13 +32,15 @@ from agentloop.runs.checkpoint import (
 )
 from agentloop.runs.display import RunDisplay, open_display
 from agentloop.runs.process import seed_process
-from agentloop.runs.run_folder import RunFolder, create_run_folder, resumed_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader
+from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader, conversation_texts
 from agentloop.supervised.supervised_update import Learned, learn, measure
 
 _SUFFIX = "-sft"
+_FIRST = "start"
+"""Folder of the built-in model as the training begins with it."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +67,21 @@ class _Progress:
 
 
 def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None = None) -> SftResult:
-    """Train `model.path` on `sft.data` in a folder of its own, <run.folder>/<run.name>-sft-001.
+    """Train `model.path`, or a new built-in model, on `sft.data` in a folder of its own, <folder>/<name>-sft-001.
 
     `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
     config = _own_run(config)
-    if config.model.path is None or config.sft.data is None:
-        key = "model.path" if config.model.path is None else "sft.data"
-        raise UserError(f"{key} must be named for sft, got null. Set it with --set {key}=PATH.")
+    if config.sft.data is None:
+        raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
     display = display or open_display()
     try:
-        data = _Data.of(config, config.model.path, display) if not resume else None
-        folder = resumed_run_folder(config) if resume else create_run_folder(config)
+        folder, data = (resumed_run_folder(config), None) if resume else _begun(config, display)
         with folder.lock(), graceful_stop(display.note) as stop:
             checkpoint = newest_checkpoint(folder.checkpoints)
             saved = checkpoint.model if checkpoint else None
-            data = data or _Data.of(config, config.model.path, display, saved=saved)
+            data = data or _Data.of(config, _first_model(folder, display), display, saved=saved)
             update = checkpoint.values["progress"]["update"] if checkpoint else -1
             sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
             with closing(sinks):
@@ -108,6 +109,41 @@ def _own_run(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 
 
+def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
+    """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
+    if config.model.path is not None:
+        data = _Data.of(config, config.model.path, display)
+        return create_run_folder(config), data
+    folder = create_run_folder(config)
+    try:
+        return folder, _Data.of(config, _first_model(folder, display), display)
+    except Exception:
+        remove_unbegun(folder)
+        raise
+
+
+def _first_model(folder: RunFolder, display: RunDisplay) -> str:
+    """Where the weights are that the training begins with; the built-in model is made at first use.
+
+    Its tokenizer is made of the conversations, so that their words are short in tokens.
+    """
+    config = folder.config
+    if config.model.path is not None:
+        return config.model.path
+    first = folder.path / _FIRST
+    if not (first / COMPLETE).exists():
+        display.note(f"making the built-in model, with a tokenizer of {config.sft.data}")
+        corpus = conversation_texts(_data_path(config), key="sft.data")
+        seed = derive_seed(config.run.seed, "built-in model") % 2**31
+        with muted_libraries():
+            write_directory(first, lambda target: build_tiny_model(target, config.tiny, corpus=corpus, seed=seed))
+    return str(first)
+
+
+def _data_path(config: RunConfig) -> Path:
+    return Path(str(config.sft.data)).expanduser()
+
+
 @dataclass(frozen=True)
 class _Data:
     """The model with what it is to learn, in its own tokens."""
@@ -123,7 +159,7 @@ class _Data:
         seed_process(config)
         loaded = load_policy(config, first, saved=saved)
         reader = DemonstrationReader(config, loaded, config.context.author_table())
-        found = reader.read(Path(str(config.sft.data)).expanduser(), key="sft.data")
+        found = reader.read(_data_path(config), key="sft.data")
         others = None
         if config.sft.held_out is not None:
             others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")

@@ -23,7 +23,7 @@ class SftSection(Section):
     )
     epochs: Positive = Field(3, description="Passes over the conversations, each in a new order.")
     batch: Positive = Field(8, description="Conversations per update.")
-    learning_rate: PositiveFloat = Field(1e-5, description="Peak learning rate; the rest is the optimizer's.")
+    learning_rate: PositiveFloat = Field(5e-3, description="Peak learning rate; the rest is the optimizer's.")
     warmup_updates: int = Field(10, ge=0, description="Updates over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "linear", description="Course of the learning rate after that, to optimizer.final_factor of the peak."

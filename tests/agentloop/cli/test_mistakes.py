@@ -184,7 +184,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"],
         "override batch.group_size=0: batch.",
     ),
-    (["sft", "bare.yaml"], "model.path must be named for sft, got null."),
+    (["sft", "bare.yaml"], "sft.data must be named for sft, got null."),
     (["sft", "small.yaml"], "sft.data must be named for sft, got null."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),

@@ -15,7 +15,7 @@ import torch
 
 from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
 from agentloop.cli.main import main
-from agentloop.config import ModelSection, RunConfig
+from agentloop.config import ModelSection, RunConfig, TinyModelSection
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.loading import LoadedModel, load_model
@@ -327,7 +327,36 @@ def test_what_sft_needs_is_told_in_one_line(
     assert told in str(caught.value)
 
 
-def test_sft_needs_a_model_of_ones_own(tmp_path: Path, qwen2: Path, data: Path) -> None:
-    config = configured(tmp_path, qwen2, data).model_copy(update={"model": ModelSection()})
-    with pytest.raises(UserError, match=r"^model\.path must be named for sft, got null\."):
-        sft(config, display=SilentDisplay())
+def without_a_model(folder: Path, data: Path, **sections: Any) -> RunConfig:
+    config = configured(folder, Path("none"), data, optimizer={"name": "muon"}, **sections)
+    tiny = TinyModelSection(layers=1, hidden=32, vocabulary=420)
+    return config.model_copy(update={"model": ModelSection(), "tiny": tiny})
+
+
+def test_sft_without_a_model_trains_a_new_one_with_a_tokenizer_of_the_conversations(tmp_path: Path, data: Path) -> None:
+    config = without_a_model(tmp_path, data)
+    result = sft(config, display=SilentDisplay())
+    assert result.held_out_after < result.held_out_before - 1.5  # nats
+    trained = load_model(ModelSection(), result.model)
+    assert len(trained.codec.encode('{"name": "look", "arguments": {"key": "')) < 12  # pieces of the conversations
+    found = evaluate_run(newest_trained_folder(tmp_path))
+    assert found.evaluated.run == str(result.folder)
+
+
+def test_new_model_resumes_bit_for_bit_and_depends_on_the_seed(tmp_path: Path, data: Path) -> None:
+    whole = sft(without_a_model(tmp_path / "whole", data), display=SilentDisplay())
+    stopped = without_a_model(tmp_path / "stopped", data)
+    assert sft(stopped, display=_StopAt(3)).exit_code == 143
+    resumed = sft(stopped, resume=True, display=SilentDisplay())
+    assert_same_bits(resumed.model / "model.safetensors", whole.model / "model.safetensors")
+    other = stopped.model_copy(update={"run": stopped.run.model_copy(update={"seed": 1})})
+    assert sft(other, display=SilentDisplay()).held_out_before != whole.held_out_before
+
+
+@pytest.mark.parametrize("content", ["{", json.dumps(conversation(1))])
+def test_new_model_of_a_bad_file_leaves_no_folder(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"line must be JSON|conversations to train on"):
+        sft(without_a_model(tmp_path / "runs", path), display=SilentDisplay())
+    assert not list((tmp_path / "runs").rglob("*sft*"))
