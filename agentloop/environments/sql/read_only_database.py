@@ -19,13 +19,14 @@ _PRAGMAS = frozenset(
 """Those that only describe tables."""
 _FUNCTIONS_REFUSED = frozenset({"load_extension", "fts3_tokenizer", "printf", "format"})
 """The last two fill any width, a character at a time, for minutes that no limit ends."""
-_FAULTS_OF_QUERIES = frozenset(
+_FAULTS_OF_FILES = frozenset(
     {
-        *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_NOMEM),
-        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT),
+        *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN),
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_FULL),
     }
 )
-"""SQLite's codes for what a query has done; any other is trouble with the file."""
+"""SQLite's codes for trouble with the file or the disk. Any other is the query's, also SQLITE_SCHEMA: a syntax error
+has it where no query before has read the schema."""
 _SCHEMA = (
     "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' "
     "ORDER BY rowid"
@@ -75,7 +76,7 @@ class ReadOnlyDatabase:
                     raise QueryFailed(f"stopped: it took longer than {limits.seconds:g} s") from error
                 if refusals:
                     raise QueryFailed(f"the database can only be read: {refusals[0]} is refused") from error
-                if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF not in _FAULTS_OF_QUERIES:
+                if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _FAULTS_OF_FILES:
                     raise
                 raise QueryFailed(" ".join(str(error).split()) or type(error).__name__) from error
         if cursor.description is None:

@@ -133,6 +133,9 @@ def test_huge_value_is_refused(shop: Path, query: str) -> None:
     [
         ("SELECT size FROM item", "no such column: size"),
         ("SELECT * FROM items", "no such table: items"),
+        ("SELECT price OF item", 'near "item": syntax error'),
+        ("SELECT price (2) FROM item", "no such function: price"),
+        ("SELECT name FROM item JOIN item USING (id)", "ambiguous column name: name"),
         ("SELEC 1", 'near "SELEC": syntax error'),
         ("", "the query must be a SELECT, got nothing that gives rows"),
         ("-- nothing", "the query must be a SELECT, got nothing that gives rows"),

@@ -66,6 +66,14 @@ def test_wrong_query_is_an_observation_and_no_failure_of_the_tool(shop: Path) ->
     assert result == ToolResult("[the database can only be read: anything but SELECT is refused]")
 
 
+def test_trouble_with_the_file_is_not_the_fault_of_the_query(shop: Path) -> None:
+    environment = Shop(database=str(shop))
+    shop.write_bytes(b"no database " * 400)
+    result = called(environment, ToolCall("run_sql", {"query": "SELECT * FROM item"}), LIMITS)
+    assert result.error_kind == "raised"
+    assert "file is not a database" in result.content
+
+
 def test_text_that_is_no_utf8_is_shown_with_a_replacement(shop: Path) -> None:
     assert ReadOnlyDatabase(shop).query("SELECT CAST(x'61ff' AS TEXT) AS a").rows == (("a\ufffd",),)
 
