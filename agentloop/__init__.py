@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
     from agentloop.environments import Achieved, Environment, Task, tool
-    from agentloop.training.train import TrainResult, train
+    from agentloop.training.from_python.train_functions import train
+    from agentloop.training.from_python.train_result import TrainResult
 
 _HOMES = {
     "Achieved": "agentloop.environments",
@@ -21,8 +22,8 @@ _HOMES = {
     "tool": "agentloop.environments",
     "RunConfig": "agentloop.config",
     "load_config": "agentloop.config.config_file",
-    "TrainResult": "agentloop.training.train",
-    "train": "agentloop.training.train",
+    "TrainResult": "agentloop.training.from_python.train_result",
+    "train": "agentloop.training.from_python.train_functions",
 }
 
 __all__ = ["Achieved", "Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]

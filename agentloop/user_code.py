@@ -1,4 +1,4 @@
-"""Classes and functions people bring themselves, named `path/to/file.py:Name`."""
+"""Classes and functions people bring themselves, named `path/to/file.py:Name`, or given as they are in Python."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -14,6 +15,28 @@ from typing import Any
 from agentloop.errors import UserError, one_line_with_place
 from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
+
+_HERE = "given:"
+"""How the name of a function begins that this process was given, where others have a file."""
+_GIVEN: dict[str, tuple[Callable[..., Any], str]] = {}
+"""Such functions with a digest of their own, by name."""
+
+
+def give_function(function: Callable[..., Any], *, what: str) -> str:
+    """A name for a function of a notebook or a script, that `load_function` knows in this process alone."""
+    if not inspect.isfunction(function) or not function.__name__.isidentifier():
+        raise UserError(
+            f"{what} must be functions with names, got {function!r:.100}. Write def NAME(...), or name one as "
+            "'path/to/file.py:function'."
+        )
+    # Nobody can tell whether a function that is given again does what it did: each time is another source.
+    _GIVEN[function.__name__] = (function, hashlib.sha256(uuid.uuid4().bytes).hexdigest())
+    return _HERE + function.__name__
+
+
+def given_digest(spec: str) -> str | None:
+    """The digest of a function that this process was given; None for one that a file holds."""
+    return _GIVEN[spec.removeprefix(_HERE)][1] if spec.startswith(_HERE) else None
 
 
 def load_class(spec: str, *, what: str) -> type:
@@ -27,7 +50,15 @@ def load_class(spec: str, *, what: str) -> type:
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """The function that `spec` names, likewise."""
+    """The function that `spec` names, likewise; or one that was given in this process."""
+    if spec.startswith(_HERE):
+        name = spec.removeprefix(_HERE)
+        if name not in _GIVEN:
+            raise UserError(
+                f"{what} must name functions in files where another process is to call them, got {name}, which was "
+                f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
+            )
+        return _GIVEN[name][0]
     module, path, name = _named(spec, "function", what)
     found = getattr(module, name, None)
     if not inspect.isfunction(found):

@@ -15,6 +15,7 @@ from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
 from agentloop.rollouts.actors import make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
+from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.display import open_display
 from agentloop.runs.process import seed_process
@@ -58,7 +59,7 @@ def evaluate_run(
     display = open_display(stderr=True)
     try:
         progress = partial(display.phase, "evaluate")
-        found = evaluate(actors, source, config, progress=progress)
+        found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
     finally:
         display.close()
     evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)

@@ -22,7 +22,7 @@ from agentloop.distributed.torchrun import check_alone, own_rank
 from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 
 if TYPE_CHECKING:
-    from agentloop.training.train import TrainResult
+    from agentloop.training.from_python.train_result import TrainResult
 
 
 class LateCommand(TyperCommand):

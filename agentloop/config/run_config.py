@@ -21,7 +21,7 @@ from agentloop.config.sections.optimization import (
     OptimizerSection,
     check_learning,
 )
-from agentloop.config.sections.reward import RewardSection
+from agentloop.config.sections.reward import RewardSection, check_rows
 from agentloop.config.sections.rollout import (
     CollectionSection,
     EngineSection,
@@ -90,6 +90,7 @@ class RunConfig(Section):
                 "Set loss.normalise: per_stream."
             )
         check_tasks(self.tasks, self.environment.task_pool)
+        check_rows(self)
         check_compute(self)
         check_engine(self)
         check_collection(self)

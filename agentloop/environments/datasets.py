@@ -202,16 +202,18 @@ def _explained(place: str) -> Iterator[None]:
         ) from error
 
 
-def _digest(row: Row, where: str) -> str:
-    def written(value: Any) -> str:
-        if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
-            return str(value)
-        if isinstance(value, bytes):
-            return value.hex()
-        raise TypeError(type(value).__name__)
+def as_text(value: Any) -> str:
+    """A value of a column that JSON does not have. Raises TypeError for what has no obvious text."""
+    if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(type(value).__name__)
 
+
+def _digest(row: Row, where: str) -> str:
     try:
-        text = json.dumps(row, sort_keys=True, default=written)
+        text = json.dumps(row, sort_keys=True, default=as_text)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"tasks.data must hold texts, numbers, dates and lists of them, got {one_line(error)} in {where}. "

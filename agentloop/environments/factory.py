@@ -15,9 +15,11 @@ from agentloop.config.sections.rollout import McpServerSection
 from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.fetch_place import FetchPlace
+from agentloop.environments.functions.function_tools import rows_with_tools
+from agentloop.environments.functions.row_environment import ROWS, RowEnvironment
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
-from agentloop.environments.source_digest import source_digest
+from agentloop.environments.source_digest import digest_of_functions, source_digest
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.user_code import load_class
@@ -28,7 +30,11 @@ from context.wording import suggest
 if TYPE_CHECKING:
     from agentloop.environments.mcp.attached import McpServers
 
-BUILT_IN: Mapping[str, type[Environment]] = {"fetch_place": FetchPlace, "lookup_chain": LookupChain}
+BUILT_IN: Mapping[str, type[Environment]] = {
+    "fetch_place": FetchPlace,
+    "lookup_chain": LookupChain,
+    ROWS: RowEnvironment,
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class EnvironmentFactory:
     environment: type[Environment]
     options: Mapping[str, Any]
     source: str
-    """Digest of the file the class is in, with what it imports from beside it."""
+    """Digest of the file the class is in, or of those that functions are in, with what they import from beside them."""
     example: Task | None = None
     """One of its tasks; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
@@ -86,6 +92,8 @@ class EnvironmentFactory:
         make = getattr(self.create(), method)
         try:
             task: Task = make(source)
+        except UserError:
+            raise
         except Exception as error:
             problem = f"{one_line_with_place(error)}{place}"
             raise UserError(f"{self.where}.{method} must {rule}, got {problem}. Mend it.") from error
@@ -179,29 +187,34 @@ def load_environment(
     *,
     row: Mapping[str, Any] | None = None,
     servers: Mapping[str, McpServerSection] | None = None,
+    tools: Sequence[str] = (),
+    judges: Sequence[str] = (),
 ) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
 
     It offers what the MCP `servers` offer beside its own tools. Its messages may name the `registered` authors. With
-    `row`, one of the user's data, it is to read its tasks from such; without, to make them up.
+    `row`, one of the user's data, it is to read its tasks from such; without, to make them up. `tools` are functions
+    that `rows` offers, `judges` those that say what a success is there: their files are the environment's source too.
 
     Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
-    environment = check_class(_find(name), name, reads_rows=row is not None)
+    found = rows_with_tools(tools) if name == ROWS else _find(name)
+    environment = check_class(found, name, reads_rows=row is not None)
     attached = list_servers(servers) if servers else None
     if attached is not None:
         environment = attached.attached_to(environment, name)
-    tools = tools_of(environment, name)
+    specs = tools_of(environment, name)
+    source = digest_of_functions(source_digest(_file_of(name)), (*tools, *judges))
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
-        tools=tuple(dict(spec.schema) for spec in tools.values()),
+        tools=tuple(dict(spec.schema) for spec in specs.values()),
         can_demonstrate=environment.demonstrate is not Environment.demonstrate
         and environment.make_task is not Environment.make_task,
         where=name,
         environment=environment,
         options=check_options(environment, options, name),
-        source=source_digest(_file_of(name)) if attached is None else attached.digest(source_digest(_file_of(name))),
+        source=source if attached is None else attached.digest(source),
         registered=tuple(registered),
         servers=attached,
     )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+
+from agentloop.user_code import given_digest
+
+
+def digest_of_functions(own: str, specs: Sequence[str]) -> str:
+    """A digest of a class's own and of the files that functions are in, which are named as the configuration does."""
+    files = [
+        given_digest(spec) or source_digest(Path(spec.rpartition(":")[0]).expanduser().resolve()) for spec in specs
+    ]
+    return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 
 def source_digest(file: Path) -> str:

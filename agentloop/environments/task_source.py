@@ -33,8 +33,16 @@ def open_tasks(
     section, tasks = config.environment, config.tasks
     rows = None if tasks.data is None else load_rows(tasks)
     row = None if rows is None else rows.train[0]
-    authors, servers = config.context.registered_authors(), section.mcp_servers
-    factory = load_environment(section.name, section.options, authors, row=row, servers=servers)
+    judges = [judge.function for judge in config.reward.functions] if section.is_rows else []
+    factory = load_environment(
+        section.name,
+        section.options,
+        config.context.registered_authors(),
+        row=row,
+        servers=section.mcp_servers,
+        tools=section.tools,
+        judges=judges,
+    )
     if sources and factory.source != sources[-1] and not environment_changed:
         raise UserError(
             f"environment.name must have the source that the run had last, got {factory.where} changed since (digest "

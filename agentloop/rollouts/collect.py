@@ -64,6 +64,7 @@ class Collector:
         tasks = [task for task, size in groups for _ in range(size)]
         everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
         scores = self.scorer.score(everything)
+        everything = scores.episodes
         # Of a further round, everything may fail: the first one's groups are there.
         kept = [episode for episode in everything if not episode.failed]
         episodes = kept if earlier else without_engine_failures(everything)
@@ -135,9 +136,9 @@ class Collector:
         by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)
         episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
-        totals = self.scorer.score(episodes).totals
-        rows = []
-        for task, episode, total in zip(by_hash, episodes, totals, strict=True):
+        scores = self.scorer.score(episodes)
+        totals, rows = scores.totals, []
+        for task, episode, total in zip(by_hash, scores.episodes, totals, strict=True):
             if not math.isnan(total):
                 place = MemberPlace(collected_by.id_of(task, 0), "", task, slot=0, member=0)
                 row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)

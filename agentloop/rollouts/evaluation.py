@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from agentloop.rollouts.collect import without_engine_failures
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
+from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent
 
@@ -66,7 +68,7 @@ class Evaluation:
     samples: int
     """Asked for per task."""
     engine_failures: int
-    """Samples that are left out, as the engine failed: whether they would have succeeded is unknown."""
+    """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
 
     @property
     def tasks(self) -> int:
@@ -142,7 +144,12 @@ class EvaluationReport:
 
 
 def evaluate(
-    actors: Actors, source: TaskSource, config: RunConfig, *, progress: Progress = lambda *_: None
+    actors: Actors,
+    source: TaskSource,
+    config: RunConfig,
+    *,
+    scorer: RewardScorer,
+    progress: Progress = lambda *_: None,
 ) -> Evaluation:
     """`evaluation.samples` episodes on each held-out task. Touches neither the buffer nor the training tasks."""
     section = config.evaluation
@@ -150,12 +157,20 @@ def evaluate(
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
     everything = list(run_episodes(actors, each, config, progress=progress))
-    lost = len(everything) - len(without_engine_failures(everything))
+    without_engine_failures(everything)
+    everything = scorer.judge(everything)
+    lost = sum(math.isnan(episode.environment_reward) for episode in everything)
     attempts = []
     for start in range(0, len(everything), section.samples):
-        episodes = [episode for episode in everything[start : start + section.samples] if not episode.failed]
+        samples = everything[start : start + section.samples]
+        episodes = [episode for episode in samples if not math.isnan(episode.environment_reward)]
         if episodes:
             attempts.append(attempts_of([outcome_of(episode, config) for episode in episodes]))
+    if not attempts:
+        raise UserError(
+            f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
+            "Mend the first of them, and --resume."
+        )
     return Evaluation(tuple(attempts), section.samples, lost)
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentloop.config import RunConfig
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
-from agentloop.environments.environment import quoted_task
+from agentloop.environments import EnvironmentFactory
+from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.results import ToolTimeout
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, one_line, one_line_with_place
+from agentloop.errors import UserError, one_line_with_place
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.user_code import load_function
+from agentloop.rollouts.reward_functions import RewardFunction
 from context.messages import Message
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
@@ -35,8 +36,10 @@ class Scores:
 
     totals: list[float]
     """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
+    episodes: list[Episode]
+    """Each with its score: the environment's own, or that of the function that stands in its place."""
     parts: dict[str, list[float]] = field(default_factory=dict)
-    """Unweighted, by name; the environment's is among them only if it is not alone."""
+    """Unweighted, by name; one that is alone is not among them."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why a reward function gave an episode none, by its position, in words."""
 
@@ -51,12 +54,36 @@ class Scores:
 class RewardScorer:
     """The configured rewards. Has no state: the same episodes get the same scores, as far as the functions do."""
 
-    def __init__(self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None) -> None:
-        """Runs the files of the user's functions; raises UserError for what does not fit."""
+    def __init__(
+        self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None, judges: bool = False
+    ) -> None:
+        """Runs the files of the user's functions; raises UserError for what does not fit.
+
+        `judges`: the first function stands in the environment's place, which has no score.
+        """
         self._section = section
         self._max_tokens = max_tokens
         self._model = model
-        self._functions = [(row, _load(row)) for row in section.functions]
+        self._judges = judges
+        self._functions = [RewardFunction(row) for row in section.functions]
+
+    def check(self, task: Task) -> None:
+        """Raises UserError where a function asks for what such a task does not have."""
+        for function in self._functions:
+            function.check(task)
+
+    def judge(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Episodes with their score: the environment's, which they have, or the first function's; NaN if it failed."""
+        return run_coroutine(self.judge_beside(episodes)) if self._judges else list(episodes)
+
+    async def judge_beside(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The same beside what else runs on an event loop."""
+        if not self._judges:
+            return list(episodes)
+        ended = [episode for episode in episodes if not episode.failed]
+        judge = self._functions[0]
+        values = iter(self._values(judge, await self._answers(judge, ended), ended))
+        return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
 
     @property
     def can_fail(self) -> bool:
@@ -70,20 +97,26 @@ class RewardScorer:
     async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
         """The same beside what else runs on an event loop."""
         ended = [episode for episode in episodes if not episode.failed]
-        return self._scored(episodes, [await self._answers(function, ended) for _, function in self._functions])
+        return self._scored(episodes, [await self._answers(function, ended) for function in self._functions])
 
     def _scored(self, episodes: Sequence[Episode], answers: Sequence[Sequence[Any]]) -> Scores:
         """`answers`: what each function returned or raised for the episodes that did not fail."""
         section = self._section
         played = [position for position, episode in enumerate(episodes) if not episode.failed]
         ended = [episodes[position] for position in played]
-        scores = Scores([math.nan] * len(episodes))
-        columns = [("environment", section.environment, [episode.environment_reward for episode in ended])]
-        for (row, _), given in zip(self._functions, answers, strict=True):
-            found = [self._value(row, answer, episode) for answer, episode in zip(given, ended, strict=True)]
+        scores = Scores([math.nan] * len(episodes), list(episodes))
+        columns = []
+        if not self._judges:
+            columns.append(("environment", section.environment, [episode.environment_reward for episode in ended]))
+        for function, given in zip(self._functions, answers, strict=True):
+            found = self._values(function, given, ended)
             unknown = {at: value for at, value in zip(played, found, strict=True) if isinstance(value, str)}
             scores.problems |= unknown
+            row = function.section
             columns.append((row.name, row.weight, [math.nan if isinstance(v, str) else v for v in found]))
+            if self._judges and function is self._functions[0]:
+                for position, value in zip(played, found, strict=True):
+                    scores.episodes[position] = _scored_by(episodes[position], value)
         if self._model is not None:
             columns.append(("model", section.model.weight, self._model([episode.messages for episode in ended])))
         if section.overlong.buffer is not None:
@@ -95,9 +128,9 @@ class RewardScorer:
             scores.parts = {name: _spread(values, played, len(episodes)) for name, _, values in columns}
         return scores
 
-    async def _answers(self, function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
+    async def _answers(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[Any]:
         """What the function returned or raised. `async def` functions run side by side, others one after another."""
-        waits = inspect.iscoroutinefunction(function)
+        waits = function.waits
         places, thread = asyncio.Semaphore(self._section.parallel if waits else 1), WorkerThreads(1)
 
         async def one(episode: Episode) -> Any:
@@ -113,6 +146,11 @@ class RewardScorer:
             return list(await asyncio.gather(*(one(episode) for episode in episodes)))
         finally:
             thread.close()
+
+    def _values(
+        self, function: RewardFunction, answers: Sequence[Any], episodes: Sequence[Episode]
+    ) -> list[float | str]:
+        return [self._value(function.section, answer, e) for answer, e in zip(answers, episodes, strict=True)]
 
     def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
         """The number, or what is wrong where that is to cost the episode alone."""
@@ -146,15 +184,19 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     return -section.penalty * share if share else 0.0
 
 
-def _load(row: RewardFunctionSection) -> Callable[..., Any]:
-    function = load_function(row.function, what="reward.functions")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise UserError(
-            f"reward.functions must take one argument, the ended episode, got {row.function} with {one_line(error)}."
-        ) from error
-    return function
+def open_scorer(config: RunConfig, factory: EnvironmentFactory, *, model: RewardModel | None = None) -> RewardScorer:
+    """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
+    scorer = RewardScorer(
+        config.reward, max_tokens=config.context.max_tokens, model=model, judges=config.environment.is_rows
+    )
+    if factory.example is not None:
+        scorer.check(factory.example)
+    return scorer
+
+
+def _scored_by(episode: Episode, value: float | str) -> Episode:
+    """With what a function gave in the place of the environment's score; NaN where it gave none."""
+    return replace(episode, environment_reward=math.nan if isinstance(value, str) else value)
 
 
 def _number(answer: Any) -> float:

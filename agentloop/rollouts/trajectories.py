@@ -149,5 +149,6 @@ def trajectory_of(
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:
-    """The one place that says what a success is: the environment's word, whatever else is rewarded."""
+    """The one place that says what a success is: the environment's word, or that of the function that stands in its
+    place, whatever else is rewarded."""
     return episode.environment_reward >= config.rollout.success_reward

@@ -28,7 +28,7 @@ from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
-from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from agentloop.rollouts.stored.turn_rewards import stored_turn_rewards
@@ -105,6 +105,11 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     section = config.warm_up
+    if config.environment.is_rows:
+        raise UserError(
+            "model.path must name a model when environment.name is rows, got null: nobody shows the built-in one "
+            "how to go about its tasks. Name one, or write an environment class with demonstrate."
+        )
     options = {**config.environment.options, **section.options}
     registered, servers = config.context.registered_authors(), config.environment.mcp_servers
     factory = load_environment(config.environment.name, options, registered, servers=servers)
@@ -205,7 +210,7 @@ def build_components(
         collector=Collector(
             actors,
             config,
-            _make_scorer(config),
+            _make_scorer(config, factory),
             estimator.of_groups,
             reward_penalty(config, reference, authors, trainer.kl_coef),
         ),
@@ -243,6 +248,7 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
 
 def _check_environment(config: RunConfig, factory: EnvironmentFactory) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
+    open_scorer(config, factory)  # its functions' files are run once more; the model of rewards is loaded later
     if config.advantage.credit == "turn" and not factory.rewards_turns:
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
@@ -289,10 +295,10 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         write_directory(folder.model, save)
 
 
-def _make_scorer(config: RunConfig) -> RewardScorer:
+def _make_scorer(config: RunConfig, factory: EnvironmentFactory) -> RewardScorer:
     section = config.reward
     model = None if section.model.path is None else SequenceClassifier(section.model, config.model).score
-    return RewardScorer(section, max_tokens=config.context.max_tokens, model=model)
+    return open_scorer(config, factory, model=model)
 
 
 def load_redactor(spec: str) -> Redactor:

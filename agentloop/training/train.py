@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +41,7 @@ from agentloop.runs.sinks.gauges import GaugeSink
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.collecting.leadership import Leadership
 from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
+from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from replay.errors import DatabaseRefused
@@ -51,17 +51,6 @@ from replay.records import RunRecord
 from replay.report import REPORT_NAME
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    folder: Path
-    iterations: int
-    success_before: float
-    success_after: float
-    report: Path
-    exit_code: int
-    """0, or 128 + signal when a signal ended the run early."""
 
 
 def train(

@@ -100,7 +100,9 @@ class EpisodesUnderWay:
             self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
             return
         if claim.ticket.purpose == EVALUATION:
-            self._results.append(EpisodeResult(claim, episode, episode.environment_reward))
+            (judged,) = await run.scorer.judge_beside([episode])
+            unknown = "reward.functions: no number" if math.isnan(judged.environment_reward) else None
+            self._results.append(EpisodeResult(claim, judged, judged.environment_reward, unknown))
             return
         self._unscored.append((claim, episode))
         if self._scoring is None or self._scoring.done():
@@ -110,7 +112,8 @@ class EpisodesUnderWay:
         while self._unscored:
             batch, self._unscored = self._unscored, []
             scores = await self._run.scorer.score_beside([episode for _, episode in batch])
-            for position, ((claim, episode), total) in enumerate(zip(batch, scores.totals, strict=True)):
+            judged = [(claim, episode) for (claim, _), episode in zip(batch, scores.episodes, strict=True)]
+            for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None
                 if math.isnan(total):
                     problem = f"reward.functions: {shortened(scores.problems.get(position, 'no number'))}"

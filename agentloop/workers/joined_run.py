@@ -14,7 +14,7 @@ from agentloop.errors import UserError
 from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.rollouts.actors import Actors, make_actors
-from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.workers.issued_tasks import IssuedTasks
 from context.templates.model_files import ModelFiles, load_model_files
@@ -61,7 +61,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
             store,
             make_actors(config, factory, files, engine, vocab_size=vocab_size),
             engine,
-            RewardScorer(section, max_tokens=config.context.max_tokens),
+            open_scorer(config.model_copy(update={"reward": section}), factory),
             IssuedTasks(source, factory, config, store),
         )
     except BaseException:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from replay.setting_types import Positive, PositiveFloat, Section
 
+if TYPE_CHECKING:
+    from agentloop.config.run_config import RunConfig
+
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class RewardFunctionSection(Section):
-    """One function of the user's, and its weight."""
+    """One function of the user's, and its weight; also written as its name alone."""
 
     function: str = Field(description="`path/to/file.py:function`, def or async def, that is given an ended episode.")
     weight: Weight = Field(1.0, description="What its numbers are multiplied by; negative for a cost.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"function": given} if isinstance(given, str) else given
 
     @property
     def name(self) -> str:
@@ -76,7 +84,8 @@ class RewardSection(Section):
     environment: Weight = Field(1.0, description="Weight of the environment's own score.")
     functions: tuple[RewardFunctionSection, ...] = Field(
         (),
-        description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}.",
+        description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}, or "
+        "rewards.py:right for weight 1. In the environment `rows` the first one says what a success is.",
     )
     model: RewardModelSection = Field(default_factory=RewardModelSection, description="A reward model.")
     overlong: OverlongSection = Field(default_factory=OverlongSection, description="What too long an episode costs.")
@@ -109,3 +118,27 @@ class RewardSection(Section):
                     "call it by its name."
                 )
         return self
+
+
+def check_rows(config: RunConfig) -> None:
+    """Raises ValueError where the environment `rows` lacks what a class would bring, or another one would ignore it."""
+    section, reward = config.environment, config.reward
+    if not section.is_rows:
+        if section.tools:
+            raise ValueError(
+                f"environment.tools must be left out unless environment.name is rows, got {len(section.tools)} with "
+                f"{section.name}, whose tools are its methods. Set environment.name: rows, or write methods with @tool."
+            )
+        return
+    if config.tasks.data is None:
+        raise ValueError("tasks.data must name rows when environment.name is rows, got null. Set it.")
+    if not reward.functions:
+        raise ValueError(
+            "reward.functions must name a function when environment.name is rows, got []: the first one says what a "
+            "success is. Name one."
+        )
+    if reward.environment != 1.0:
+        raise ValueError(
+            f"reward.environment must be left at 1 when environment.name is rows, whose score is that of "
+            f"reward.functions, got {reward.environment:g}. Weigh the functions."
+        )

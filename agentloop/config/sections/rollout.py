@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
 from replay.config import TaskPool
@@ -71,10 +71,20 @@ def _read_server(name: str, value: Any) -> McpServerSection:
     raise ValueError(f"{where}.{key} must be {rule_in_words(keys[key])}, got {value[key]!r}. Change it.")
 
 
+# What a validator before the whole section has seen is no JSON any more, where a list counts as a tuple.
+FunctionNames = Annotated[
+    tuple[str, ...], BeforeValidator(lambda names: tuple(names) if type(names) is list else names)
+]
+
+
 class EnvironmentSection(TaskPool, Section):
     name: str = Field(
         "lookup_chain",
-        description="Built-in environment, or `path/to/file.py:ClassName` for one of your own.",
+        description="Built-in environment, or `path/to/file.py:ClassName` for one of your own. `rows` has no class: "
+        "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
+    )
+    tools: FunctionNames = Field(
+        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     mcp_servers: dict[str, McpServerSection] = Field(
@@ -91,6 +101,11 @@ class EnvironmentSection(TaskPool, Section):
         if not isinstance(servers, dict):
             return values
         return {**values, "mcp_servers": {name: _read_server(name, value) for name, value in servers.items()}}
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether there is no class: reward functions then say what a success is."""
+        return self.name == "rows"
 
 
 class RolloutSection(Section):

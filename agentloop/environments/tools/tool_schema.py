@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Union
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from typing_extensions import TypedDict
 
-from agentloop.environments.environment import Environment, ToolMark, tool_mark
+from agentloop.environments.environment import Environment, Task, ToolMark, tool_mark
 from agentloop.errors import UserError, one_line
 from context.wording import suggest
 
@@ -82,23 +82,43 @@ def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
     if not inspect.isfunction(method):
         kind = type(method).__name__
         raise UserError(f"{where} must be a plain method to be a tool, got a {kind}. Write def name(self, ...).")
+    every = list(inspect.signature(method).parameters.values())
+    if not every or every[0].name != "self":
+        raise UserError(f"{where} must take self first, got {inspect.signature(method)}.")
+    return _spec(method, name, where, mark, every[1:])
+
+
+def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpec, tuple[str, ...]]:
+    """A function as a tool, and the names of its arguments of type `Task`, which the policy is not shown."""
+    mark = tool_mark(function) or ToolMark(isolated=False, deterministic=False)
+    hints = _hints(function, where)
+    every = inspect.signature(function).parameters.values()
+    hidden = tuple(parameter.name for parameter in every if hints.get(parameter.name) is Task)
+    shown = [parameter for parameter in every if parameter.name not in hidden]
+    return _spec(function, function.__name__, where, mark, shown), hidden
+
+
+def _spec(
+    function: Callable[..., Any], name: str, where: str, mark: ToolMark, shown: Sequence[inspect.Parameter]
+) -> ToolSpec:
+    """`shown`: the parameters that the policy gives."""
     if not _TOOL_NAME.fullmatch(name):
         raise UserError(f"{where} must be named in at most 64 of A-Z, a-z, 0-9 and _, got {name!r}. Rename it.")
-    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
-        raise UserError(f"{where} must return its result, got a method that yields.")
-    if inspect.iscoroutinefunction(method) and mark.isolated:
-        raise UserError(f"{where} must be a plain method to be isolated, got an async one. Write def without async.")
-    parameters = _parameters(method, where)
-    description, descriptions = _documented(method, parameters, where)
-    hints = _hints(method, where)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"{where} must return its result, got one that yields.")
+    if inspect.iscoroutinefunction(function) and mark.isolated:
+        raise UserError(f"{where} must be plain to be isolated, got async def. Write def without async.")
+    parameters = _checked_parameters(shown, where)
+    description, descriptions = _documented(function, parameters, where)
+    hints = _hints(function, where)
     _check_result(hints, where)
     fields = {p.name: _field(p, hints[p.name], descriptions.get(p.name), where) for p in parameters.values()}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
     schema = arguments.json_schema(schema_generator=_ToolSchema)
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
-    function = {"name": name, "description": description, "parameters": inputs}
-    schema = {"type": "function", "function": function}
-    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments, method)
+    described = {"name": name, "description": description, "parameters": inputs}
+    schema = {"type": "function", "function": described}
+    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments, function)
 
 
 def _documented(
@@ -132,11 +152,8 @@ def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _parameters(method: Callable[..., Any], where: str) -> dict[str, inspect.Parameter]:
-    every = list(inspect.signature(method).parameters.values())
-    if not every or every[0].name != "self":
-        raise UserError(f"{where} must take self first, got {inspect.signature(method)}.")
-    for parameter in every[1:]:
+def _checked_parameters(shown: Sequence[inspect.Parameter], where: str) -> dict[str, inspect.Parameter]:
+    for parameter in shown:
         if parameter.kind not in _BY_NAME:
             raise UserError(
                 f"{where} must take named arguments only, got {str(parameter)!r}. "
@@ -146,7 +163,7 @@ def _parameters(method: Callable[..., Any], where: str) -> dict[str, inspect.Par
             raise UserError(
                 f"{where} must annotate its argument {parameter.name!r}, got no type. Use {PARAMETER_TYPES}."
             )
-    return {parameter.name: parameter for parameter in every[1:]}
+    return {parameter.name: parameter for parameter in shown}
 
 
 def _hints(method: Callable[..., Any], where: str) -> dict[str, Any]:

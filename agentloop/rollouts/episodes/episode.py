@@ -41,7 +41,8 @@ class Episode:
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...]
     environment_reward: float
-    """0 unless the policy ended it with an answer; NaN where the engine failed: what it would have been is unknown."""
+    """0 unless the policy ended it with an answer; NaN where the engine failed: what it would have been is unknown.
+    In the environment `rows`: what the first reward function gave, once it has been asked."""
     stop_reason: str
     problem: str | None
     """What was wrong, in words, where the stop reason alone does not say."""
@@ -70,6 +71,11 @@ class Episode:
     def failed(self) -> bool:
         """True: the engine failed it, so it says nothing about the policy."""
         return self.stop_reason == StopReason.ENGINE_FAILURE
+
+    @property
+    def answer(self) -> str:
+        """What the policy said last; empty where it did not end the episode by an answer."""
+        return self.messages[-1].content if self.stop_reason == StopReason.ANSWERED else ""
 
     @property
     def num_tokens(self) -> int:

@@ -105,6 +105,7 @@ class LoopCollection:
             self._evaluating,
             parts.source,
             parts.config,
+            scorer=parts.collector.scorer,
             progress=lambda done, total: parts.display.phase("evaluate", done, total),
         )
 

@@ -19,7 +19,8 @@ from agentloop.config.sections.dataset import TasksSection
 from agentloop.environments import ToolLimits, open_tasks
 from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
-from agentloop.training.train import TrainResult, train
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train
 from context.messages import Message, ToolCall
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.environments.faulty_tools import called

@@ -101,7 +101,7 @@ def test_number_of_any_library_is_a_reward(answer: object, monkeypatch: pytest.M
         def __call__(self, episode: object) -> object:
             return answer
 
-    monkeypatch.setattr("agentloop.rollouts.rewards.load_function", lambda spec, *, what: Function())
+    monkeypatch.setattr("agentloop.rollouts.reward_functions.load_function", lambda spec, *, what: Function())
     (total,) = scorer(environment=0.0, functions=named("brief")).score([episode()]).totals
     assert type(total) is float
     assert total == 0.5
@@ -115,7 +115,7 @@ def test_function_that_fails_for_one_episode_leaves_the_others() -> None:
 
 
 def test_function_without_the_one_argument_is_refused_at_the_start() -> None:
-    with pytest.raises(UserError, match="must take one argument, the ended episode, got .*no_arguments"):
+    with pytest.raises(UserError, match="must take one argument, the ended episode, and .*no_arguments"):
         scorer(functions=named("no_arguments"))
     with pytest.raises(UserError, match="Did you mean brief"):
         scorer(functions=[{"function": f"{FUNCTIONS}:breif"}])

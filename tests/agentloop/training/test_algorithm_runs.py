@@ -12,7 +12,8 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training.train import TrainResult, train
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config

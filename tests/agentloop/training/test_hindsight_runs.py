@@ -13,8 +13,9 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.retrain.retraining import retrain
-from agentloop.training.train import TrainResult, train
+from agentloop.training.train import train
 from context.authors import AuthorTable
 from replay import queries
 from replay.exchange import export_file, import_file

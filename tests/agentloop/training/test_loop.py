@@ -24,7 +24,8 @@ from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
 from agentloop.runs.display import PlainDisplay
 from agentloop.runs.run_folder import latest_run_folder, open_run_folder
-from agentloop.training.train import TrainResult, train
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow

@@ -13,7 +13,8 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
-from agentloop.training.train import TrainResult, train
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train
 from replay import queries
 from replay.config import StoredConfig, stored_config
 from replay.queries.filters import condition

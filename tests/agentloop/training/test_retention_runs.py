@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from agentloop.cli.main import main
 from agentloop.errors import UserError
-from agentloop.training.train import TrainResult, train
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
 from tests.fakes.runs import SilentDisplay, rows, small_config

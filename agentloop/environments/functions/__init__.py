@@ -1,0 +1,1 @@
+"""An environment without a class: rows of data as tasks, functions as tools."""

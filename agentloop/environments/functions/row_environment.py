@@ -1,0 +1,65 @@
+"""The environment `rows`: each row of `tasks.data` is a task, and functions of the user's are tools and judges."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.environments.datasets import as_text
+from agentloop.environments.environment import Environment, Task
+from agentloop.errors import UserError
+from context.messages import Message
+from context.wording import suggest
+
+ROWS = "rows"
+"""What environment.name calls it."""
+_ROLES = ("system", "user", "assistant")
+
+
+class RowEnvironment(Environment):
+    """The policy is shown one column of a row; the whole row is the task's payload, dates and bytes as texts.
+
+    Its score says nothing: the first of `reward.functions` is asked in its place.
+    """
+
+    def __init__(self, prompt: str = "prompt", system: str | None = None) -> None:
+        """`prompt` is the column that is shown: a text, or a list of messages with role and content.
+
+        `system` is the text of a system message before it.
+        """
+        self._prompt = prompt
+        self._system = system
+        self.task: Task | None = None
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        if self._prompt not in row:
+            raise UserError(
+                f"environment.options.prompt must name a column that every row has, got {self._prompt!r} for one of "
+                f"tasks.data with {', '.join(map(repr, row))}. {suggest(self._prompt, row)}"
+            )
+        messages = _messages(row[self._prompt], self._prompt)
+        opening = () if self._system is None else (Message("system", self._system),)
+        return Task((*opening, *messages), json.loads(json.dumps(dict(row), default=as_text)))
+
+    def start(self, task: Task) -> None:
+        self.task = task
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return 0.0
+
+
+def _messages(shown: Any, column: str) -> tuple[Message, ...]:
+    if isinstance(shown, str):
+        return (Message("user", shown),)
+    rule = f"the column {column!r} must be a text or a list of messages {{'role': ..., 'content': ...}}"
+    if not isinstance(shown, list) or not shown:
+        raise ValueError(f"{rule}, got {type(shown).__name__}")
+    for message in shown:
+        whole = isinstance(message, Mapping) and message.keys() >= {"role", "content"}
+        if not whole or message["role"] not in _ROLES or not isinstance(message["content"], str):
+            raise ValueError(f"{rule}, with one of the roles {', '.join(_ROLES)}, got {message!r:.100}")
+        more = [key for key in message if key not in ("role", "content") and message[key] is not None]
+        if more:
+            raise ValueError(f"{rule} and nothing else, got {', '.join(more)}")
+    return tuple(Message(message["role"], message["content"]) for message in shown)

@@ -1,0 +1,1 @@
+"""A run from functions as they are in Python, and what has become of it."""

@@ -1,0 +1,115 @@
+"""`agentloop.train`: a run from functions and rows as they are in Python, and what has become of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_plain
+from agentloop.environments.datasets import as_text
+from agentloop.environments.functions.row_environment import ROWS
+from agentloop.errors import UserError, one_line
+from agentloop.runs.run_folder import claim_run_folder
+from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import train as train_run
+from agentloop.user_code import give_function
+
+Function = Callable[..., Any] | str
+"""A function, or `path/to/file.py:function`, which other processes can call too."""
+_SOURCE = "agentloop.train"
+_ROWS_FILE = "tasks.jsonl"
+
+
+@overload
+def train(config: RunConfig, /, **options: Any) -> TrainResult: ...
+
+
+@overload
+def train(
+    *,
+    model: str | Path | Mapping[str, Any] | None = None,
+    tools: Sequence[Function] = (),
+    reward: Function | Sequence[Any] | Mapping[str, Any] = (),
+    tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
+    **sections: Any,
+) -> TrainResult: ...
+
+
+def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
+    """Train one run to its end, and return it.
+
+    - `model`: a folder or hub id, or the section `model`.
+    - `tools`: functions with typed arguments and a docstring; one of type `Task` is given the episode's task and not
+      shown to the policy. Sync or async, with `@tool(...)` or without.
+    - `reward`: a function, or several, each given the ended episode and columns of its row by name; the first says what
+      a success is. Or the section `reward`, with `functions`.
+    - `tasks`: rows (a list of mappings, a data set), a file or `hf:NAME`, or the section `tasks`, with `data`.
+    - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
+
+    With a whole `RunConfig` in place of all these it is `agentloop.training.train.train`, whose options it takes.
+    Functions that are given as they are exist in this process alone: workers, `agentloop evaluate` and `--resume` need
+    them by the name of their file. Raises UserError for what the user can mend, TrainingStopped when the run itself
+    can't go on.
+    """
+    return train_run(config, **given) if config is not None else _train_given(**given)
+
+
+def _train_given(
+    *, model: Any = None, tools: Sequence[Function] = (), reward: Any = (), tasks: Any = None, **sections: Any
+) -> TrainResult:
+    environment = {"name": ROWS, "tools": list(tools), **sections.pop("environment", {})}
+    environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
+    values: dict[str, Any] = {
+        **sections,
+        "model": _section("model", model, "path"),
+        "environment": environment,
+        "reward": _reward(reward),
+        "tasks": _section("tasks", tasks, "data"),
+    }
+    rows = values["tasks"].get("data")
+    if rows is None or isinstance(rows, str):
+        return train_run(load_plain(values, source=_SOURCE))
+    lines = _json_lines(rows)
+    values["tasks"]["data"] = _ROWS_FILE
+    folder = claim_run_folder(load_plain(values, source=_SOURCE))
+    (folder / _ROWS_FILE).write_text("".join(lines), encoding="utf-8")
+    values["tasks"]["data"] = str(folder / _ROWS_FILE)
+    return train_run(load_plain(values, source=_SOURCE), run=folder)
+
+
+def _section(name: str, given: Any, key: str) -> dict[str, Any]:
+    """A section, of which its most important key may be given alone."""
+    section = dict(given) if isinstance(given, Mapping) else {} if given is None else {key: given}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}
+
+
+def _reward(given: Any) -> dict[str, Any]:
+    section = dict(given) if isinstance(given, Mapping) else {"functions": given}
+    functions = section.get("functions", ())
+    functions = [functions] if callable(functions) or isinstance(functions, str) else functions
+    return {**section, "functions": [_reward_function(entry) for entry in functions]}
+
+
+def _reward_function(entry: Any) -> dict[str, Any]:
+    row = dict(entry) if isinstance(entry, Mapping) else {"function": entry}
+    return {**row, "function": _named(row.get("function"), "reward")}
+
+
+def _named(function: Any, what: str) -> str:
+    return function if isinstance(function, str) else give_function(function, what=what)
+
+
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for number, row in enumerate(rows, 1):
+        try:
+            lines.append(json.dumps(dict(row), default=as_text, allow_nan=False) + "\n")
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"tasks must be rows of texts, numbers, dates and lists of them, got {one_line(error)} in row "
+                f"{number}. Leave such columns out."
+            ) from error
+    return lines

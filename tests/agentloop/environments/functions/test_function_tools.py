@@ -1,0 +1,118 @@
+"""Functions as tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentloop.environments import EnvironmentFactory, ToolLimits, load_environment
+from agentloop.errors import UserError
+from agentloop.user_code import give_function
+from context.messages import ToolCall
+from tests.fakes.environments import functions
+from tests.fakes.environments.faulty_tools import called
+
+FILE = Path(functions.__file__)
+ROW = {"prompt": "What is in the box?", "store": {"box": "a hat"}}
+LIMITS = ToolLimits(10, 1000)
+
+
+def loaded(*names: str) -> EnvironmentFactory:
+    return load_environment("rows", {}, row=ROW, tools=[f"{FILE}:{name}" for name in names])
+
+
+def answer(factory: EnvironmentFactory, name: str, **arguments: object) -> str:
+    assert factory.example is not None
+    environment = factory.create()
+    environment.start(factory.example)
+    return called(environment, ToolCall(name, arguments), LIMITS).content
+
+
+def test_schema_comes_from_types_and_docstring() -> None:
+    assert loaded("add").tools == (
+        {
+            "type": "function",
+            "function": {
+                "name": "add",
+                "description": "Add two numbers.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "integer", "description": "The first one."},
+                        "b": {"type": "integer", "default": 2},
+                    },
+                    "required": ["a"],
+                },
+            },
+        },
+    )
+
+
+def test_argument_of_type_task_is_given_and_not_shown() -> None:
+    factory = loaded("look")
+    assert list(factory.tools[0]["function"]["parameters"]["properties"]) == ["key"]
+    assert answer(factory, "look", key="box") == "a hat"
+    assert "look has no argument 'task'" in answer(factory, "look", key="box", task={})
+
+
+def test_functions_are_called_like_methods() -> None:
+    factory = loaded("add", "later", "apart", "start")
+    assert answer(factory, "add", a=1) == "3"
+    assert answer(factory, "later", text="so") == "so"
+    assert answer(factory, "start", a=1) == "1"  # it hides no method of the environment
+    assert answer(factory, "apart", key="box") == "a hat"
+    assert answer(factory, "add", a="1") == '{"error": "argument \'a\': Input should be a valid integer"}'
+    assert answer(loaded("look"), "look", key="hat") == '{"error": "KeyError: \'hat\'"}'
+
+
+def test_marks_of_a_tool_hold_for_functions() -> None:
+    assert loaded("apart").has_deterministic_tools
+    assert not loaded("look").has_deterministic_tools
+
+
+def test_environments_with_other_functions_do_not_share_them() -> None:
+    first, second = loaded("add"), loaded("look")
+    assert "there is no tool 'look'" in answer(first, "look", key="box")
+    assert "there is no tool 'add'" in answer(second, "add", a=1)
+    assert "there is no tool 'add'" in answer(loaded(), "add", a=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("undocumented",), "undocumented must have a docstring that says what the tool does, got none."),
+        (("untyped",), "untyped must annotate its argument 'a', got no type."),
+        (("streamed",), "streamed must return its result, got one that yields."),
+        (("add", "add"), "got {FILE}:add, named like another one. Rename it."),
+        (("ad",), "environment.tools must name a function of {FILE}, got 'ad'. Did you mean add?"),
+    ],
+)
+def test_function_that_can_not_be_a_tool_is_refused_by_name(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        loaded(*names)
+    assert message.replace("{FILE}", str(FILE)) in str(caught.value)
+
+
+def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
+    def source(*judges: str) -> str:
+        return load_environment("rows", {}, row=ROW, tools=[f"{mine}:act"], judges=judges).source
+
+    mine, judge = tmp_path / "mine.py", tmp_path / "judge.py"
+    mine.write_text('def act(a: int) -> int:\n    """Act."""\n    return a\n')
+    judge.write_text("def right(episode):\n    return 1.0\n")
+    digests = [source(), source(f"{judge}:right")]
+    mine.write_text(mine.read_text() + "# more\n")
+    digests.append(source(f"{judge}:right"))
+    judge.write_text(judge.read_text() + "# more\n")
+    digests.append(source(f"{judge}:right"))
+    assert len(set(digests)) == 4
+    assert source(f"{judge}:right") == digests[-1]
+
+
+def test_function_given_again_is_another_source() -> None:
+    def source() -> str:
+        spec = give_function(functions.add, what="tools")
+        return load_environment("rows", {}, row=ROW, tools=[spec]).source
+
+    assert source() != source()

@@ -1,0 +1,154 @@
+"""`agentloop.train` with functions and rows, as a notebook calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentloop
+from agentloop import Task, TrainResult
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.errors import UserError
+from replay.queries import summary
+from tests.fakes.environments import functions
+from tests.fakes.runs import rows
+
+FILE = Path(functions.__file__)
+SMALL: dict[str, dict[str, Any]] = {
+    "run": {"iterations": 3},
+    "batch": {"trajectories": 8, "group_size": 4, "mini_batch": 8},
+    "rollout": {"max_turns": 2, "max_tokens_per_turn": 8},
+    "context": {"max_tokens": 400},
+    "evaluation": {"every": 2, "tasks": 4},
+}
+ROWS = [{"prompt": f"Say {number}.", "letters": "aeiou", "store": {"box": str(number)}} for number in range(40)]
+
+
+def small(folder: Path, **changed: Any) -> dict[str, Any]:
+    return {**SMALL, "run": {**SMALL["run"], "folder": str(folder)}, **changed}
+
+
+def vowels(episode: Any, letters: str) -> float:
+    """1 for an answer with an even number of vowels: a random policy is right half of the time."""
+    return float(sum(letter in letters for letter in episode.messages[-1].content) % 2 == 0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
+    folder = tmp_path_factory.mktemp("runs")
+
+    def look(key: str, task: Task) -> str:
+        """Look into a box."""
+        return str(task.payload["store"][key])
+
+    async def called() -> TrainResult:  # a notebook's cells run inside of an event loop
+        return agentloop.train(
+            model=qwen2,
+            tools=[look, functions.later],
+            reward=[vowels, {"function": functions.columns, "weight": 0.01}],
+            tasks=ROWS,
+            replay={"fraction": 0.25, "sampler": "uniform", "successful_only": False},
+            **small(folder),
+        )
+
+    return asyncio.run(called())
+
+
+def test_run_trains_on_its_rows_with_replay(run: TrainResult) -> None:
+    assert (run.iterations, run.exit_code) == (3, 0)
+    done = rows(run.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")
+    assert done == [(8, 0), (6, 2), (6, 2)]
+    assert len((run.folder / "tasks.jsonl").read_text().splitlines()) == 40
+
+
+def test_first_function_says_what_a_success_is(run: TrainResult) -> None:
+    stored = rows(run.folder / "replay.sqlite", "select reward, success from trajectories")
+    assert {(reward, success) for reward, success in stored} == {(0.03, 0), (1.03, 1)}  # 0.01 x 3 columns
+    names = rows(run.folder / "replay.sqlite", "select distinct name from metrics where name like 'reward/%'")
+    assert sorted(name for (name,) in names) == ["reward/columns", "reward/vowels"]
+
+
+def test_run_has_its_buffer_its_evaluations_and_its_model(run: TrainResult) -> None:
+    with closing(run.buffer()) as store:
+        assert summary(store)["trajectories"] == 20
+    measured = run.evaluations()
+    assert list(measured) == [0, 2, 3]
+    assert (measured[0], measured[3]) == (run.success_before, run.success_after)
+    assert run.evaluate().evaluation.success == run.success_after
+    assert json.loads((run.model / "config.json").read_text())["model_type"] == "qwen2"
+
+
+def test_what_another_process_can_not_call_is_one_error(run: TrainResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentloop.user_code._GIVEN", {})  # as in another process
+    with pytest.raises(UserError) as caught:
+        evaluate_run(run.folder)
+    assert str(caught.value) == (
+        "environment.tools must name functions in files where another process is to call them, got look, which was "
+        "given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:look'."
+    )
+
+
+def test_functions_in_files_are_known_to_other_processes(tmp_path: Path, qwen2: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({**row, "answer": "x"}) + "\n" for row in ROWS))
+    run = agentloop.train(
+        model=str(qwen2),
+        tools=[f"{FILE}:look"],
+        reward=f"{FILE}:right",
+        tasks=data,
+        **small(tmp_path, run={"iterations": 1, "folder": str(tmp_path)}),
+    )
+    assert evaluate_run(run.folder).evaluation.success == run.success_after
+    identity = json.loads((run.folder / "run.json").read_text())
+    assert identity["config"]["environment"]["tools"] == [f"{FILE}:look"]
+    assert identity["config"]["tasks"]["data"] == str(data)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tools": [lambda a: a]}, "tools must be functions with names, got <function"),
+        ({"tools": [len]}, "tools must be functions with names, got <built-in function len>"),
+        ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
+        ({"reward": ()}, "reward.functions must name a function when environment.name is rows"),
+        ({"tasks": None}, "tasks.data must name rows when environment.name is rows"),
+        (
+            {"tasks": [{"prompt": "x", "object": object()}]},
+            "tasks must be rows of texts.*got TypeError: object in row 1",
+        ),
+        ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
+        ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
+        ({"model": None}, "model.path must name a model when environment.name is rows"),
+    ],
+)
+def test_mistake_is_one_line_and_leaves_no_run(
+    given: dict[str, Any], message: str, tmp_path: Path, qwen2: Path
+) -> None:
+    right = {"model": qwen2, "reward": vowels, "tasks": ROWS}
+    with pytest.raises(UserError, match=message):
+        agentloop.train(**{**right, **small(tmp_path), **given})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_import_prints_nothing_and_leaves_logging_alone() -> None:
+    program = (
+        "import logging\n"
+        "def state(): return [(n, l.level, l.handlers, l.disabled, l.propagate) for n, l in "
+        "[('', logging.root), ('mine', logging.getLogger('mine'))]], logging.root.manager.disable, "
+        "logging.getLevelName(15)\n"
+        "before = state()\n"
+        "import agentloop\n"
+        "from agentloop import Environment, Task, TrainResult, load_config, tool, train\n"
+        "assert state() == before\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert logging.root.manager.disable == 0

@@ -1,0 +1,86 @@
+"""Functions as people give them in place of an environment class, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop import Task, tool
+from agentloop.rollouts.episodes.episode import Episode
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first one.
+    """
+    return a + b
+
+
+async def later(text: str) -> str:
+    """Say it later."""
+    await asyncio.sleep(0)
+    return text
+
+
+def look(key: str, task: Task) -> str:
+    """Look into the row."""
+    return str(task.payload["store"][key])
+
+
+@tool(deterministic=True, isolated=True)
+def apart(key: str, task: Task) -> str:
+    """Look from a process of its own."""
+    return look(key, task)
+
+
+def start(a: int) -> int:
+    """Is named like a method of every environment."""
+    return a
+
+
+def undocumented(a: int) -> int:
+    return a
+
+
+def untyped(a) -> int:  # type: ignore[no-untyped-def]
+    """Say no type."""
+    return int(a)
+
+
+def streamed(a: int) -> Iterator[int]:
+    """Yield."""
+    yield a
+
+
+def right(episode: Episode, answer: str) -> float:
+    return float(episode.answer == answer)
+
+
+def said(episode: Episode, answer: str, *, bonus: float = 0.5) -> float:
+    return bonus if answer in episode.messages[-1].content else 0.0
+
+
+def columns(episode: Episode, **row: Any) -> float:
+    return float(len(row))
+
+
+async def awaited(episode: Episode, answer: str) -> float:
+    await asyncio.sleep(0)
+    return right(episode, answer)
+
+
+def of_lists(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+def misspelt(episode: Episode, anser: str) -> float:
+    return 0.0
+
+
+def moody(episode: Episode, answer: str) -> float:
+    if answer == "moody":
+        raise ConnectionError("no answer")
+    return 1.0
