@@ -179,6 +179,22 @@ def test_what_tab_reaches_shows_that_it_is_reached(page: Page, server: Served, r
         assert page.evaluate(framed), page.evaluate("document.activeElement.outerHTML")
 
 
+def test_a_filter_that_cannot_be_read_is_told_beside_its_field(page: Page, server: Served, run: str) -> None:
+    open_buffer(page, server, run, "&limit=5&where=turns>1")
+    before = listed(page)
+    page.locator("#where").fill("rewrd > 0.5")
+    page.keyboard.press("Enter")
+    page.locator("#wrong-where", has_text="Did you mean reward?").wait_for()
+    assert listed(page) == before
+    # What was typed is there to be mended, by a keyboard too.
+    assert page.evaluate("document.activeElement.id") == "where"
+    page.locator("#where").fill("reward > 0.5")
+    page.keyboard.press("Enter")
+    page.locator("#overview:not([aria-busy])").wait_for()
+    assert conditions(page) == ["turns>1", "reward > 0.5"]
+    assert page.locator("#wrong-where").count() == 0
+
+
 def test_an_address_is_all_that_a_page_is_made_of(watch: Callable[[], Watched], server: Served, run: str) -> None:
     first, second = watch().page, watch().page
     open_buffer(first, server, run, "&sort=turns&limit=10")

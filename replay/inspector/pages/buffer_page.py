@@ -9,10 +9,11 @@ from markupsafe import Markup
 
 from replay import queries
 from replay.inspector.drawings.bars import Bar, bars
-from replay.inspector.server.page_views import Page, Redirect, run_of
+from replay.inspector.server.page_views import Mistake, Page, Redirect, run_of
 from replay.inspector.server.query_string import QueryString, address
 from replay.inspector.text.reading import typed
 from replay.queries import Query, QueryResult, Sort
+from replay.queries.filters import WrongFilter, conditions
 from replay.queries.open_buffer import OpenBuffer
 
 _ROWS = 50
@@ -73,15 +74,15 @@ def overview(source: OpenBuffer, query: QueryString) -> QueryResult:
 
 def overview_shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[str, Any]:
     """Bars and choices that add their condition, or take it away."""
-    kept, conditions = _kept(query), found["filters"]
+    kept, chosen = _kept(query), found["filters"]
 
     def toggled(condition: str) -> str:
-        rest = [other for other in conditions if other != condition]
-        return address("buffer", **kept, where=rest if condition in conditions else [*conditions, condition])
+        rest = [other for other in chosen if other != condition]
+        return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
 
     def drawn(name: str) -> Markup:
         shown = [
-            Bar(_label(bar), bar["count"], toggled(bar["filter"]), selected=bar["filter"] in conditions)
+            Bar(_label(bar), bar["count"], toggled(bar["filter"]), selected=bar["filter"] in chosen)
             for bar in found["fields"][name]["bars"]
         ]
         return bars(shown, summary=f"{_TITLES[name]}: a bar filters by it", size=(200, 74))
@@ -89,11 +90,11 @@ def overview_shows(source: OpenBuffer, query: QueryString, found: QueryResult) -
     def choices(name: str, counts: dict[str, int]) -> list[dict[str, Any]]:
         filters = {text: f"{name} == {text!r}" for text in counts}
         return [
-            {"label": text, "count": counts[text], "href": toggled(filter), "chosen": filter in conditions}
+            {"label": text, "count": counts[text], "href": toggled(filter), "chosen": filter in chosen}
             for text, filter in filters.items()
         ]
 
-    listed = address("buffer", **kept, where=conditions)
+    listed = address("buffer", **kept, where=chosen)
     if found["fields"] is None:
         return {"listed": listed, "spreads": [], "facets": []}
     return {
@@ -102,9 +103,23 @@ def overview_shows(source: OpenBuffer, query: QueryString, found: QueryResult) -
         "facets": [
             (name.replace("_", " "), choices(name, counts))
             for name, counts in found["choices"].items()
-            if len(counts) > 1 or any(name in condition for condition in conditions)
+            if len(counts) > 1 or any(name in condition for condition in chosen)
         ],
     }
+
+
+def understood(query: QueryString) -> tuple[QueryString, list[Mistake]]:
+    """Without the conditions that can't be read, or are too many together with those before them."""
+    kept: list[str] = []
+    mistakes: list[Mistake] = []
+    for text in query.texts("where"):
+        try:
+            conditions([*kept, text])
+            kept.append(text)
+        except WrongFilter as error:
+            mistakes.append(Mistake(text, str(error)))
+    rest = [pair for pair in query.items() if pair[0] not in ("where", "after", "before")]
+    return QueryString([*rest, *(("where", text) for text in kept)]), mistakes
 
 
 def _query(source: OpenBuffer, query: QueryString) -> Query:
@@ -122,16 +137,16 @@ def _label(bar: QueryResult) -> str:
 
 def _complete(query: QueryString) -> None:
     """What the form's short fields say becomes a condition of the address: there is one way to say it."""
-    conditions = []
+    added = []
     if text := query.text("text"):
-        conditions.append(f"{text!r} in text")
+        added.append(f"{text!r} in text")
     if tool := query.text("tool"):
-        conditions.append(f"tool == {tool!r}")
+        added.append(f"tool == {tool!r}")
     if task := query.text("task"):
-        conditions.append(f"task.startswith({task!r})")
-    if conditions:
-        conditions = list(dict.fromkeys([*query.texts("where"), *conditions]))
-        raise Redirect(address("buffer", **_kept(query), where=conditions))
+        added.append(f"task.startswith({task!r})")
+    if added:
+        whole = list(dict.fromkeys([*query.texts("where"), *added]))
+        raise Redirect(address("buffer", **_kept(query), where=whole))
 
 
 def _kept(query: QueryString) -> dict[str, str]:
@@ -140,18 +155,18 @@ def _kept(query: QueryString) -> dict[str, str]:
 
 def _command(source: OpenBuffer, found: QueryResult) -> str:
     """The command that asks this query in a terminal."""
-    words, run, conditions = source.run_words, found["run"], list(found["filters"])
+    words, run, filters = source.run_words, found["run"], list(found["filters"])
     if run != source.run and len(queries.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.
         words = words if source.run is None else [source.store.url]
-        conditions += [] if run is None else [f"run == {run!r}"]
+        filters += [] if run is None else [f"run == {run!r}"]
     command = ["agentloop", "replay", "ls", *words, "--sort", str(found["sort"])]
     command += ["--ascending"] if found["ascending"] else []
-    if conditions:
-        whole = conditions[0] if len(conditions) == 1 else " and ".join(f"({condition})" for condition in conditions)
+    if filters:
+        whole = filters[0] if len(filters) == 1 else " and ".join(f"({condition})" for condition in filters)
         command += ["--where", whole]
     return typed(command)
 
 
-PAGE = Page("/buffer", "buffer.html", answer, tab="buffer", shows=shows)
+PAGE = Page("/buffer", "buffer.html", answer, tab="buffer", shows=shows, understood=understood)
 OVERVIEW = Page("/buffer/overview", "overview.html", overview, tab="buffer", shows=overview_shows)

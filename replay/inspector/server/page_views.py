@@ -35,6 +35,14 @@ class Redirect(Exception):
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A filter that can't be read."""
+
+    text: str
+    error: str
+
+
+@dataclass(frozen=True)
 class Page:
     """One page, or a part of one that is fetched by itself."""
 
@@ -49,6 +57,9 @@ class Page:
     """What only the template needs, made from the answer: scales, drawings, addresses."""
     at_once: Callable[[OpenBuffer, QueryString], QueryResult | None] = lambda *_: None
     """What is shown instead where the answer would take long, and a page should not; None: it does not."""
+    understood: Callable[[QueryString], tuple[QueryString, list[Mistake]]] | None = None
+    """What of an address can be answered though a filter can't be read, for the page to stay and say so beside it.
+    As JSON such an address is refused."""
 
 
 class Pages:
@@ -73,15 +84,24 @@ class Pages:
 
     def _html(self, request: Request, page: Page) -> Response:
         query = _query(request)
+        if page.understood is None:
+            return self._answered(request, page, query)
+        try:
+            return self._answered(request, page, query, mistakes=[])
+        except WrongFilter:
+            query, mistakes = page.understood(query)
+            return self._answered(request, page, query, mistakes=mistakes)
+
+    def _answered(self, request: Request, page: Page, query: QueryString, **more: Any) -> Response:
         answer = page.at_once(self._source, query) or page.answer(self._source, query)
         shown = page.shows(self._source, query, answer)
-        return self._rendered(request, page.template, {**answer, **shown}, tab=page.tab)
+        return self._rendered(request, page.template, {**answer, **shown, **more}, tab=page.tab)
 
     def _rendered(
         self, request: Request, template: str, values: dict[str, Any], *, tab: str, status: int = 200
     ) -> Response:
-        # What is not there has no address as JSON either, and its address may be anything.
-        json_address = _json_address(request) if status == 200 else None
+        # What is not there, or not understood, has no address as JSON either, and its address may be anything.
+        json_address = _json_address(request) if status == 200 and not values.get("mistakes") else None
         common = {"tab": tab, "database": self._source.store.url, "json_address": json_address}
         text = self._templates.get_template(template).render(**common, **values)
         # A lone surrogate, which models do write, has no UTF-8.
