@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.rollout import McpServerSection
+from agentloop.environments.adapters.adapter import Adapter
+from agentloop.environments.adapters.gymnasium_text import GymnasiumText
+from agentloop.environments.adapters.openenv import OpenEnv
 from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.fetch_place import FetchPlace
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, type[Environment]] = {
     "fetch_place": FetchPlace,
+    "gymnasium": GymnasiumText,
     "lookup_chain": LookupChain,
+    "openenv": OpenEnv,
     ROWS: RowEnvironment,
 }
 
@@ -200,6 +205,9 @@ def load_environment(
     """
     found = rows_with_tools(tools) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
+    options = check_options(environment, options, name)
+    if issubclass(environment, Adapter):
+        environment = environment.for_options(options)
     attached = list_servers(servers) if servers else None
     if attached is not None:
         environment = attached.attached_to(environment, name)
@@ -213,7 +221,7 @@ def load_environment(
         and environment.make_task is not Environment.make_task,
         where=name,
         environment=environment,
-        options=check_options(environment, options, name),
+        options=options,
         source=source if attached is None else attached.digest(source),
         registered=tuple(registered),
         servers=attached,

@@ -2,30 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 
 @dataclass
+class EnvironmentTurns:
+    """Which of several environments the next group is of, so that their episodes follow their shares exactly.
+
+    After each group no environment has a whole group more or less than its share of all episodes, if groups are of one
+    size: of those that are not ahead of their share, the one comes next that needs a group soonest (earliest deadline
+    first, which meets all deadlines where they can be met: Liu and Layland 1973).
+    """
+
+    shares: list[str]
+    """Exact, as fractions; in the order of the configuration."""
+    group_size: int
+    tasks: list[int]
+    """How many of each have been taken."""
+    episodes: list[int]
+    """How many of each have been collected."""
+
+    @classmethod
+    def begin(cls, shares: Sequence[float], group_size: int) -> EnvironmentTurns:
+        """`shares` are weights: 2, 1, 1 are a half and two quarters."""
+        weights = [Fraction(repr(share)) for share in shares]
+        exact = [str(weight / sum(weights)) for weight in weights]
+        return cls(exact, group_size, [0] * len(exact), [0] * len(exact))
+
+    def upcoming(self, count: int) -> list[int]:
+        """Numbers of the next `count` tasks, if each is tried by a whole group."""
+        tasks, episodes = list(self.tasks), list(self.episodes)
+        numbers = []
+        for _ in range(count):
+            turn = self._next(episodes)
+            numbers.append(tasks[turn] * len(tasks) + turn)
+            tasks[turn] += 1
+            episodes[turn] += self.group_size
+        return numbers
+
+    def _next(self, episodes: Sequence[int]) -> int:
+        shares, after = [Fraction(share) for share in self.shares], sum(episodes) + self.group_size
+        behind = [turn for turn, share in enumerate(shares) if episodes[turn] < share * after]
+        return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
+
+    def advance(self, numbers: Iterable[int], collected: Mapping[int, int]) -> None:
+        """The tasks of these numbers have been in a batch; `collected` counts episodes by environment."""
+        for number in numbers:
+            task, turn = divmod(number, len(self.tasks))
+            self.tasks[turn] = max(self.tasks[turn], task + 1)
+        for turn, count in collected.items():
+            self.episodes[turn] += count
+
+
+@dataclass
 class TaskQueue:
-    """Indices of training tasks, in the order they are gone through."""
+    """Numbers of training tasks, in the order they are gone through."""
 
     next: int = 0
-    """The first that has never been in a batch."""
+    """The first that has never been in a batch; of a run with one environment."""
     pending: list[int] = field(default_factory=list)
     """Planned for a batch in which they then had no member: theirs were to be replayed, and could not be drawn."""
+    turns: EnvironmentTurns | None = None
+    """Of a run with several environments; None: there is one."""
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
         """The queue of a checkpoint, also of an earlier version, which called `pending` owed."""
-        return cls(values["next"], list(values.get("pending", values.get("owed", ()))))
+        turns = values.get("turns")
+        pending = list(values.get("pending", values.get("owed", ())))
+        return cls(values["next"], pending, None if turns is None else EnvironmentTurns(**turns))
 
     def upcoming(self, count: int) -> list[int]:
         """The next `count`; what is pending comes first."""
-        return [*self.pending, *range(self.next, self.next + count)][:count]
+        new = range(self.next, self.next + count) if self.turns is None else self.turns.upcoming(count)
+        return [*self.pending, *new][:count]
 
-    def advance(self, indices: Collection[int], *, without_member: Collection[int] = ()) -> None:
-        """`indices`, the upcoming ones, have been in a batch, but for those `without_member`."""
-        self.next = max(self.next, 1 + max(indices, default=-1))
+    def advance(
+        self,
+        indices: Collection[int],
+        *,
+        without_member: Collection[int] = (),
+        collected: Mapping[int, int] | None = None,
+    ) -> None:
+        """`indices`, the upcoming ones, have been in a batch, but for those `without_member`; `collected` counts the
+        episodes of each of several environments."""
+        if self.turns is None:
+            self.next = max(self.next, 1 + max(indices, default=-1))
+        else:
+            self.turns.advance(indices, collected or {})
         self.pending = [*sorted(without_member), *(index for index in self.pending if index not in indices)]

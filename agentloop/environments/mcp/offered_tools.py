@@ -5,22 +5,18 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from jsonschema.exceptions import SchemaError, best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import Draft202012Validator, validator_for
 from mcp.types import Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import AfterValidator, TypeAdapter
-from pydantic_core import PydanticCustomError
+from pydantic import TypeAdapter
 
 from agentloop.config.sections.rollout import McpServerSection
 from agentloop.environments.mcp.connection import Connection
-from agentloop.environments.tools.tool_schema import SCHEMA_ERROR
-from agentloop.errors import UserError, one_line, shortened
+from agentloop.environments.tools.json_schema import arguments_of
+from agentloop.errors import UserError, one_line
 from context.wording import suggest
 
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
@@ -90,43 +86,8 @@ def _server_tool(tool: Tool, where: str) -> ServerTool:
     if not 0 < len(name) <= _LONGEST_NAME:
         raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
     schema = {"properties": {}, "required": [], **tool.input_schema}
-    for reference in _references(schema):
-        if not reference.startswith("#"):
-            raise UserError(f"{where} must have a schema that is whole, got a reference to {reference!r}.")
-    kind: type[Validator] = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        raise UserError(f"{where} must have a JSON schema, got {one_line(error)}. Leave it out.") from error
     # Docstrings come with the indentation of their source.
     description = inspect.cleandoc(tool.description or tool.title or "")
     function = {"name": name, "description": description, "parameters": schema}
-    check = AfterValidator(_Fitting(kind(schema)))
-    arguments: TypeAdapter[dict[str, Any]] = TypeAdapter(Annotated[dict[str, Any], check])
+    arguments = arguments_of(schema, where)
     return ServerTool(name, tool.name, {"type": "function", "function": function}, arguments)
-
-
-def _references(part: Any) -> Iterator[str]:
-    if isinstance(part, Mapping):
-        for name, value in part.items():
-            if name in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            yield from _references(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from _references(value)
-
-
-class _Fitting:
-    """Arguments that fit a JSON schema."""
-
-    def __init__(self, validator: Validator) -> None:
-        self._validator = validator
-
-    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        error = best_match(self._validator.iter_errors(arguments))
-        if error is not None:
-            where = ".".join(map(str, error.absolute_path))
-            problem = f"argument {where!r}: {error.message}" if where else error.message
-            raise PydanticCustomError(SCHEMA_ERROR, "{problem}", {"problem": shortened(problem)})
-        return arguments

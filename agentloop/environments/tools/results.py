@@ -49,7 +49,7 @@ def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
     try:
         return _shown(call(), max_chars)
     except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer: it may call sys.exit
-        return _raised(error)
+        return _raised(error, max_chars)
 
 
 async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int) -> ToolResult:
@@ -58,13 +58,13 @@ async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int)
         return _shown(await call(), max_chars)
     except asyncio.CancelledError:
         raise
-    except ToolFailed as failed:
-        return failure(failed.kind, _cut(str(failed), max_chars), problem=failed.problem)
     except Exception as error:  # noqa: BLE001  whatever a tool raises is its answer
-        return _raised(error)
+        return _raised(error, max_chars)
 
 
-def _raised(error: BaseException) -> ToolResult:
+def _raised(error: BaseException, max_chars: int) -> ToolResult:
+    if isinstance(error, ToolFailed):
+        return failure(error.kind, _cut(str(error), max_chars), problem=error.problem)
     return failure(RAISED, one_line(error), problem=one_line_with_place(error))
 
 

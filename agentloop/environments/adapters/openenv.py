@@ -1,0 +1,176 @@
+"""Environments that a server of OpenEnv runs.
+
+A session is a WebSocket, as OpenEnv's own clients have it: its routes `/reset` and `/step` over plain HTTP make a new
+environment for each request, so an episode can't be played by them. Tried with OpenEnv 0.10.0.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+from agentloop.environments.adapters.adapter import OVER, Adapter, as_text, with_tool
+from agentloop.environments.environment import Task
+from agentloop.environments.tools.isolation import CRASHED
+from agentloop.environments.tools.results import ToolFailed
+from agentloop.errors import UserError, one_line
+
+_MOST_BYTES = 8 << 20
+_LARGEST_SEED = 2**31 - 1
+_NEVER_SHOWN = ("metadata",)
+
+
+class OpenEnv(Adapter):
+    """Tasks are seeds, or rows, that the server resets its environment by; each call of `step` is an action of it."""
+
+    def __init__(
+        self,
+        url: str,
+        goal: str = "",
+        field: str | None = None,
+        reset: dict[str, Any] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """`goal`: what the prompt says before the first observation. `field`: the one of an observation that is shown.
+
+        `reset`: what the server is asked for besides a seed, or besides a row. `timeout_s`: for each of its answers.
+        """
+        super().__init__()
+        self._url, self._goal, self._field, self._asked, self._timeout_s = url, goal, field, reset or {}, timeout_s
+        self._session: _OpenEnvSession | None = None
+
+    @classmethod
+    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
+        environment = cls(**options)
+        schema = environment._action_schema()
+        try:
+            from agentloop.environments.tools.json_schema import arguments_of
+        except ImportError as error:
+            raise _extra_missing() from error
+
+        def step(environment: OpenEnv, /, **action: Any) -> str:
+            return environment._step(action)
+
+        description = schema.pop("description", "") or "Act, and see what follows."
+        fitting = arguments_of(schema, f"the action of {environment._url}")
+        return with_tool(cls, step, description=" ".join(description.split()), parameters=schema, arguments=fitting)
+
+    def make_task(self, rng: random.Random) -> Task:
+        return self._task({**self._asked, "seed": rng.randrange(_LARGEST_SEED)})
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        return self._task({**self._asked, **row})
+
+    def _task(self, asked: dict[str, Any]) -> Task:
+        try:
+            shown = self._reset(asked)
+        finally:
+            self.close()
+        return Task(f"{self._goal}\n\n{shown}".strip(), {"reset": asked})
+
+    def start(self, task: Task) -> None:
+        self._reset(task.payload["reset"])
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
+    def _reset(self, asked: Mapping[str, Any]) -> str:
+        self.close()
+        self._session = _OpenEnvSession(self._url, self._timeout_s)
+        try:
+            return self._shown(self._session.ask("reset", asked))
+        except (ToolFailed, _Lost) as error:
+            self.close()
+            raise UserError(
+                f"{self._url} must have a session for each episode and reset it by {dict(asked)}, got: {error}. "
+                "Mend the server, let it have more sessions, or lower rollout.parallel."
+            ) from error
+
+    def _step(self, action: Mapping[str, Any]) -> str:
+        if self.over:
+            return OVER
+        if self._session is None:
+            raise ToolFailed("the server has ended", kind=CRASHED)
+        try:
+            result = self._session.ask("step", action)
+        except _Lost as error:
+            self.close()
+            raise ToolFailed("the server has ended", kind=CRASHED, problem=str(error)) from error
+        return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
+
+    def _shown(self, result: Mapping[str, Any]) -> str:
+        observation = result["observation"]
+        if self._field is None:
+            return as_text({name: value for name, value in observation.items() if name not in _NEVER_SHOWN})
+        if self._field not in observation:
+            raise UserError(
+                f"environment.options.field must be a field of the observations, got {self._field!r} for "
+                f"{', '.join(observation)}."
+            )
+        return as_text(observation[self._field])
+
+    def _action_schema(self) -> dict[str, Any]:
+        import httpx2  # here, as in the session: environments are imported by those who need no network
+
+        try:
+            answer = httpx2.get(f"{self._url.rstrip('/')}/schema", timeout=self._timeout_s)
+            answer.raise_for_status()
+            schema = dict(answer.json()["action"])
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"environment.options.url must be an OpenEnv server that runs, got {self._url!r} with "
+                f"{one_line(error)}. Start it, or mend the URL."
+            ) from error
+        properties = {name: part for name, part in schema.get("properties", {}).items() if name not in _NEVER_SHOWN}
+        return {**schema, "properties": properties, "required": schema.get("required", [])}
+
+
+class _Lost(Exception):
+    """The session has ended."""
+
+
+class _OpenEnvSession:
+    """One environment on the server. Raises _Lost where it is gone, ToolFailed where it refuses."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        import httpx2
+
+        self._timeout_s = timeout_s
+        address = httpx2.URL(url.rstrip("/") + "/ws")
+        address = address.copy_with(scheme={"http": "ws", "https": "wss"}.get(address.scheme, address.scheme))
+        try:
+            self._opened: AbstractContextManager[Any] = httpx2.websocket(
+                address, timeout=timeout_s, max_message_size_bytes=_MOST_BYTES, keepalive_ping_interval_seconds=None
+            )
+            self._socket = self._opened.__enter__()
+        except ImportError as error:
+            raise _extra_missing() from error
+
+    def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        from httpx2 import HTTPError
+        from httpx2.websockets import HTTPXWSException
+
+        try:
+            self._socket.send_text(json.dumps({"type": kind, "data": dict(data)}))
+            answer = json.loads(self._socket.receive_text(timeout=self._timeout_s))
+        except TimeoutError as error:
+            raise _Lost(f"no answer within {self._timeout_s:g} s") from error
+        except (HTTPXWSException, HTTPError) as error:
+            raise _Lost(one_line(error)) from error
+        if answer["type"] == "error":
+            raise ToolFailed(str(answer["data"].get("message", answer["data"])))
+        return dict(answer["data"])
+
+    def close(self) -> None:
+        self._opened.__exit__(None, None, None)
+
+
+def _extra_missing() -> UserError:
+    return UserError(
+        "environment.name must not be openenv without its extra. Install it: pip install 'agentloop-replay[openenv]'."
+    )

@@ -1,0 +1,112 @@
+"""Gymnasium's environments: seeds are tasks, steps are calls, and the return is the reward."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium import spaces
+
+from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, ToolResult, load_environment
+from agentloop.errors import UserError
+from context.messages import Message, ToolCall
+from tests.fakes.environments.faulty_tools import called
+
+LIMITS = ToolLimits(timeout_s=60.0, max_chars=1000)
+MOVES = ["left", "down", "right", "up"]
+LAKE = {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}, "actions": MOVES, "goal": "Reach G."}
+
+
+class Echo(gymnasium.Env[str, str]):
+    """Says back what it is told, and ends at `stop`."""
+
+    observation_space = spaces.Text(100)
+    action_space = spaces.Text(100)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return f"secret{self.np_random.integers(10)}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return action, 0.25, action == "stop", False, {}
+
+
+gymnasium.register("Echo-v0", Echo)
+
+
+def play(factory: EnvironmentFactory, *actions: str) -> tuple[Environment, list[ToolResult]]:
+    environment = factory.create()
+    assert factory.example is not None
+    environment.start(factory.example)
+    return environment, [called(environment, ToolCall("act", {"action": action}), LIMITS) for action in actions]
+
+
+def rewarded(environment: Environment) -> float:
+    return environment.reward(Task("x"), [Message("assistant", "done", author="llm")])
+
+
+def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
+    factory = load_environment("gymnasium", LAKE)
+    assert factory.example is not None
+    assert factory.example.prompt == "Reach G.\n\nS(red)FFF\nFHFH\nFFFH\nHFFG"
+    [tool] = factory.tools
+    assert tool["function"]["name"] == "act"
+    assert tool["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"action": {"type": "string", "enum": MOVES}},
+        "required": ["action"],
+    }
+
+
+def test_return_of_the_episode_is_its_reward_and_its_end_is_said() -> None:
+    factory = load_environment("gymnasium", LAKE)
+    environment, results = play(factory, "down", "down", "right", "right", "down", "right", "left")
+    assert results[0].content == "  (Down)\nSFFF\nF(red)HFH\nFFFH\nHFFG"
+    assert results[5].content.endswith("HFFG(red)\nThe episode is over. Answer to end it.")
+    assert results[6].content == "The episode is over. Answer to end it."
+    assert rewarded(environment) == 1.0
+    assert rewarded(play(factory, "down")[0]) == 0.0
+
+
+def test_action_that_is_no_choice_is_the_policys_error() -> None:
+    _, [result] = play(load_environment("gymnasium", LAKE), "jump")
+    assert result.error_kind == "bad_arguments"
+
+
+def test_texts_are_actions_and_observations_as_they_are() -> None:
+    factory = load_environment("gymnasium", {"id": "Echo-v0"})
+    first, again = (factory.make_task(random.Random(seed)).prompt for seed in (1, 1))
+    assert first == again
+    environment, results = play(factory, "hello", "stop")
+    assert [result.content for result in results] == ["hello", "stop\nThe episode is over. Answer to end it."]
+    assert rewarded(environment) == 0.5
+
+
+def test_observation_that_is_not_drawn_is_json() -> None:
+    factory = load_environment("gymnasium", {"id": "Blackjack-v1", "actions": ["stick", "hit"]})
+    assert factory.example is not None
+    assert isinstance(factory.example.prompt, str)
+    assert factory.example.prompt.startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"id": "NoSuch-v0"},
+            "environment.options.id must name an environment that Gymnasium can make, got 'NoSuch-v0'",
+        ),
+        (
+            {"id": "Pendulum-v1"},
+            "environment.options.id must be an environment of Gymnasium with actions of Discrete or",
+        ),
+        ({"id": "FrozenLake-v1", "actions": ["left"]}, "environment.options.actions must have a name of its own for"),
+        ({}, "environment.options must give 'id', which gymnasium asks for"),
+    ],
+)
+def test_what_can_not_be_played_is_one_error(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_environment("gymnasium", options)
+    assert str(caught.value).startswith(problem)
