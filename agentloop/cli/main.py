@@ -275,7 +275,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
-    from agentloop.cli.doctor import check_engine, check_run, checks
+    from agentloop.analysis.doctor import check_engine, check_run, checks
 
     found = checks(folder)
     if run is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.cli.doctor import (
+from agentloop.analysis.doctor import (
     check_disk,
     check_engine,
     check_file_system,
@@ -99,7 +99,7 @@ def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) ->
     (tmp_path / "context.py").write_text("")
     code = (
         f"import sys; sys.path.append({str(ROOT)!r})\n"
-        "from agentloop.cli.doctor import check_module\n"
+        "from agentloop.analysis.doctor import check_module\n"
         "for name in ('context', 'replay'):\n"
         "    check = check_module(name); print(check.status, check.found)\n"
     )
