@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
+from agentloop.environments.tools.teardown import close_environment, warn_of_close
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall
@@ -73,11 +74,13 @@ def _chains(records: Sequence[ObservationRecord]) -> Iterator[list[ObservationRe
 async def _made_again(
     factory: EnvironmentFactory, config: RunConfig, task: Task, chain: Sequence[ObservationRecord]
 ) -> list[str]:
-    environment, threads = factory.create(), WorkerThreads(1)
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
-    differing = []
+    environment, threads = factory.create(), WorkerThreads(1)
+    differing: list[str] = []
     try:
-        environment.start(task)
+        started = environment.start(task)
+        if started is not None:
+            await started
         for record in chain:
             call = ToolCall(record.tool, record.arguments)
             result = await call_tool(environment, call, limits, threads)
@@ -88,5 +91,8 @@ async def _made_again(
                     f"and now {result.content!r:.200}"
                 )
     finally:
+        problem = await close_environment(environment, threads, timeout_s=limits.timeout_s)
         threads.close()
+        if problem is not None:
+            warn_of_close(factory.where, problem)
     return differing

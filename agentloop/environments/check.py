@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.environments.environment import Environment, Task, quoted_task
+from agentloop.environments.tools.event_loop import run_hook
 from agentloop.errors import UserError, one_line, one_line_with_place
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
@@ -124,15 +125,22 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, source: str, ad
 
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
-    """Start an episode and let it be judged after an empty reply."""
+    """Start an episode, let it be judged after an empty reply, and end it."""
     try:
-        environment.start(task)
+        _check_judged(environment, task, where)
+    finally:
+        _check_closed(environment, where)
+
+
+def _check_judged(environment: Environment, task: Task, where: str) -> None:
+    try:
+        run_hook(environment.start, task)
     except Exception as error:
         raise UserError(
             f"{where}.start must accept its tasks, got {one_line_with_place(error)} for {quoted_task(task)}. Mend it."
         ) from error
     try:
-        reward: Any = environment.reward(task, (*task.messages(), Message("assistant", "", author=LLM)))
+        reward: Any = run_hook(environment.reward, task, (*task.messages(), Message("assistant", "", author=LLM)))
     except Exception as error:
         raise UserError(
             f"{where}.reward must judge any reply, got {one_line_with_place(error)} for {quoted_task(task)} and an "
@@ -140,3 +148,13 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
         ) from error
     if not isinstance(reward, Real) or not math.isfinite(reward):
         raise UserError(f"{where}.reward must return a finite number, got {reward!r} for an empty reply.")
+
+
+def _check_closed(environment: Environment, where: str) -> None:
+    try:
+        run_hook(environment.close)
+    except Exception as error:
+        raise UserError(
+            f"{where}.close must free what an episode holds, got {one_line_with_place(error)} after an empty reply. "
+            "Mend it."
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -141,8 +141,18 @@ class Environment:
         """The task that a row of `tasks.data` stands for, the same one for the same row."""
         raise NotImplementedError
 
-    def start(self, task: Task) -> None:
-        """Set up this episode's state."""
+    def start(self, task: Task) -> Awaitable[None] | None:
+        """Set up this episode's state; may be `async def`."""
+        return None
+
+    def close(self) -> Awaitable[None] | None:
+        """Free what `start` and tools took hold of: connections, processes, files; may be `async def`.
+
+        Called once of each instance whose `start` was called, also where that raised, when its episode has ended in
+        whatever way; a tool call that was left behind may still run. One that raises, or takes longer than
+        `rollout.tool_timeout_s`, costs nothing: it is counted and warned of.
+        """
+        return None
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         """The reward of the whole conversation: a finite number, whatever the policy wrote."""

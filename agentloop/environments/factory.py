@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,8 @@ from agentloop.environments.functions.row_environment import ROWS, RowEnvironmen
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
 from agentloop.environments.source_digest import digest_of_functions, source_digest
+from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.tools.teardown import close_now
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.user_code import load_class
@@ -84,6 +86,16 @@ class EnvironmentFactory:
     def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
         """Its own MCP servers, where there is no event loop."""
         return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
+
+    @contextmanager
+    def started(self, task: Task) -> Iterator[Environment]:
+        """A new instance, started with the task and closed in the end, for what is no episode of the policy."""
+        environment = self.create()
+        try:
+            run_hook(environment.start, task)
+            yield environment
+        finally:
+            close_now(environment, self.where)
 
     def make_task(self, rng: random.Random) -> Task:
         """A task from a new instance, so that it depends on nothing but `rng`."""
@@ -162,10 +174,9 @@ class EnvironmentFactory:
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         """Of a conversation that no episode of this environment was: a new instance is started with the task."""
-        environment = self.create()
         try:
-            environment.start(task)
-            return float(environment.reward(task, messages))
+            with self.started(task) as environment:
+                return float(run_hook(environment.reward, task, messages))
         except Exception as error:
             raise UserError(
                 f"{self.where}.reward must return a number, got {one_line_with_place(error)} for "

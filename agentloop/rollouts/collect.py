@@ -152,11 +152,15 @@ class Collector:
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
     """How many tool calls were run, and the shares of calls that failed or were answered from memory; nothing where
-    none was made. Many that fail are warned of once."""
+    none was made. Many that fail are warned of once. How often `close` failed, where it did."""
+    metrics: dict[str, float] = {}
+    failed_closes = sum(episode.close_problem is not None for episode in episodes)
+    if failed_closes:
+        metrics["rollout/failed_closes"] = failed_closes
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
     if not made:
-        return {}
+        return metrics
     if failed > _MANY_FAILED_CALLS * made:
         example = next(episode.tool_problem for episode in reversed(episodes) if episode.tool_problem is not None)
         actors.warnings.warn(
@@ -164,7 +168,7 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )
-    metrics = {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
+    metrics |= {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
     in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))
     metrics["time/in_tools"] = in_tools / max(in_tools + in_replies, 1e-9)
     if actors.memory is not None:

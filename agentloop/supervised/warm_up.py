@@ -17,6 +17,8 @@ from torch import nn
 
 from agentloop.config import WarmUpSection
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
+from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.tools.teardown import close_now
 from agentloop.learning.optimizer import hidden_matrices
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel
@@ -43,7 +45,7 @@ class WarmUpResult:
 
 def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
     """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
-    environment.start(task)
+    run_hook(environment.start, task)
     messages = list(task.messages())
     while True:
         reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
@@ -68,7 +70,10 @@ def demonstrations(
         environment = factory.create()
         task = environment.make_task(rng)
         with factory.connected_now(environment):
-            messages = demonstrate(environment, task, rng)
+            try:
+                messages = demonstrate(environment, task, rng)
+            finally:
+                close_now(environment, factory.where)
         if strategy is not None and number % 2:
             opening = task.messages()
             messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])

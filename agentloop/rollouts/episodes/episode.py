@@ -8,14 +8,15 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import POLICY_ERRORS, Environment, Task
 from agentloop.environments.environment import quoted_task
+from agentloop.environments.tools.event_loop import run_to_end
 from agentloop.environments.tools.results import ToolTimeout
+from agentloop.environments.tools.teardown import close_environment
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -66,6 +67,8 @@ class Episode:
     """For which it waited for its tools."""
     reply_seconds: float = 0.0
     """For which it waited for its replies."""
+    close_problem: str | None = None
+    """What went wrong when the environment was closed; None: nothing did."""
 
     @property
     def failed(self) -> bool:
@@ -98,7 +101,19 @@ async def rollout(
     Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
     and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
     """
-    author = _Author(environment, task, threads, limits.episode_timeout_s)
+    author = _Author(environment, task, threads, limits)
+    try:
+        episode = await _played(author, context, tools=tools, limits=limits, ask=ask)
+    finally:
+        close_problem = await author.close()
+    return replace(episode, close_problem=close_problem)
+
+
+async def _played(
+    author: _Author, context: ContextManager, *, tools: EpisodeTools, limits: RolloutSection, ask: Ask
+) -> Episode:
+    """From the start of the environment to its reward."""
+    environment, task = author.environment, author.task
     await author.start()
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
     open_context(context, task, schemas, asked_by=type(environment).__name__)
@@ -229,18 +244,20 @@ def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[st
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Author:
     """The environment's author's own methods, which must not fail: what they raise ends the run."""
 
     environment: Environment
     task: Task
     threads: WorkerThreads
-    timeout_s: float
+    limits: RolloutSection
+    was_started: bool = False
 
     async def start(self) -> None:
         name = type(self.environment).__name__
         if type(self.environment).start is Environment.start:
+            self.was_started = True
             return  # it does nothing
         try:
             await self._called(self.environment.start, self.task)
@@ -249,6 +266,13 @@ class _Author:
                 f"{name}.start must accept its tasks, got {self._problem(error)} for {quoted_task(self.task)}. "
                 "Mend it and --resume: this iteration is collected again."
             ) from error
+
+    async def close(self) -> str | None:
+        """What went wrong, which costs nothing; None: nothing did."""
+        if not self.was_started:
+            return None
+        timeout_s = self.limits.tool_timeout_s
+        return await run_to_end(close_environment(self.environment, self.threads, timeout_s=timeout_s))
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
@@ -267,14 +291,21 @@ class _Author:
         return reward
 
     async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+        timeout_s = self.limits.episode_timeout_s
         if inspect.iscoroutinefunction(method):
-            async with asyncio.timeout(self.timeout_s):
+            self.was_started = True
+            async with asyncio.timeout(timeout_s):
                 return await method(*args)
-        return await self.threads.run(partial(method, *args), timeout_s=self.timeout_s)
+
+        def call() -> Any:
+            self.was_started = True  # only now: a place among the threads is waited for
+            return method(*args)
+
+        return await self.threads.run(call, timeout_s=timeout_s)
 
     def _problem(self, error: BaseException) -> str:
         if isinstance(error, (ToolTimeout, TimeoutError)):
-            return f"none within rollout.episode_timeout_s={self.timeout_s:g} s"
+            return f"none within rollout.episode_timeout_s={self.limits.episode_timeout_s:g} s"
         return one_line_with_place(error)
 
 

@@ -68,6 +68,7 @@ async def _run(
     finally:
         for task in running:
             task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)  # each closes its environment yet
         threads.close()
         await turns.close()
     for episode in episodes:
@@ -85,7 +86,7 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     memory = None if actors.memory is None else TaskMemory(actors.memory, actors.factory.task_hash(task))
     try:
         async with actors.factory.connected(environment):
-            return await rollout(
+            episode = await rollout(
                 environment,
                 task,
                 context,
@@ -97,6 +98,13 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     finally:
         if own is not None:
             own.close()
+    if episode.close_problem is not None:
+        actors.warnings.warn(
+            f"{actors.factory.where}.close must free what an episode holds, got {episode.close_problem} (said once, "
+            "counted in rollout/failed_closes). Mend it.",
+            reason="failed close",
+        )
+    return episode
 
 
 def new_context(actors: Actors, config: RunConfig) -> ContextManager:

@@ -1,0 +1,182 @@
+"""An environment that was started is closed once, however its episode ends; one that can't be closed costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import UserError
+from agentloop.generation import Completion, GenerationFailed
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episodes.run_episodes import play_episode, run_episodes
+from agentloop.supervised.warm_up import demonstrations
+from context import default_authors
+from context.messages import Message
+from context.parse import HermesParser
+from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.scripted import CHATML, CUT, ConcurrentScriptedGenerator, ScriptedGenerator, call
+
+CLASSES = ("Holding", "AsyncHolding")
+LIMITS = {"max_turns": 2, "max_tokens_per_turn": 200, "tool_timeout_s": 0.2, "tool_output_chars": 60}
+
+
+def counts(factory: EnvironmentFactory) -> Counter[str]:
+    return factory.environment.counts  # type: ignore[attr-defined, no-any-return]
+
+
+def loaded(name: str) -> EnvironmentFactory:
+    """A class whose counts begin at nothing: the check before a run has started and closed one."""
+    factory = load_environment(f"{ENVIRONMENTS / 'closing.py'}:{name}", {})
+    counts(factory).clear()
+    return factory
+
+
+def actors_of(factory: EnvironmentFactory, scripts: Sequence[Sequence[Any]], *, concurrent: bool = False) -> Actors:
+    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
+    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+
+
+def config(**rollout: Any) -> RunConfig:
+    return RunConfig.model_validate({"rollout": {**LIMITS, **rollout}, "context": {"max_tokens": 4000}})
+
+
+def faulty(fault: str) -> Task:
+    return Task("Say something.", {"fault": fault})
+
+
+@pytest.fixture(params=itertools.product(CLASSES, [False, True]), ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
+    yield request.param
+
+
+@pytest.mark.parametrize(
+    ("fault", "script", "stop_reason", "limits"),
+    [
+        ("", [call("act"), "done"], "answered", {}),
+        ("", [call("act"), call("act")], "max_turns", {}),
+        ("", ["I was about to" + CUT], "truncated", {}),
+        ("tool", [call("act"), "done"], "answered", {}),
+        ("hang", [call("act"), "done"], "answered", {}),
+        ("hang", [call("act"), "done"], "overtime", {"tool_timeout_s": 30, "episode_timeout_s": 0.2}),
+        ("", [GenerationFailed("HTTP 500")], "engine_failure", {}),
+    ],
+)
+def test_environment_is_closed_once_whatever_ends_its_episode(
+    fault: str, script: list[Any], stop_reason: str, limits: dict[str, Any], kind: tuple[str, bool]
+) -> None:
+    name, concurrent = kind
+    factory = loaded(name)
+    actors = actors_of(factory, [script], concurrent=concurrent)
+    (episode,) = run_episodes(actors, [faulty(fault)], config(**limits))
+    assert episode.stop_reason == stop_reason
+    assert episode.close_problem is None
+    assert counts(factory) == {"started": 1, "closed": 1}
+
+
+@pytest.mark.parametrize("fault", ["start", "reward"])
+def test_environments_are_closed_when_one_of_them_ends_the_run(fault: str, kind: tuple[str, bool]) -> None:
+    name, concurrent = kind
+    factory = loaded(name)
+    actors = actors_of(factory, [["done"]] * 5, concurrent=concurrent)
+    with pytest.raises(UserError, match=f"{fault} must"):
+        list(run_episodes(actors, [faulty(""), faulty(fault), faulty(""), faulty(""), faulty("")], config()))
+    assert counts(factory)["started"] >= 1
+    assert counts(factory)["closed"] == counts(factory)["started"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
+    """As a worker does that has lost a claim, or is asked to leave."""
+    factory = loaded(name)
+    actors = actors_of(factory, [])
+
+    async def cancelled() -> None:
+        async def never(prompt_ids: Sequence[int], most: int) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        threads = WorkerThreads(2)
+        playing = asyncio.ensure_future(play_episode(actors, faulty(""), config(), never, threads))
+        while not counts(factory)["started"]:
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        threads.close()
+
+    asyncio.run(cancelled())
+    assert counts(factory) == {"started": 1, "closed": 1}
+
+
+class Stopped(ScriptedGenerator):
+    """A signal comes while it samples, and ends the process: see `graceful_stop`."""
+
+    def generate(self, requests: Any) -> Any:
+        raise SystemExit(130)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_environments_of_a_stopped_run_are_closed(name: str) -> None:
+    factory = loaded(name)
+    stopped = Stopped([["done"]] * 3)
+    actors = Actors(factory, stopped, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    with pytest.raises(SystemExit):
+        list(run_episodes(actors, [faulty("")] * 3, config()))
+    assert counts(factory) == {"started": 3, "closed": 3}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [("close", "OSError: would not go at closing.py:"), ("slow close", "no end within rollout.tool_timeout_s=0.2 s")],
+)
+def test_failing_close_costs_no_episode_is_counted_and_said_once(
+    name: str, fault: str, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors = actors_of(loaded(name), [["done"]] * 3)
+    with caplog.at_level(logging.WARNING):
+        collected = collect(actors, [(faulty(fault), 2), (faulty(""), 1)], config())
+    assert [row.record.reward for row in collected.trajectories] == [1.0, 1.0, 1.0]
+    assert collected.metrics()["rollout/failed_closes"] == 2
+    (said,) = [message for message in caplog.messages if ".close must" in message]
+    assert f"closing.py:{name}.close must free what an episode holds, got {problem}" in said
+
+
+def test_runs_without_a_failed_close_have_no_such_metric() -> None:
+    collected = collect(actors_of(loaded("Holding"), [["done"]]), [(faulty(""), 1)], config())
+    assert "rollout/failed_closes" not in collected.metrics()
+
+
+def test_instances_that_are_only_asked_are_not_closed() -> None:
+    factory = loaded("Holding")
+    task = factory.make_task(random.Random(0))
+    said = (*task.messages(), Message("assistant", "done", author="llm"))
+    assert factory.achieved(task, said) == []
+    assert factory.turn_rewards(task, said, replies=1) is None
+    assert counts(factory) == {}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_instances_that_are_started_outside_of_an_episode_are_closed(name: str) -> None:
+    factory = loaded(name)
+    task = factory.make_task(random.Random(0))
+    assert factory.reward(task, (*task.messages(), Message("assistant", "done", author="llm"))) == 1.0
+    assert counts(factory) == {"started": 1, "closed": 1}
+    next(demonstrations(factory, seed=0))
+    assert counts(factory) == {"started": 2, "closed": 2}
+
+
+def test_environment_that_can_not_be_closed_is_refused_before_a_run() -> None:
+    with pytest.raises(UserError, match=r"Unclosable\.close must free what an episode holds, got OSError: would not"):
+        loaded("Unclosable")

@@ -1,0 +1,80 @@
+"""Environments that hold something, and count what was taken and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+from agentloop import Achieved, Environment, Task, tool
+from context.messages import Message
+
+
+class Holding(Environment):
+    """Its payload says what goes wrong: in start, in a tool, in close."""
+
+    counts: ClassVar[Counter[str]] = Counter()
+
+    def make_task(self, rng: random.Random) -> Task:
+        return Task("Say something.", {"fault": ""})
+
+    def start(self, task: Task) -> None:
+        self.counts["started"] += 1
+        self.fault = task.payload["fault"]
+        self.closed = False
+        if self.fault == "start":
+            raise ConnectionError("no answer")
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+        self.counts["closed"] += 1
+        if self.fault == "close":
+            raise OSError("would not go")
+        if self.fault == "slow close":
+            time.sleep(3)
+
+    @tool
+    def act(self) -> str:
+        """Act."""
+        if self.fault == "tool":
+            raise ValueError("broken")
+        if self.fault == "hang":
+            time.sleep(3)
+        return "done"
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        if self.fault == "reward" and messages[-1].content:
+            raise KeyError("answer")
+        return float(messages[-1].content == "done")
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        return ()
+
+    def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
+        return Message("assistant", "done")
+
+
+class AsyncHolding(Holding):
+    """On the event loop."""
+
+    async def start(self, task: Task) -> None:  # type: ignore[override]  # a plain one may become an async one
+        await asyncio.sleep(0)
+        super().start(task)
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        if self.fault == "slow close":
+            self.counts["closed"] += 1
+            await asyncio.sleep(3)
+        super().close()
+
+
+class Unclosable(Holding):
+    """Can't be closed from the first time on."""
+
+    def close(self) -> None:
+        raise OSError("would not go")
