@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
 
 def _warmed_up(seed: int, folder: Path) -> Path:
     told = _train(ROOT, f"run.seed={seed}", f"run.folder={folder}", "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(told["folder"])) / "model"
+    return Path(str(told["folder"])) / "start"
 
 
 def _outcome(side: Path, seed: int, model: Path, folder: Path) -> Outcome:

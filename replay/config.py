@@ -26,7 +26,17 @@ class _RunSection(Section):
 
 class RunLength(_RunSection):
     iterations: Positive = Field(60, description="Most iterations (collect .. publish) the run makes.")
+    schedule_iterations: Positive | None = Field(
+        None,
+        description="Iterations that schedules of learning rates and of replay are laid over, which keep their last "
+        "value after them; null: as many as the run makes. A run that is lengthened keeps what it began with.",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of everything that is random.")
+
+    @property
+    def schedule_length(self) -> int:
+        """The iterations that schedules are laid over."""
+        return self.schedule_iterations or self.iterations
 
 
 class BatchSize(_RunSection):
@@ -133,7 +143,7 @@ class ReplayConfig(LimitSection, MixSection):
         return Limits(**self.values_of(LimitSection), sources=tuple(self.sources) or None, hindsight_window=window)
 
     def mix_rule(self, batch: BatchSize, iterations: int) -> MixRule:
-        """The composition of the batches of a run of so many iterations."""
+        """The composition of the batches of a run whose schedules are laid over so many iterations."""
         sizes = {"trajectories": batch.trajectories, "group_size": batch.group_size, "iterations": iterations}
         return MixRule(**self.values_of(MixSection), **sizes)
 
@@ -289,11 +299,11 @@ class StoredConfig(_RunSection):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.schedule_length)
         return self
 
     def mix_rule(self) -> MixRule:
-        return self.replay.mix_rule(self.batch, self.run.iterations)
+        return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
 
 def stored_config(run: RunRecord) -> StoredConfig:

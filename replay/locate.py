@@ -13,6 +13,8 @@ from replay.storage.databases.open import Location
 
 DATABASE = "replay.sqlite"
 """The database's name in a run folder whose configuration names no other."""
+MODEL, START = "model", "start"
+"""Folders in a run folder: the trained model, and what the run began with."""
 LOCK = "lock"
 """The file in a run folder that its trainer holds a lock on."""
 
@@ -79,8 +81,13 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
     return identity.database, path, identity.id
 
 
+def start_folder(run: Path) -> Path:
+    """Where a run keeps what it began with; runs of earlier versions have it where others have the trained model."""
+    start, former = run / START, run / MODEL
+    return former if former.is_dir() and not former.is_symlink() and not start.is_dir() else start
+
+
 def tokenizer(folder: Path | None) -> TokenCodec | None:
     """The run's own tokenizer, without which tokens are shown as ids."""
-    if folder is None or not (folder / "model" / "tokenizer.json").is_file():
-        return None
-    return TokenCodec((folder / "model" / "tokenizer.json").read_text(encoding="utf-8"))
+    path = None if folder is None else start_folder(folder) / "tokenizer.json"
+    return None if path is None or not path.is_file() else TokenCodec(path.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class ReplayStore:
         return self._database.path
 
     def add_run(self, run: RunRecord) -> None:
-        """Once per run; a run that is known already must have the same authors.
+        """Once per run; a run that is known already must have the same authors, and gets this configuration.
 
         A store that adds a run which nobody has resumed yet is refused when somebody has: see `resume`.
         """

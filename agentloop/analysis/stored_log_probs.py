@@ -74,7 +74,7 @@ class Drifted:
 
 def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
     """Where the weights of each policy version still are: snapshots, checkpoints, and what the run began with."""
-    first: Path | str = folder.model if folder.config.model.path is None else folder.config.model.path
+    first: Path | str = folder.start if folder.config.model.path is None else folder.config.model.path
     found: dict[int, Path | str] = {0: first}
     found |= {int(path.name): path / "model" for path in complete_checkpoints(folder.checkpoints)}
     snapshots = folder.policies.glob(f"*/{COMPLETE}")

@@ -48,7 +48,7 @@ def evaluate_run(
     seed_process(config)
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = stored_weights(folder, policy)
-    loaded = load_policy(config, config.model.path or folder.model, saved=weights)
+    loaded = load_policy(config, config.model.path or folder.start, saved=weights)
     generator = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,

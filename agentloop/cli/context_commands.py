@@ -20,6 +20,7 @@ from context.templates.template_report import TemplateReport, check_template, in
 from context.view import token_view
 from replay.cli import newest_run_folder
 from replay.cli import show as show_trajectory
+from replay.locate import start_folder
 
 app = typer.Typer(
     help="Look at chat templates and conversations, token by token.",
@@ -80,7 +81,7 @@ def show(
             raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is none.")
         show_trajectory(what, run, as_json)
         return
-    folder = model or (Path(run) if run else newest_run_folder()) / "model"
+    folder = model or start_folder(Path(run) if run else newest_run_folder())
     _show_file(Path(what), load_model_files(folder, template_args=_named(template_arg)), as_json)
 
 

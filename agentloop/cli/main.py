@@ -22,6 +22,7 @@ from agentloop.distributed.torchrun import check_alone, own_rank
 from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 
 if TYPE_CHECKING:
+    from agentloop.config import RunConfig
     from agentloop.training.from_python.train_result import TrainResult
 
 
@@ -108,7 +109,8 @@ Resume = Annotated[
     Literal["newest", "auto"] | None,
     typer.Option(
         metavar="[auto]",
-        help="Continue the newest run of the configuration's name from its last checkpoint; auto: or begin one.",
+        help="Continue the run in the folder CONFIG, or the newest of the configuration's name, from its last "
+        "checkpoint; auto: or begin one.",
     ),
 ]
 RunPlace = Annotated[
@@ -129,7 +131,9 @@ def check_one_run(run: Path | None, resume: str | None) -> None:
 
 @app.command(cls=ResumingCommand, epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
 def train(
-    config: ConfigFile,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of the run; with --resume also the folder of a run.")
+    ],
     overrides: Overrides = None,
     resume: Resume = None,
     run: RunPlace = None,
@@ -141,12 +145,11 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
-    from agentloop.config.config_file import load_config
     from agentloop.runs.display import open_display
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
-    settings = load_config(config, overrides or [])
+    settings = _settings(config, overrides or [], resume, run)
     if own_rank():
         train_worker(settings)
         return
@@ -155,37 +158,60 @@ def train(
         result = run_training(
             settings,
             resume="auto" if resume == "auto" else resume == NEWEST,
-            run=run,
+            run=config if config.is_dir() else run,
             environment_changed=environment_changed,
             trace=trace_step,
             display=display,
             metrics_port=metrics_port,
         )
     if as_json:
-        print(json.dumps({**vars(result), "folder": str(result.folder), "report": str(result.report)}))
+        paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
+        print(json.dumps({**vars(result), **paths}))
     else:
-        other = 0.25 if settings.replay.fraction == 0.5 else 0.5
-        sets = [word for setting in overrides or () for word in ("--set", setting)]
-        command = [_program(), "train", str(config), *sets]
-        _closing_words(result, command, iterations=settings.run.iterations, other_fraction=other)
+        _closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
-def _closing_words(result: TrainResult, command: Sequence[str], *, iterations: int, other_fraction: float) -> None:
+def _settings(config: Path, overrides: Sequence[str], resume: str | None, run: Path | None) -> RunConfig:
+    """The configuration in a file; of a run's folder, the run's own, to go on with."""
+    from agentloop.config.config_file import load_config
+    from agentloop.runs.run_folder import config_to_resume
+
+    if not config.is_dir():
+        return load_config(config, overrides)
+    if resume is None or run is not None:
+        raise UserError(
+            f"CONFIG must be a YAML file but with --resume, and without --run, got the folder {str(config)!r}. To go "
+            f"on with the run in it: {_program()} train {shlex.quote(str(config))} --resume"
+        )
+    return config_to_resume(config, overrides)
+
+
+def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
+    """The command of a run with another share of replay; None where this one was begun by another command."""
+    if config.is_dir():
+        return None
+    sets = [*overrides, f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}"]
+    return [_program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
+
+
+def _closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
     from agentloop.runs.display import percent
 
     print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
+    print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay = shlex.join([_program(), "replay"])
     folder = shlex.quote(str(result.folder))
     hints = [
         (f"{replay} stats {folder}", "what is in the buffer, and what was drawn from it"),
         (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
-        (shlex.join([*command, "--set", f"replay.fraction={other_fraction}"]), "another mixing ratio"),
     ]
     if result.exit_code:
         print(f"stopped after iteration {result.iterations} of {iterations}")
-        hints[2] = (shlex.join([*command, "--resume"]), "go on from here")
+        hints.append((shlex.join([_program(), "train", str(result.folder), "--resume"]), "go on from here"))
+    elif with_other_mix is not None:
+        hints.append((shlex.join(with_other_mix), "another mixing ratio"))
     print("try next:")
     width = max(len(words) for words, _ in hints[:2])  # the last one can be long
     for words, meaning in hints:

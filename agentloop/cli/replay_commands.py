@@ -20,7 +20,7 @@ from replay.cli.exchange_commands import ENDINGS, conversations_text, import_tex
 from replay.cli.tables import number, table
 from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of
-from replay.locate import run_identity
+from replay.locate import run_identity, start_folder
 from replay.queries import chosen
 from replay.queries.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
@@ -179,7 +179,7 @@ def import_(
         if form is Format.openai_chat:
             from agentloop.algorithms.advantages import group_advantages
 
-            own = None if buffer.folder is None else buffer.folder / "model"
+            own = None if buffer.folder is None else start_folder(buffer.folder)
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
             )

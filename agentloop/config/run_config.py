@@ -94,7 +94,7 @@ class RunConfig(Section):
         check_compute(self)
         check_engine(self)
         check_collection(self)
-        self.replay.check(self.batch, self.tasks, self.environment, self.run.iterations)
+        self.replay.check(self.batch, self.tasks, self.environment, self.run.schedule_length)
         check_learning(self)
         self.lora.check()
         check_advantages(self)
@@ -134,7 +134,7 @@ class RunConfig(Section):
             )
 
     def mix_rule(self) -> MixRule:
-        return self.replay.mix_rule(self.batch, self.run.iterations)
+        return self.replay.mix_rule(self.batch, self.run.schedule_length)
 
     def replay_trains(self) -> bool:
         """Whether replayed rows ever take part in an update."""

@@ -63,7 +63,9 @@ class CriticLearner:
 
     def begin(self, *, iteration: int) -> float:
         """Begin an update; the learning rate it goes by."""
-        rate = learning_rate(self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.iterations)
+        rate = learning_rate(
+            self._config.critic.optimizer, iteration=iteration, iterations=self._config.run.schedule_length
+        )
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         return rate

@@ -166,7 +166,7 @@ class Trainer:
 
     def _begin(self, iteration: int) -> dict[str, float]:
         """Set the learning rates of the iteration, and forget gradients that others left."""
-        rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.iterations)
+        rate = learning_rate(self._config.optimizer, iteration=iteration, iterations=self._config.run.schedule_length)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
         rates = {"actor/learning_rate": rate}

@@ -9,16 +9,17 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError
-from replay.locate import DATABASE, LOCK
+from agentloop.runs.lengthening import what_iterations_do, with_former_schedules
+from replay.locate import DATABASE, LOCK, MODEL, START, start_folder
 from replay.storage.databases.open import Location
 
 COMPLETE = "COMPLETE"
@@ -43,8 +44,25 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The tokenizer, and for the built-in model the weights the run began with."""
-        return self.path / "model"
+        """The trained model, a Hugging Face folder: a link to the newest checkpoint's; of sft, a folder of its own."""
+        return self.path / MODEL
+
+    @property
+    def start(self) -> Path:
+        """What the run began with: its tokenizer, and the first weights of the built-in model."""
+        return start_folder(self.path)
+
+    def name_model(self, checkpoint: Path) -> None:
+        """The trained model is that of this checkpoint from now on."""
+        with explained(self.model):
+            if self.start == self.model:  # as earlier versions left it
+                os.rename(self.model, self.path / START)
+            elif self.model.is_dir() and not self.model.is_symlink():  # as a copy that follows links leaves it
+                shutil.rmtree(self.model)
+            unfinished = self.path / f"{self.model.name}.unfinished"
+            unfinished.unlink(missing_ok=True)
+            unfinished.symlink_to((checkpoint / self.model.name).relative_to(self.path))
+            os.replace(unfinished, self.model)
 
     @property
     def checkpoints(self) -> Path:
@@ -115,6 +133,17 @@ def record_environment(folder: RunFolder, source: str) -> None:
         _write_identity(folder.path, {**identity, "environments": [*folder.environments, source]})
 
 
+def record_config(folder: RunFolder) -> RunConfig | None:
+    """The run goes on with the configuration of `folder`; the one before it, None where that is the same."""
+    former = open_run_folder(folder.path)
+    if former.config == folder.config:
+        return None
+    identity = json.loads((folder.path / _IDENTITY).read_text())
+    with explained(folder.path):
+        _write_identity(folder.path, {**identity, "config": to_plain(folder.config)})
+    return former.config
+
+
 def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
     unfinished = path / f"{_IDENTITY}.unfinished"
     unfinished.write_text(json.dumps(identity, indent=1))
@@ -146,6 +175,11 @@ def open_run_folder(path: Path) -> RunFolder:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 
+def config_to_resume(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of the run in this folder with overrides over it, to go on with."""
+    return load_plain(to_plain(open_run_folder(path).config), overrides, source=str(path))
+
+
 def newest_run(parent: Path, name: str) -> Path | None:
     """The newest run of that name; None where none has begun."""
     runs = [(number, path) for number, path in _numbered(parent, name) if has_run(path)]
@@ -174,10 +208,13 @@ def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Pat
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
-    """The run in `path`, or the newest of the configuration's name, to go on with: with the same configuration."""
+    """The run in `path`, or the newest of the configuration's name, to go on with `config`: the run's own, but for
+    where it ends."""
     folder = open_run_folder(path) if path else latest_run_folder(Path(config.run.folder), config.run.name)
-    for key, mine in to_plain(folder.config).items():
-        theirs = to_plain(config)[key]
+    config = with_former_schedules(folder.config, config)
+    others = what_iterations_do(config)
+    for key, mine in what_iterations_do(folder.config).items():
+        theirs = others[key]
         if mine == theirs:
             continue
         if isinstance(mine, dict):
@@ -187,7 +224,7 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
             f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
             f"got {theirs!r}. Take it back, or start a new run without --resume."
         )
-    return folder
+    return replace(folder, config=config)
 
 
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:

@@ -98,9 +98,9 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
     config = folder.config
     if config.model.path is not None:
         return config.model.path
-    if not (folder.model / COMPLETE).exists():
-        write_directory(folder.model, lambda target: _make_tiny(target, config, display))
-    return folder.model
+    if not (folder.start / COMPLETE).exists():
+        write_directory(folder.start, lambda target: _make_tiny(target, config, display))
+    return folder.start
 
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
@@ -146,7 +146,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
 
 def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
     """What the warm-up of the built-in model took; nothing for a model that came trained."""
-    path = folder.model / _WARM_UP
+    path = folder.start / _WARM_UP
     measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
     return measured
 
@@ -291,8 +291,8 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         # It names end tokens that the tokenizer does not.
         loaded.model.generation_config.save_pretrained(target)
 
-    if not (folder.model / COMPLETE).exists():
-        write_directory(folder.model, save)
+    if not (folder.start / COMPLETE).exists():
+        write_directory(folder.start, save)
 
 
 def _make_scorer(config: RunConfig, factory: EnvironmentFactory) -> RewardScorer:

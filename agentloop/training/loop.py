@@ -247,9 +247,9 @@ class Loop:
             "source": self.components.source.state(),
         }
         folder = self.components.folder.checkpoints
-        save_checkpoint(
-            folder / f"{self.state.iteration:06d}", self.components.publisher.save_model, trainer.save, state
-        )
+        checkpoint = folder / f"{self.state.iteration:06d}"
+        save_checkpoint(checkpoint, self.components.publisher.save_model, trainer.save, state)
+        self.components.folder.name_model(checkpoint)
         oldest = complete_checkpoints(folder)[-self.config.checkpoint.keep :][0]
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
         # where another process has taken the run over, which may have begun from one that would be removed.

@@ -22,6 +22,7 @@ from agentloop.runs.checkpoint import (
     restore_random,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
+from agentloop.runs.lengthening import check_length
 from agentloop.runs.metrics_endpoint import serve_metrics
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import (
@@ -30,6 +31,7 @@ from agentloop.runs.run_folder import (
     create_run_folder,
     explained,
     has_run,
+    record_config,
     record_environment,
     remove_unbegun,
     resumed_run_folder,
@@ -65,9 +67,10 @@ def train(
 ) -> TrainResult:
     """Train one run to its end.
 
-    `resume` continues the newest run of that name from its last complete checkpoint, as if it had never stopped;
-    "auto" begins one where there is none. `run` does so in this very folder, and leaves a run alone that has ended, as
-    "auto" does. `metrics_port` is where Prometheus reads the last iteration's metrics.
+    `resume` continues the newest run of that name, or the one in the folder `run`, from its last complete checkpoint,
+    as if it had never stopped; `run.iterations` may be another number than it was. "auto" begins one where there is
+    none; `run` alone does so in this very folder, and like "auto" leaves a run alone that has ended. `metrics_port` is
+    where Prometheus reads the last iteration's metrics.
     `environment_changed` says that the environment's source may be another than the run's.
     `trace` has the display show the data flow of the next iteration.
     Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
@@ -84,7 +87,10 @@ def train(
         try:
             with folder.lock(), graceful_stop(display.note) as stop:
                 checkpoint = newest_checkpoint(folder.checkpoints)
-                if checkpoint is not None and (resume == "auto" or run is not None):
+                if checkpoint is not None:
+                    check_length(folder.config, checkpoint.values["loop"]["iteration"], folder.path)
+                    folder.name_model(checkpoint.folder)
+                if checkpoint is not None and resume is not True and (resume == "auto" or run is not None):
                     ended = _ended(folder, checkpoint)
                     if ended is not None:
                         display.note(f"{folder.path} has ended after iteration {ended.iterations}: nothing is left")
@@ -98,13 +104,22 @@ def train(
                     loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
+                    if checkpoint is not None and loop.finished:
+                        display.note(f"nothing is left of {folder.path}: {_why_ended(loop.state, folder.config)}")
                     report = _run(loop, stop)
                     if loop.finished:
                         loop.collection.end_run()
         finally:
             display.close()
     evaluations = loop.state.evaluations
-    return TrainResult(folder.path, loop.state.iteration, evaluations[0][1], evaluations[-1][1], report, stop.exit_code)
+    return TrainResult(
+        folder.path,
+        loop.state.iteration,
+        evaluations[0][1],
+        evaluations[-1][1],
+        report,
+        stop.exit_code,
+    )
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
@@ -117,6 +132,16 @@ def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
             store.roles.end_run(folder.run_id, ended=True)
     successes = [success for _, success in state.evaluations]
     return TrainResult(folder.path, state.iteration, successes[0], successes[-1], report, 0)
+
+
+def _why_ended(state: LoopState, config: RunConfig) -> str:
+    """And what makes it go on."""
+    if state.iteration >= config.run.iterations:
+        return f"it has made its {state.iteration} iterations. For more: --set run.iterations=NUMBER"
+    return (
+        f"held-out success reached run.stop_at_success={config.run.stop_at_success} twice, after iteration "
+        f"{state.iteration}. To go on all the same: --set run.stop_at_success=null"
+    )
 
 
 def train_worker(config: RunConfig) -> None:
@@ -157,7 +182,7 @@ def _components(
             environment_changed=environment_changed,
         )
     except (UserError, DatabaseRefused):
-        if new and not (folder.model / COMPLETE).exists():
+        if new and not (folder.start / COMPLETE).exists():
             remove_unbegun(folder)
         raise
 
@@ -176,6 +201,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.factory.source)
+    former = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState()
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
@@ -185,6 +211,11 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
             + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
         )
+        if former is not None and former.run.iterations != folder.config.run.iterations:
+            parts.display.note(
+                f"run.iterations is {folder.config.run.iterations} now, after {former.run.iterations}; schedules stay "
+                f"laid over {folder.config.run.schedule_length} iterations"
+            )
         _note_other_versions(parts)
         restore_random(checkpoint)
         parts.publisher.resume(state.iteration)

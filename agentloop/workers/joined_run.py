@@ -45,8 +45,8 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         config = folder.config
         if run.code_version != version("agentloop-replay"):
             note(f"the run was begun with version {run.code_version}, this worker is {version('agentloop-replay')}")
-        files = load_model_files(folder.model, template_args=config.context.template_args)
-        _check_files(run, files, folder.model)
+        files = load_model_files(folder.start, template_args=config.context.template_args)
+        _check_files(run, files, folder.start)
         factory, source = open_tasks(config, folder.environments, environment_changed=True)
         _check_environment(factory, folder)
         vocab_size = int((run.fingerprint or {})["vocab_size"])
@@ -100,7 +100,7 @@ def _opened(path: Path) -> tuple[RunFolder, ReplayStore, RunRecord]:
             f"collection.by must be workers for agentloop worker, got {folder.config.collection.by} in {path}, which "
             "collects by itself. Train another run with --set collection.by=workers."
         )
-    if not (folder.model / COMPLETE).exists() or not folder.environments:
+    if not (folder.start / COMPLETE).exists() or not folder.environments:
         raise _NotThereYet("the learner has not begun it")
     store = ReplayStore.open(folder.database)
     try:
@@ -117,7 +117,7 @@ def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
         if mine != theirs:
             raise UserError(
                 f"{name} of a worker must be the run's, got {mine[:12]} in {folder} in place of {theirs[:12]}. "
-                "Copy the run's model folder again, and use the same version of agentloop."
+                "Copy the run's start folder again, and use the same version of agentloop."
             )
 
 

@@ -95,7 +95,7 @@ class MixRule(MixSection):
     """The rows of one batch, fresh and replayed together."""
     group_size: Positive
     iterations: Positive
-    """The run's length, which the schedule is laid over."""
+    """What the schedule is laid over: the length that the run was begun with."""
 
     @property
     def num_groups(self) -> int:

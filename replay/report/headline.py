@@ -48,4 +48,5 @@ def _shares(config: Config) -> tuple[float, float] | None:
         schedule = Schedule.model_validate(stored(config, "replay.schedule", dict) or {})
     except ValueError:
         return None  # another version's words
-    return schedule.at(fraction, 1, iterations), schedule.at(fraction, iterations, iterations)
+    length = stored(config, "run.schedule_iterations", int) or iterations
+    return schedule.at(fraction, 1, length), schedule.at(fraction, iterations, length)

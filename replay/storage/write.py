@@ -316,16 +316,19 @@ def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: 
 
 
 def add_run(connection: sa.Connection, run: RunRecord) -> int:
-    """How often the run has been resumed."""
+    """Make the run known, or its configuration another one; how often the run has been resumed."""
     (columns,) = checked([run], "run", "id")
-    stored = connection.execute(sa.select(runs.c.authors_hash, runs.c.epoch).where(runs.c.id == run.id)).one_or_none()
+    known = sa.select(runs.c.authors_hash, runs.c.epoch, runs.c.config).where(runs.c.id == run.id)
+    stored, config = connection.execute(known).one_or_none(), json.dumps(dict(run.config))
     if stored is None:
         given = None if run.fingerprint is None else canonical_json(run.fingerprint)
-        row = {**columns, "config": json.dumps(dict(run.config)), "fingerprint": given, "started_at": now()}
+        row = {**columns, "config": config, "fingerprint": given, "started_at": now()}
         connection.execute(runs.insert().values(row))
         return 0
     if stored.authors_hash != run.authors_hash:
         raise refused("authors_hash", f"be the stored {stored.authors_hash!r}", run.authors_hash, f"run {run.id}")
+    if stored.config != config:  # it was lengthened, say
+        connection.execute(runs.update().where(runs.c.id == run.id).values(config=config))
     return int(stored.epoch)
 
 

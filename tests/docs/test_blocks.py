@@ -147,7 +147,9 @@ def test_resuming_command_goes_on(
 ) -> None:
     folder = tmp_path / "checkout"
     shutil.copytree(trained, folder, symlinks=True)
-    assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
+    iterations = 4 if "run.iterations=" in command else 3
+    assert typed(made_small(command, model=model, iterations=iterations), folder, monkeypatch) == 0, place
+    assert rows(folder / DATABASE, "select count(*) from iterations") == [(iterations,)]
     assert "resumed runs/quickstart-001 after iteration 3" in capsys.readouterr().out
 
 

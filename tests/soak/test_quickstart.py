@@ -36,7 +36,7 @@ def quickstart(folder: Path, *settings: str) -> dict[str, object]:
 def warmed_up_model(folder: Path) -> Path:
     """The model that the quickstart's first iteration begins with."""
     result = quickstart(folder, "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(result["folder"])) / "model"
+    return Path(str(result["folder"])) / "start"
 
 
 def evaluations(run: Path) -> list[float]:

@@ -136,6 +136,14 @@ def check_learning(config: RunConfig) -> None:
     critic = config.critic
     config.optimizer.check("optimizer")
     critic.optimizer.check("critic.optimizer")
+    optimizers = {"optimizer": config.optimizer, "critic.optimizer": critic.optimizer}
+    for where, optimizer in optimizers.items() if config.run.iterations > config.run.schedule_length else ():
+        if optimizer.schedule != "constant" and optimizer.final_factor == 0:
+            raise ValueError(
+                f"{where}.final_factor must be above 0 when run.iterations ({config.run.iterations}) goes beyond the "
+                f"iterations of the schedule ({config.run.schedule_length}), got 0: nothing would be learned there. "
+                "Begin a new run with the trained weights: --set model.path=RUN/model."
+            )
     if config.algorithm != "ppo":
         own = CriticSection().model_dump()
         default = defaults_of(own, has_model=config.model.path is not None, above=("critic",))

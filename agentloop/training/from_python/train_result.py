@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.analysis.stored_policies import evaluate_run
-from agentloop.errors import UserError
 from agentloop.rollouts.evaluation import EvaluationReport
-from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.run_folder import open_run_folder
+from replay.locate import MODEL
 from replay.queries import metric_series
 from replay.store import ReplayStore
 
@@ -27,10 +26,7 @@ class TrainResult:
     @property
     def model(self) -> Path:
         """The trained model: for `from_pretrained` of transformers, and for `model.path` of another run."""
-        complete = complete_checkpoints(self.folder / "checkpoints")
-        if not complete:
-            raise UserError(f"RUN must have a complete checkpoint, got none in {self.folder}. Train it with --resume.")
-        return complete[-1] / "model"
+        return self.folder / MODEL
 
     def buffer(self) -> ReplayStore:
         """The run's experience, open for reading: for `replay.queries`, and for `read`. Close it in the end."""

@@ -48,7 +48,7 @@ class Publisher:
         self._sampler = sampler
         self._store = store
         self._config = folder.config
-        self._folder = folder.path
+        self._folder = folder
         self._run = folder.run_id
         self._gather = gather
 
@@ -63,7 +63,7 @@ class Publisher:
             self._publish_to(self._sampler, record)
         else:
             if self._config.checkpoint.keep_policies != "none":
-                write_directory(self._folder / str(record.checkpoint), self.save_model)
+                write_directory(self._folder.path / str(record.checkpoint), self.save_model)
             self._sampler.published(version)
         self._prune()
 
@@ -96,12 +96,12 @@ class Publisher:
         if isinstance(self._sampler, EnginePublisher):
             most = max(_FOR_ENGINES, most)
         if most:
-            prune(self._folder / "policies", keep=most)
+            prune(self._folder.policies, keep=most)
 
     def save_model(self, target: Path) -> None:
         """A Hugging Face folder with the current weights and the run's tokenizer."""
         self._weights.save(target)
         for name in _TOKENIZER_FILES:
-            source = self._folder / "model" / name
+            source = self._folder.start / name
             if source.exists():
                 shutil.copy2(source, target / name)

@@ -69,7 +69,7 @@ def retrain(
     last = max(stored)
     check_recorded(store, folder, range(start + 1, last + 1))
     seed_process(config)
-    policy = load_trained_policy(config, config.model.path or folder.model, checkpoint)
+    policy = load_trained_policy(config, config.model.path or folder.start, checkpoint)
     authors = config.context.author_table()
     estimator = AdvantageEstimator(config, authors, _turn_rewards(store, folder))
     trainer = Trainer(policy.actor, config, authors=authors, reference=policy.reference)

@@ -123,7 +123,7 @@ def _built_in(config: StoredConfig) -> Sampler:
 def _mixer(config: StoredConfig, now: RunState, folder: Path | None) -> tuple[Mixer, bool]:
     """The run's own between two iterations, and whether it knows what was rounded off."""
     rule = config.mix_rule()
-    if now.iteration > rule.iterations:  # it is over, and its schedule may have ended at none
+    if now.iteration > config.run.iterations:  # it is over, and its schedule may have ended at none
         rule = rule.model_copy(update={"schedule": Schedule()})
     saved = saved_mixer(folder, now.iteration - 1, unit=rule.unit)
     return now.mixer(rule, saved), saved is not None

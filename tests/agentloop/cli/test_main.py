@@ -126,6 +126,7 @@ def test_train_prints_nothing_but_json_to_stdout(finished: subprocess.CompletedP
     evaluations = [value for (value,) in rows(database, _EVALUATIONS)]
     assert result == {
         "folder": "runs/small-001",
+        "model": "runs/small-001/model",
         "iterations": 3,
         "success_before": evaluations[0],
         "success_after": evaluations[-1],
@@ -156,9 +157,10 @@ def test_train_ends_with_success_and_three_commands_that_work(
     sets = ["--set", "run.iterations=1", "--set", "environment.options={}"]
     code, output, _ = shell.type(["train", config_file, *sets], tmp_path)
     assert code == 0
-    *_, success, folder, title, stats, failed, train = output.splitlines()
+    *_, success, model, folder, title, stats, failed, train = output.splitlines()
     before, after = rows(tmp_path / "runs/small-001/replay.sqlite", _EVALUATIONS)
     assert success == f"held-out success: {100 * before[0]:.1f} % -> {100 * after[0]:.1f} %"
+    assert model == "trained model: runs/small-001/model"
     assert folder == "run folder: runs/small-001   report: runs/small-001/report.html"
     assert title == "try next:"
     assert shlex.split(stats, comments=True) == ["agentloop", "replay", "stats", "runs/small-001"]

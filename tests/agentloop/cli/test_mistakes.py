@@ -190,6 +190,15 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
     (training("metrics.sinks=[tensorbord]"), "metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName"),
     (training("replay.attach={wins: nowhere}"), "database must be an existing file, got nothing at nowhere"),
+    (
+        ["train", "runs"],
+        "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To go ",
+    ),
+    (["train", "empty", "--resume"], "RUN must be a run folder with a run.json, got 'empty'."),
+    (
+        ["train", "runs/small-001", "--resume", "--set", "replay.fraction=1"],
+        "replay.fraction must be the run's own when resuming runs/small-001 (0.25), got 1.0.",
+    ),
     ([*training("run.name=other"), "--resume"], "--resume must find a run named 'other' under new, got none."),
     # models
     (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),

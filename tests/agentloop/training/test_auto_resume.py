@@ -42,8 +42,8 @@ def test_a_run_is_begun_and_continued_in_the_folder_it_is_given(tmp_path: Path, 
     assert train(config, run=folder, display=StopAfter(1)).iterations == 1
     train(two_iterations(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())  # small-008, the newest now
     assert train(config, run=folder, display=SilentDisplay()).folder == folder
-    with pytest.raises(UserError, match=r"run.iterations must be the run's own when resuming .*small-007"):
-        train(two_iterations(tmp_path, qwen2, run={"iterations": 3}), run=folder, display=SilentDisplay())
+    with pytest.raises(UserError, match=r"run.seed must be the run's own when resuming .*small-007"):
+        train(two_iterations(tmp_path, qwen2, run={"seed": 3}), run=folder, display=SilentDisplay())
 
 
 def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(tmp_path: Path, qwen2: Path) -> None:
