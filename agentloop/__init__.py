@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from agentloop.environments import Achieved, Environment, Task, tool
     from agentloop.training.from_python.train_functions import train
     from agentloop.training.from_python.train_result import TrainResult
+    from context.messages import Message, ToolCall
 
 _HOMES = {
     "Achieved": "agentloop.environments",
     "Environment": "agentloop.environments",
+    "Message": "context.messages",
     "Task": "agentloop.environments",
+    "ToolCall": "context.messages",
     "tool": "agentloop.environments",
     "RunConfig": "agentloop.config",
     "load_config": "agentloop.config.config_file",
@@ -26,7 +29,18 @@ _HOMES = {
     "train": "agentloop.training.from_python.train_functions",
 }
 
-__all__ = ["Achieved", "Environment", "RunConfig", "Task", "TrainResult", "load_config", "tool", "train"]
+__all__ = [
+    "Achieved",
+    "Environment",
+    "Message",
+    "RunConfig",
+    "Task",
+    "ToolCall",
+    "TrainResult",
+    "load_config",
+    "tool",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

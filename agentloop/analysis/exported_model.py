@@ -54,7 +54,7 @@ def _merge(folder: RunFolder, target: Path) -> None:
 
     config = folder.config
     named = json.loads((target / _ADAPTER).read_text())["base_model_name_or_path"]
-    below = load_model(config.model, (config.model.path or folder.model) if config.lora.rank else named)
+    below = load_model(config.model, (config.model.path or folder.start) if config.lora.rank else named)
     adapted: Any = below.model
     with muted_libraries():
         merged = PeftModel.from_pretrained(adapted, str(target)).merge_and_unload()

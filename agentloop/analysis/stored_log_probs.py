@@ -162,7 +162,7 @@ def rescore(
 
 def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
     """One of `weights_of_run`, or another model of its family."""
-    first = folder.config.model.path or folder.model
+    first = folder.config.model.path or folder.start
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 
