@@ -8,12 +8,12 @@ from pathlib import Path
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import open_tasks
+from agentloop.environments import EnvironmentFactory, open_tasks
 from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
-from agentloop.rollouts.actors import make_actors, stop_strings
+from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import complete_checkpoints
@@ -48,14 +48,7 @@ def evaluate_run(
     seed_process(config)
     factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     weights = stored_weights(folder, policy)
-    loaded = load_policy(config, config.model.path or folder.start, saved=weights)
-    generator = LocalGenerator(
-        loaded.model,
-        stop_ids=loaded.stop_ids,
-        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        compute=config.compute,
-    )
-    actors = make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
+    actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
     display = open_display(stderr=True)
     try:
         progress = partial(display.phase, "evaluate")
@@ -64,6 +57,20 @@ def evaluate_run(
         display.close()
     evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)
     return report(evaluated, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
+
+
+def sampling_actors(
+    config: RunConfig, factory: EnvironmentFactory, first: Path | str, *, saved: Path | None = None
+) -> Actors:
+    """The policy whose weights are `saved`, or those of `first`, in an environment."""
+    loaded = load_policy(config, first, saved=saved)
+    generator = LocalGenerator(
+        loaded.model,
+        stop_ids=loaded.stop_ids,
+        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
+        compute=config.compute,
+    )
+    return make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
 
 
 def _asked(config: RunConfig, **asked: int | None) -> RunConfig:

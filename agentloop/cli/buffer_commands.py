@@ -1,4 +1,5 @@
-"""`agentloop inspect | report | context | replay`: what looks into buffers and templates, imported when called."""
+"""`agentloop inspect | report | env | context | replay`: what looks at environments, buffers and templates, imported
+when called."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from agentloop.cli.context_commands import app as context_app
+from agentloop.cli.env.env_commands import app as env_app
 from agentloop.cli.mix import mix
 from agentloop.cli.replay_commands import import_, rescore, verify, whatif
 from agentloop.cli.retrain_command import retrain
@@ -18,6 +20,7 @@ from replay.queries.open_buffer import asked_run
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")
+app.add_typer(env_app, name="env", epilog="Example: agentloop env check examples/calculator.py:Calculator")
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
 

@@ -31,7 +31,7 @@ class LateCommand(TyperCommand):
 
     def loaded(self) -> Any:
         if self.name in _ALONE:
-            return typer.main.get_command(import_module(f"agentloop.cli.{self.name}_command").app)
+            return typer.main.get_command(import_module(f"agentloop.cli.{_ALONE[self.name]}").app)
         from agentloop.cli.buffer_commands import app as late
 
         command: Any = typer.main.get_command(late)
@@ -59,8 +59,13 @@ class _Program(TyperGroup):
 
 
 NEWEST = "newest"
-_ALONE = ("engine", "worker", "launch", "export")
-"""Each in a module of its own."""
+_ALONE = {
+    "engine": "roles.engine_command",
+    "worker": "roles.worker_command",
+    "launch": "roles.launch_command",
+    "export": "export_command",
+}
+"""Each with a module of its own."""
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
@@ -68,6 +73,7 @@ _LATE = {
     "export": "Write a trained policy as a folder that transformers loads, or upload it: weights and model card.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
+    "env": "Look at an environment before anything is trained on it.",
     "context": "Look at chat templates and conversations, token by token.",
     "replay": "Look into a replay buffer.",
 }

@@ -8,17 +8,14 @@ hardest token of the last reply (beyond its first word, which is a choice, not a
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from agentloop.config import WarmUpSection
-from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
-from agentloop.environments.tools.event_loop import run_hook
-from agentloop.environments.tools.teardown import close_now
+from agentloop.environments import EnvironmentFactory
 from agentloop.learning.optimizer import hidden_matrices
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel
@@ -28,8 +25,6 @@ from context.authors import LLM
 from context.strategies import Strategy
 
 _SMOOTHING = 0.9
-_LONGEST_RESULT = 20_000
-"""Characters."""
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
 Progress = Callable[[int, float], None]
@@ -41,43 +36,6 @@ class WarmUpResult:
     updates: int
     loss: float
     """Smoothed loss of the last reply's hardest token, nats."""
-
-
-def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
-    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
-    run_hook(environment.start, task)
-    messages = list(task.messages())
-    while True:
-        reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
-        messages.append(reply)
-        if not reply.tool_calls:
-            return tuple(messages)
-        for call in reply.tool_calls:
-            result = call_demonstrated(environment, call, max_chars=_LONGEST_RESULT)
-            messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
-
-
-def demonstrations(
-    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
-) -> Iterator[tuple[Message, ...]]:
-    """Endless demonstrated conversations on new tasks.
-
-    Every second one as a `strategy` that gives hints shows it: the policy will sample in sight of them, and be trained
-    without.
-    """
-    rng = random.Random(seed)
-    for number in itertools.count():
-        environment = factory.create()
-        task = environment.make_task(rng)
-        with factory.connected_now(environment):
-            try:
-                messages = demonstrate(environment, task, rng)
-            finally:
-                close_now(environment, factory.where)
-        if strategy is not None and number % 2:
-            opening = task.messages()
-            messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])
-        yield messages
 
 
 class Demonstrator:

@@ -28,6 +28,7 @@ from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
@@ -36,7 +37,7 @@ from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.warm_up import Demonstrator, demonstrations, warm_up
+from agentloop.supervised.warm_up import Demonstrator, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
 from agentloop.training.policies.publish import Publisher

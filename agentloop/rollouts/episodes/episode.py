@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import time
@@ -13,15 +12,12 @@ from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import POLICY_ERRORS, Environment, Task
-from agentloop.environments.environment import quoted_task
-from agentloop.environments.tools.event_loop import run_to_end
-from agentloop.environments.tools.results import ToolTimeout
-from agentloop.environments.tools.teardown import close_environment
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, one_line_with_place, shortened
+from agentloop.errors import UserError, shortened
 from agentloop.generation import Completion, GenerationFailed
+from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
@@ -101,20 +97,20 @@ async def rollout(
     Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
     and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
     """
-    author = _Author(environment, task, threads, limits)
+    hooks = EpisodeHooks(environment, task, threads, limits)
     try:
-        episode = await _played(author, context, tools=tools, limits=limits, ask=ask)
+        episode = await _played(hooks, context, tools=tools, limits=limits, ask=ask)
     finally:
-        close_problem = await author.close()
+        close_problem = await hooks.close()
     return replace(episode, close_problem=close_problem)
 
 
 async def _played(
-    author: _Author, context: ContextManager, *, tools: EpisodeTools, limits: RolloutSection, ask: Ask
+    hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, limits: RolloutSection, ask: Ask
 ) -> Episode:
     """From the start of the environment to its reward."""
-    environment, task = author.environment, author.task
-    await author.start()
+    environment, task = hooks.environment, hooks.task
+    await hooks.start()
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
     open_context(context, task, schemas, asked_by=type(environment).__name__)
     turns = _Turns(tools, context, limits, ask)
@@ -128,7 +124,7 @@ async def _played(
             problem = f"no reply within rollout.episode_timeout_s={limits.episode_timeout_s:g} s"
     reward = math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
     if stop_reason == StopReason.ANSWERED:
-        reward = await author.reward(context.messages)
+        reward = await hooks.reward(context.messages)
     calls = turns.calls
     return Episode(
         task,
@@ -242,71 +238,6 @@ def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[st
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
             "Raise it, or shorten the task."
         )
-
-
-@dataclass
-class _Author:
-    """The environment's author's own methods, which must not fail: what they raise ends the run."""
-
-    environment: Environment
-    task: Task
-    threads: WorkerThreads
-    limits: RolloutSection
-    was_started: bool = False
-
-    async def start(self) -> None:
-        name = type(self.environment).__name__
-        if type(self.environment).start is Environment.start:
-            self.was_started = True
-            return  # it does nothing
-        try:
-            await self._called(self.environment.start, self.task)
-        except (Exception, ToolTimeout) as error:
-            raise UserError(
-                f"{name}.start must accept its tasks, got {self._problem(error)} for {quoted_task(self.task)}. "
-                "Mend it and --resume: this iteration is collected again."
-            ) from error
-
-    async def close(self) -> str | None:
-        """What went wrong, which costs nothing; None: nothing did."""
-        if not self.was_started:
-            return None
-        timeout_s = self.limits.tool_timeout_s
-        return await run_to_end(close_environment(self.environment, self.threads, timeout_s=timeout_s))
-
-    async def reward(self, messages: Sequence[Message]) -> float:
-        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
-        try:
-            reward = float(await self._called(self.environment.reward, self.task, messages))
-        except (Exception, ToolTimeout) as error:
-            raise UserError(
-                f"{name}.reward must return a number, got {self._problem(error)} for {asked}. "
-                "Mend it and --resume: this iteration is collected again."
-            ) from error
-        if not math.isfinite(reward):
-            raise UserError(
-                f"{name}.reward must return a finite number, got {reward} for {asked}. "
-                "Mend it and --resume: this iteration is collected again."
-            )
-        return reward
-
-    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
-        timeout_s = self.limits.episode_timeout_s
-        if inspect.iscoroutinefunction(method):
-            self.was_started = True
-            async with asyncio.timeout(timeout_s):
-                return await method(*args)
-
-        def call() -> Any:
-            self.was_started = True  # only now: a place among the threads is waited for
-            return method(*args)
-
-        return await self.threads.run(call, timeout_s=timeout_s)
-
-    def _problem(self, error: BaseException) -> str:
-        if isinstance(error, (ToolTimeout, TimeoutError)):
-            return f"none within rollout.episode_timeout_s={self.limits.episode_timeout_s:g} s"
-        return one_line_with_place(error)
 
 
 def _ended(reply: Reply) -> str | None:

@@ -80,7 +80,8 @@ def test_commands_are_those_of_the_documentation() -> None:
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "retrain", "whatif")}
     context = {"context", "context check", "context show"}
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
-    assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context
+    environments = {"env", "env check", "env play"}
+    assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
 
 
 HEAVY = {"torch", "transformers", "alembic", "pyarrow", "uvicorn"}
@@ -112,6 +113,7 @@ def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> Non
         "export",
         "inspect",
         "report",
+        "env",
         "context",
         "replay",
     ]

@@ -18,8 +18,8 @@ from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed
 from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.episodes.run_episodes import play_episode, run_episodes
-from agentloop.supervised.warm_up import demonstrations
 from context import default_authors
 from context.messages import Message
 from context.parse import HermesParser

@@ -14,7 +14,8 @@ from agentloop.environments import load_environment
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
-from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, demonstrations, hardest_of_last_reply, warm_up
+from agentloop.rollouts.demonstrated import demonstrations
+from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
 from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy

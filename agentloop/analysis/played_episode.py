@@ -1,0 +1,43 @@
+"""One episode of a model in an environment, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentloop.analysis.stored_policies import sampling_actors, stored_weights
+from agentloop.config import RunConfig
+from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.seeds import derive_seed
+from agentloop.environments import open_tasks
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
+from agentloop.runs.process import seed_process
+from agentloop.runs.run_folder import RunFolder, has_run, open_run_folder
+
+
+def play_with(model: str, environment: str, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
+    """The newest policy of the run in the folder `model`, or the model of that path or hub id, plays a training task.
+
+    A run's own configuration holds, with the overrides over it. Raises UserError for what can't be loaded.
+    """
+    folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
+    config = _config(model, folder, environment, overrides)
+    seed_process(config)
+    factory, source = open_tasks(config)
+    if folder is None:
+        actors = sampling_actors(config, factory, model)
+    else:
+        first, saved = config.model.path or folder.start, stored_weights(folder, None)
+        actors = sampling_actors(config, factory, first, saved=saved)
+    actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
+    (episode,) = run_episodes(actors, [source.train(task)], config)
+    return episode, config
+
+
+def _config(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+    values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
+    if folder is None or folder.config.environment.name != environment:
+        values["environment"] = {"name": environment}
+    return load_plain(values, overrides, source="env play")

@@ -1,0 +1,1 @@
+"""`agentloop env check | play`: an environment, looked at before anything is trained on it."""

@@ -1,0 +1,113 @@
+"""What an environment is like before a run begins: what the policy is shown, and what may be missing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentloop.config import RunConfig
+from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
+from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.tools.teardown import close_now
+from agentloop.errors import UserError, one_line_with_place
+from agentloop.rollouts.demonstrated import demonstrate
+from context.authors import LLM
+from context.messages import Message
+
+_DRAWN, _DEMONSTRATED = 100, 20
+"""Tasks that are compared with each other; demonstrations that are judged."""
+_METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "achieved", "demonstrate")
+
+
+@dataclass(frozen=True)
+class EnvironmentCheck:
+    """What was found. What would stop a run is an error instead."""
+
+    environment: str
+    version: str
+    tools: tuple[Mapping[str, Any], ...]
+    """As the chat template is given them."""
+    methods: tuple[str, ...]
+    """What the class defines besides `reward` and tools."""
+    example: Task
+    rows: str | None
+    """How many rows there are; None where tasks are made up."""
+    different: int
+    """Tasks among the first 100 to train on that differ from each other."""
+    shared: int
+    """Held-out tasks of an evaluation that are among those."""
+    empty_rewards: tuple[float, float]
+    """Of an empty reply, asked twice."""
+    demonstrated: float | None
+    """Share of demonstrations that are a success; None: there are none."""
+
+    def to_json(self) -> dict[str, Any]:
+        messages = [asdict(message) for message in self.example.messages()]
+        example = {"messages": messages, "payload": dict(self.example.payload)}
+        return {**asdict(self), "example": example, "remarks": list(self.remarks())}
+
+    def remarks(self) -> Iterator[str]:
+        """What may be missing or wrong."""
+        if not self.tools:
+            yield "there is no tool: the policy can only answer"
+        for function in (tool["function"] for tool in self.tools):
+            properties = function["parameters"].get("properties", {})
+            silent = ", ".join(name for name, schema in properties.items() if "description" not in schema)
+            if silent:
+                yield f"tool {function['name']} does not say what {silent} means: write Args: in its docstring"
+        if self.rows is None and self.different < _DRAWN:
+            yield f"of {_DRAWN} tasks {self.different} are different, and {self.shared} held-out ones are among them"
+        if self.empty_rewards[0] != self.empty_rewards[1]:
+            first, second = self.empty_rewards
+            yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
+        if self.demonstrated is None:
+            yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
+        elif self.demonstrated == 0:
+            yield f"none of {_DEMONSTRATED} demonstrations is a success"
+
+
+def check_environment(config: RunConfig) -> EnvironmentCheck:
+    """Raises UserError for whatever would stop a run."""
+    factory, source = open_tasks(config)
+    example, environment = source.train(0), factory.environment
+    tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
+    held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
+    reply = (*example.messages(), Message("assistant", "", author=LLM))
+    return EnvironmentCheck(
+        environment=factory.where,
+        version=factory.version,
+        tools=factory.tools,
+        methods=tuple(name for name in _METHODS if getattr(environment, name) is not getattr(Environment, name)),
+        example=example,
+        rows=source.summary,
+        different=len(tasks),
+        shared=sum(task in tasks for task in held_out),
+        empty_rewards=(_reward(factory, example, reply), _reward(factory, example, reply)),
+        demonstrated=_demonstrated(factory, config.rollout.success_reward) if factory.can_demonstrate else None,
+    )
+
+
+def _reward(factory: EnvironmentFactory, task: Task, messages: Sequence[Message]) -> float:
+    with factory.started(task) as environment:
+        return float(run_hook(environment.reward, task, messages))
+
+
+def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
+    rng, successes = random.Random(0), 0
+    for _ in range(_DEMONSTRATED):
+        environment = factory.create()
+        task = environment.make_task(rng)
+        try:
+            with factory.connected_now(environment):
+                messages = demonstrate(environment, task, rng)
+                successes += run_hook(environment.reward, task, messages) >= success
+        except Exception as error:
+            raise UserError(
+                f"{factory.where}.demonstrate must bring its episodes to an answer, got {one_line_with_place(error)}. "
+                "Mend it."
+            ) from error
+        finally:
+            close_now(environment, factory.where)
+    return successes / _DEMONSTRATED

@@ -1,0 +1,55 @@
+"""Conversations of an environment's own scripted demonstrator."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
+from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.tools.teardown import close_now
+from context import Message
+from context.authors import LLM
+from context.strategies import Strategy
+
+_LONGEST_RESULT = 20_000
+"""Characters."""
+
+
+def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
+    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
+    run_hook(environment.start, task)
+    messages = list(task.messages())
+    while True:
+        reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
+        messages.append(reply)
+        if not reply.tool_calls:
+            return tuple(messages)
+        for call in reply.tool_calls:
+            result = call_demonstrated(environment, call, max_chars=_LONGEST_RESULT)
+            messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
+
+
+def demonstrations(
+    factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
+) -> Iterator[tuple[Message, ...]]:
+    """Endless demonstrated conversations on new tasks.
+
+    Every second one as a `strategy` that gives hints shows it: the policy will sample in sight of them, and be trained
+    without.
+    """
+    rng = random.Random(seed)
+    for number in itertools.count():
+        environment = factory.create()
+        task = environment.make_task(rng)
+        with factory.connected_now(environment):
+            try:
+                messages = demonstrate(environment, task, rng)
+            finally:
+                close_now(environment, factory.where)
+        if strategy is not None and number % 2:
+            opening = task.messages()
+            messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])
+        yield messages

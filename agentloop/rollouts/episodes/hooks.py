@@ -1,0 +1,82 @@
+"""The environment's author's own methods around an episode: what they raise is the author's to mend."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import Environment, Task
+from agentloop.environments.environment import quoted_task
+from agentloop.environments.tools.event_loop import run_to_end
+from agentloop.environments.tools.results import ToolTimeout
+from agentloop.environments.tools.teardown import close_environment
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import UserError, one_line_with_place
+from context import Message
+
+
+@dataclass
+class EpisodeHooks:
+    """`start`, `reward` and `close` of one instance; the first two raise UserError, the last never does."""
+
+    environment: Environment
+    task: Task
+    threads: WorkerThreads
+    limits: RolloutSection
+    advice: str = "Mend it and --resume: this iteration is collected again."
+    was_started: bool = False
+
+    async def start(self) -> None:
+        name = type(self.environment).__name__
+        if type(self.environment).start is Environment.start:
+            self.was_started = True
+            return  # it does nothing
+        try:
+            await self._called(self.environment.start, self.task)
+        except (Exception, ToolTimeout) as error:
+            raise UserError(
+                f"{name}.start must accept its tasks, got {self._problem(error)} for {quoted_task(self.task)}. "
+                f"{self.advice}"
+            ) from error
+
+    async def reward(self, messages: Sequence[Message]) -> float:
+        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
+        try:
+            reward = float(await self._called(self.environment.reward, self.task, messages))
+        except (Exception, ToolTimeout) as error:
+            raise UserError(
+                f"{name}.reward must return a number, got {self._problem(error)} for {asked}. {self.advice}"
+            ) from error
+        if not math.isfinite(reward):
+            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {self.advice}")
+        return reward
+
+    async def close(self) -> str | None:
+        """What went wrong, which costs nothing; None: nothing did."""
+        if not self.was_started:
+            return None
+        timeout_s = self.limits.tool_timeout_s
+        return await run_to_end(close_environment(self.environment, self.threads, timeout_s=timeout_s))
+
+    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+        timeout_s = self.limits.episode_timeout_s
+        if inspect.iscoroutinefunction(method):
+            self.was_started = True
+            async with asyncio.timeout(timeout_s):
+                return await method(*args)
+
+        def call() -> Any:
+            self.was_started = True  # only now: a place among the threads is waited for
+            return method(*args)
+
+        return await self.threads.run(call, timeout_s=timeout_s)
+
+    def _problem(self, error: BaseException) -> str:
+        if isinstance(error, (ToolTimeout, TimeoutError)):
+            return f"none within rollout.episode_timeout_s={self.limits.episode_timeout_s:g} s"
+        return one_line_with_place(error)

@@ -1,0 +1,168 @@
+"""`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentloop.cli.env.play_by_hand import typed_reply
+from agentloop.training.train import train
+from context.messages import ToolCall
+from tests.docs.blocks import ROOT
+from tests.fakes.runs import PARITY, SilentDisplay, small_config
+from tests.fakes.shell import Shell
+
+LIBRARY = f"{ROOT / 'examples' / 'library.py'}:Library"
+CALCULATOR = f"{ROOT / 'examples' / 'calculator.py'}:Calculator"
+TWICE = """
+from agentloop import Environment, Message, Task
+
+class Twice(Environment):
+    asked = 0
+
+    def __init__(self, number: int = 7):
+        self.number = number
+
+    def make_task(self, rng):
+        return Task("Say it.", {"number": self.number})
+
+    def reward(self, task, messages):
+        type(self).asked += 1
+        return float(type(self).asked)
+
+    def demonstrate(self, task, messages, rng):
+        raise KeyError("script")
+"""
+
+
+Typed = Callable[..., None]
+
+
+@pytest.fixture
+def types(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Puts lines where the program reads what is typed."""
+
+    def lines(*typed: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+
+    return lines
+
+
+def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: Shell, tmp_path: Path) -> None:
+    code, output, errors = shell.type(["env", "check", CALCULATOR], tmp_path)
+    assert (code, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[:3] == [
+        f"environment   {CALCULATOR}, version 1",
+        "defines       reward, make_task",
+        "tools         1",
+    ]
+    assert "  multiply(a: integer, b: integer)  Multiply two whole numbers." in lines
+    (given,) = [line.partition(": ")[2] for line in lines if line.startswith("  as the model is given it: ")]
+    assert json.loads(given)["function"]["parameters"]["required"] == ["a", "b"]
+    assert "rewards       0 for an empty reply" in lines
+    assert lines[-1].startswith("note: there is no demonstrate: ")
+
+
+def test_check_as_json_says_the_same(shell: Shell, tmp_path: Path) -> None:
+    found = json.loads(shell.type(["env", "check", LIBRARY, "--json"], tmp_path)[1])
+    assert found["methods"] == ["make_task", "start", "close", "demonstrate"]
+    assert (found["demonstrated"], found["empty_rewards"]) == (1.0, [0.0, 0.0])
+    assert found["example"]["messages"][1]["content"] == "How many books are there?"
+    assert found["different"] < 100
+    assert found["remarks"][0] == "tool count does not say what prefix means: write Args: in its docstring"
+
+
+def test_check_takes_options_and_rows(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE.replace("raise KeyError", "return Message('assistant', '') #"))
+    sets = ["--set", "environment.options.number=9"]
+    found = json.loads(shell.type(["env", "check", "twice.py:Twice", *sets, "--json"], tmp_path)[1])
+    assert found["example"]["payload"] == {"number": 9}
+    assert found["remarks"][0] == "there is no tool: the policy can only answer"
+    assert found["remarks"][1] == "of 100 tasks 1 are different, and 256 held-out ones are among them"
+    assert found["remarks"][2].startswith("reward is not the same for the same conversation: ")
+    problems = f"{ROOT / 'examples' / 'word_problems.py'}:WordProblems"
+    rows = ["--set", f"tasks.data={ROOT / 'examples' / 'word_problems.jsonl'}"]
+    assert " held out" in json.loads(shell.type(["env", "check", problems, *rows, "--json"], tmp_path)[1])["rows"]
+
+
+def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    refused = shell.refusal(["env", "check", "twice.py:Twice"], tmp_path)
+    assert refused.startswith(
+        "twice.py:Twice.demonstrate must bring its episodes to an answer, got KeyError: 'script' at"
+    )
+    refused = shell.refusal(["env", "check", "nothing"], tmp_path)
+    assert refused.startswith("environment.name must be a built-in environment or path/to/file.py:ClassName, got 'noth")
+
+
+def test_episode_is_played_by_hand(shell: Shell, tmp_path: Path, types: Typed) -> None:
+    payload = json.loads(shell.type(["env", "check", LIBRARY, "--json"], tmp_path)[1])["example"]["payload"]
+    types("/count", "/cunt", "/count x", '/count {"prefix": 7}', str(payload["books"]))
+    code, output, _ = shell.type(["env", "play", LIBRARY], tmp_path)
+    assert code == 0
+    assert f"> tool count: {payload['books']}\n" in output
+    assert 'tool cunt: {"error": "there is no tool \'cunt\'. Did you mean count?"}' in output
+    assert "that is no call: 'x' has no =; write argument=value" in output
+    assert "argument 'prefix': Input should be a valid string" in output
+    assert output.endswith("answered: reward 1, a success\n")
+
+
+def test_episode_that_is_left_has_no_reward_and_is_closed(shell: Shell, tmp_path: Path, types: Typed) -> None:
+    library = (ROOT / "examples" / "library.py").read_text()
+    source = library.replace("        self.database.close()", "        open('closed', 'w').close()")
+    (tmp_path / "closing.py").write_text(source)
+    types("/count")
+    code, output, _ = shell.type(["env", "play", "closing.py:Library"], tmp_path)
+    assert (code, output.splitlines()[-1]) == (0, "left: no reward")
+    assert (tmp_path / "closed").exists()
+
+
+def test_model_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1"]
+    code, output, _ = shell.type(["env", "play", PARITY, "--model", qwen2, *sets], tmp_path)
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[0].startswith("user: Say something of even length, number ")
+    assert any(line.startswith("assistant: ") for line in lines)
+    assert " reward " in lines[-1]
+
+
+def test_newest_policy_of_a_run_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
+    train(settings, display=SilentDisplay())
+    words: list[str | Path] = ["env", "play", PARITY, "--model", "runs/small-001", "--task", "3"]
+    first, again = (shell.type(words, tmp_path)[1] for _ in range(2))
+    assert first == again
+    assert " reward " in first.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "arguments"),
+    [
+        ("/f", {}),
+        ("/f a=7 b=x", {"a": 7, "b": "x"}),
+        ('/f a="two words" b=[1,2] c=null', {"a": "two words", "b": [1, 2], "c": None}),
+        ('/f {"a": {"b": 1}}', {"a": {"b": 1}}),
+    ],
+)
+def test_typed_calls(typed: str, arguments: dict[str, object]) -> None:
+    (call,) = typed_reply(typed).tool_calls
+    assert call == ToolCall("f", arguments)
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("42", "42"), ("//bin", "/bin"), ("a /b", "a /b")])
+def test_typed_answers(typed: str, answer: str) -> None:
+    reply = typed_reply(typed)
+    assert (reply.content, reply.tool_calls, reply.author) == (answer, (), "llm")
+
+
+@pytest.mark.parametrize("typed", ["/f x", "/f {", '/f a="'])
+def test_typed_calls_that_can_not_be_read_are_refused(typed: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        typed_reply(typed)
