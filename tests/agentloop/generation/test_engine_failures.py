@@ -19,6 +19,7 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import evaluate
+from agentloop.rollouts.rewards import open_scorer
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import describe_iteration
 from agentloop.runs.run_folder import create_run_folder
@@ -198,10 +199,10 @@ def test_evaluation_is_over_the_tasks_that_the_engine_let_through(tmp_path: Path
     with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None, first=qwen2)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=4)
         playing = replace(parts.actors, generator=flaky)
-        result = evaluate(playing, parts.source, config)
+        result = evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.factory))
         assert 0 < flaky.lost == result.engine_failures
         assert result.tasks == 8 - flaky.lost
         assert result.metrics()["eval/engine_failures"] == flaky.lost
         flaky.dead = True
         with pytest.raises(UserError, match="connection refused"):
-            evaluate(playing, parts.source, config)
+            evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.factory))

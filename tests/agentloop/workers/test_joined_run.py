@@ -91,13 +91,13 @@ def test_another_environment_is_refused(run: IssuedRun, tmp_path: Path) -> None:
 
 
 def test_another_template_is_refused(run: IssuedRun) -> None:
-    template = run.folder / "model" / "chat_template.jinja"
+    template = run.folder / "start" / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
     assert refusal(run.folder).startswith("template of a worker must be the run's, got ")
 
 
 def test_another_tokenizer_is_refused(run: IssuedRun) -> None:
-    path = run.folder / "model" / "tokenizer.json"
+    path = run.folder / "start" / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFKC"}}))
     assert refusal(run.folder).startswith("tokenizer of a worker must be the run's, got ")
 
