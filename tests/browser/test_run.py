@@ -60,9 +60,10 @@ def test_an_iteration_shows_what_went_in_and_how_far_it_had_drifted(
     page.wait_for_url(f"**/iterations/{ITERATIONS}")
     drawn = rows(
         run_folder / "replay.sqlite",
-        f"select trajectory from draws where run = '{run}' and iteration = {ITERATIONS} order by slot",
+        f"select trajectory from draws where run = '{run}' and iteration = {ITERATIONS} "
+        "order by stream <> 'replay', slot",
     )
-    shown = page.locator("#rows + .card tbody tr")
+    shown = page.locator("tbody[data-rows] tr")
     assert [shown.nth(at).get_attribute("data-href") for at in range(shown.count())] == [
         address("trajectories", id) for (id,) in drawn
     ]
@@ -72,7 +73,7 @@ def test_an_iteration_shows_what_went_in_and_how_far_it_had_drifted(
     page.wait_for_url(f"**/iterations/{ITERATIONS - 1}")
     page.keyboard.press("n")
     page.wait_for_url(f"**/iterations/{ITERATIONS}")
-    page.locator("#rows + .card a[href^='/tasks/']").first.click()
+    page.locator("tbody[data-rows] a[href^='/tasks/']").first.click()
     page.wait_for_url("**/tasks/*")
     (attempts,) = rows(
         run_folder / "replay.sqlite",

@@ -224,7 +224,7 @@ def test_task_command_prints_the_task(tmp_path: Path) -> None:
     assert "attempts  12 in 3 groups, 58.3 % successful" in output
     groups = [line.split()[:4] for line in output.splitlines() if " of 4" in line]
     assert groups == [["3", "4", "of", "4"], ["2", "2", "of", "4"]]
-    after = output.splitlines()[-1].removeprefix("more: --after ")
+    after = output.splitlines()[-1].removeprefix("further rows: add --after ")
     rest = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--after", after, "--json").output
     assert len(json.loads(rest)["trajectories"]) == 10
 
