@@ -287,6 +287,12 @@ def check_task_pool(tasks: TaskData, environment: TaskPool, when: str) -> None:
         )
 
 
+class StoredEnvironment(TaskPool):
+    """One of several environments of a run."""
+
+    tasks: TaskData = Field(default_factory=TaskData)
+
+
 class StoredConfig(_RunSection):
     """What of a run's stored configuration decides what its batches are made of; a key that is not there has its
     default."""
@@ -295,12 +301,29 @@ class StoredConfig(_RunSection):
     batch: BatchSize = Field(default_factory=BatchSize)
     environment: TaskPool = Field(default_factory=TaskPool)
     tasks: TaskData = Field(default_factory=TaskData)
+    environments: dict[str, StoredEnvironment] = Field(default_factory=dict)
     replay: ReplayConfig = Field(default_factory=ReplayConfig)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        self.replay.check(self.batch, self.tasks, self.environment, self.run.schedule_length)
+        for pool, tasks in self._parts():
+            self.replay.check(self.batch, tasks, pool, self.run.schedule_length)
         return self
+
+    @property
+    def task_pool(self) -> int | Literal["unlimited"]:
+        """The number of different training tasks, of all environments."""
+        pools = [pool.task_pool for pool, _ in self._parts()]
+        return "unlimited" if "unlimited" in pools else sum(int(pool) for pool in pools)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether tasks are rows of data, how many is not said here."""
+        return any(tasks.data is not None for _, tasks in self._parts())
+
+    def _parts(self) -> list[tuple[TaskPool, TaskData]]:
+        several = [(one, one.tasks) for one in self.environments.values()]
+        return list[tuple[TaskPool, TaskData]](several) or [(self.environment, self.tasks)]
 
     def mix_rule(self) -> MixRule:
         return self.replay.mix_rule(self.batch, self.run.schedule_length)

@@ -38,6 +38,12 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
 
 def _config(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
     values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
-    if folder is None or folder.config.environment.name != environment:
+    named = {} if folder is None else {part.name: part for part in folder.config.parts}
+    if environment in named:  # one of several, by the run's own name for it
+        given = values["environments"][environment]
+        values["tasks"] = given.pop("tasks")
+        values["environment"] = {key: value for key, value in given.items() if key != "share"}
+    elif folder is None or folder.config.environment.name != environment:
         values["environment"] = {"name": environment}
+    values.pop("environments", None)
     return load_plain(values, overrides, source="env play")

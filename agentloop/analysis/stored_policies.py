@@ -8,7 +8,7 @@ from pathlib import Path
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import EnvironmentFactory, open_tasks
+from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
@@ -60,9 +60,9 @@ def evaluate_run(
 
 
 def sampling_actors(
-    config: RunConfig, factory: EnvironmentFactory, first: Path | str, *, saved: Path | None = None
+    config: RunConfig, environments: RunEnvironments, first: Path | str, *, saved: Path | None = None
 ) -> Actors:
-    """The policy whose weights are `saved`, or those of `first`, in an environment."""
+    """The policy whose weights are `saved`, or those of `first`, in an environment, or in several."""
     loaded = load_policy(config, first, saved=saved)
     generator = LocalGenerator(
         loaded.model,
@@ -70,7 +70,7 @@ def sampling_actors(
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
         compute=config.compute,
     )
-    return make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
+    return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 
 
 def _asked(config: RunConfig, **asked: int | None) -> RunConfig:

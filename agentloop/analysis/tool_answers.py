@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.teardown import close_environment, warn_of_close
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -28,16 +28,24 @@ class ToolCheck:
     """A line for each of them that was answered otherwise."""
 
 
-def check_tools(store: ReplayStore, factory: EnvironmentFactory, config: RunConfig, *, calls: int) -> ToolCheck:
-    """At least `calls` remembered calls, of random tasks, each after the calls that it came after.
+def check_tools(store: ReplayStore, environments: RunEnvironments, config: RunConfig, *, calls: int) -> ToolCheck:
+    """At least `calls` remembered calls of each environment, of random tasks, each after the calls that it came after.
 
     Calls are made in a new instance that was started with their task, whose prompt is that of one of its trajectories.
     """
+    found = ToolCheck()
+    for factory in environments.all:
+        _check_environment(store, factory, config, found, most=found.calls + calls)
+    return found
+
+
+def _check_environment(
+    store: ReplayStore, factory: EnvironmentFactory, config: RunConfig, found: ToolCheck, *, most: int
+) -> None:
     environment = factory.tools_hash(config.rollout.tool_output_chars)
     tasks = store.remembered_tasks(environment)
-    found = ToolCheck()
     for task in random.Random(0).sample(tasks, len(tasks)):
-        if found.calls >= calls:
+        if found.calls >= most:
             break
         asked = _task(store, factory, task)
         if asked is None:
@@ -45,7 +53,6 @@ def check_tools(store: ReplayStore, factory: EnvironmentFactory, config: RunConf
         for chain in _chains(store.remembered(environment, [task])):
             found.calls += len(chain)
             found.differing += run_coroutine(_made_again(factory, config, asked, chain))
-    return found
 
 
 def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,7 @@ from replay.queries.preview.settings import WrongSettings
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
+    from agentloop.config.sections.environments.shares import EnvironmentPart
 
 _ROWS = ("id", "stale", "reward", "success", "share", "replayed", "task")
 _BATCHES = ("iteration", "fraction", "planned", "replayed", "fresh", "short", "groups", "members replayed")
@@ -86,12 +87,18 @@ def _of_run(buffer: OpenBuffer, run: str, config: RunConfig, horizon: Horizon) -
 
 def _of_batches(config: RunConfig) -> StoredConfig:
     """What of a configuration decides about its batches, with the number of tasks where they are rows of a file."""
-    pool: TaskPool = config.environment
-    if config.tasks.data is not None and (config.replay.unit in SAME_TASK or config.replay.per_task is not None):
-        from agentloop.environments.datasets import load_rows
-
-        pool = TaskPool(task_pool=len(load_rows(config.tasks).train))
+    counts = config.replay.unit in SAME_TASK or config.replay.per_task is not None
+    pools = [_pool_of(part, counts=counts) for part in config.parts]
+    pool = TaskPool(task_pool="unlimited" if "unlimited" in pools else sum(int(one) for one in pools))
     return StoredConfig(run=config.run, batch=config.batch, environment=pool, tasks=config.tasks, replay=config.replay)
+
+
+def _pool_of(part: EnvironmentPart, *, counts: bool) -> int | Literal["unlimited"]:
+    if part.tasks.data is None or not counts:
+        return part.environment.task_pool
+    from agentloop.environments.datasets import load_rows
+
+    return len(load_rows(part.tasks).train)
 
 
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:

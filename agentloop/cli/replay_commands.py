@@ -107,8 +107,8 @@ def _check_tools(buffer: OpenBuffer) -> ToolCheck:
     from agentloop.environments import open_tasks
 
     folder = _run_folder(buffer)
-    factory, _ = open_tasks(folder.config, folder.environments)
-    return check_tools(buffer.store, factory, folder.config, calls=_CALLS)
+    environments, _ = open_tasks(folder.config, folder.environments)
+    return check_tools(buffer.store, environments, folder.config, calls=_CALLS)
 
 
 def rescore(

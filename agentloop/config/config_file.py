@@ -26,6 +26,7 @@ from context.wording import nearest
 __all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
+_ENTRIES = (Key, KeySection)
 _RENAMED = {("rollout", "recollect_rounds"): "dynamic_sampling_rounds"}
 """Keys as runs of earlier versions have stored them."""
 
@@ -249,7 +250,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
             break
         path, value = (*path, part), value[part]
     entry = schema_entries().get(path)
-    if isinstance(entry, Key):
+    if isinstance(entry, Key) and details["type"] != "value_error":
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
         default = entry.default_with(values["model"]["path"])
         return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
@@ -261,8 +262,8 @@ def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> t
     message = str(details.get("ctx", {}).get("error", details["msg"]))
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     # What is named may lie in a free mapping or a list: context.options.budget.
-    parts = [path[:length] for path in named for length in range(len(path), 1, -1)]
-    keys = [path for path in parts if isinstance(schema_entries().get(path), (Key, KeySection))]
+    parts = [path[:length] for path in named for length in range(len(path), 0, -1)]
+    keys = [path for path in parts if isinstance(schema_entries().get(path), Key if len(path) == 1 else _ENTRIES)]
     nowhere = place(())
     written = [path for path in keys if place(path) != nowhere]
     path = written[0] if written else section

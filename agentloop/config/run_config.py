@@ -12,6 +12,13 @@ from pydantic import Field, model_validator
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
+from agentloop.config.sections.environments.environment_section import EnvironmentSection
+from agentloop.config.sections.environments.shares import (
+    EnvironmentPart,
+    EnvironmentShares,
+    check_environments,
+    environment_parts,
+)
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
 from agentloop.config.sections.optimization import (
@@ -25,7 +32,6 @@ from agentloop.config.sections.reward import RewardSection, check_rows
 from agentloop.config.sections.rollout import (
     CollectionSection,
     EngineSection,
-    EnvironmentSection,
     EvaluationSection,
     RolloutSection,
     check_collection,
@@ -36,6 +42,10 @@ from agentloop.config.sections.supervised_learning import SftSection, WarmUpSect
 from replay.config import ReplayConfig
 from replay.mixing.mix_settings import MixRule
 from replay.setting_types import Section
+
+
+def _check_replay(config: RunConfig) -> None:
+    config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
 
 
 class RunConfig(Section):
@@ -55,6 +65,12 @@ class RunConfig(Section):
     )
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
+    environments: EnvironmentShares = Field(
+        default_factory=dict,
+        description="Several environments in place of one, by names of yours: each with its share of the episodes, the "
+        "keys of environment, and tasks of its own; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "
+        "{share: 0.3, options: {hops: [3, 4]}}}. See docs/environments.md.",
+    )
     tasks: TasksSection = Field(
         default_factory=TasksSection, description="A data set as tasks, and the order of a pool of tasks."
     )
@@ -89,15 +105,11 @@ class RunConfig(Section):
                 f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
                 "Set loss.normalise: per_stream."
             )
-        check_tasks(self.tasks, self.environment.task_pool)
-        check_rows(self)
+        check_environments(self, check_tasks, check_rows, check_collection, _check_replay, check_advantages)
         check_compute(self)
         check_engine(self)
-        check_collection(self)
-        self.replay.check(self.batch, self.tasks, self.environment, self.run.schedule_length)
         check_learning(self)
         self.lora.check()
-        check_advantages(self)
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
@@ -132,6 +144,11 @@ class RunConfig(Section):
                 f"kl.reward_coef must be 0 when {why}, whose log-probs count as missing, "
                 f"got {self.kl.reward_coef}. Use kl.loss_coef."
             )
+
+    @property
+    def parts(self) -> tuple[EnvironmentPart, ...]:
+        """Its environments, of which most runs have one."""
+        return environment_parts(self)
 
     def mix_rule(self) -> MixRule:
         return self.replay.mix_rule(self.batch, self.run.schedule_length)

@@ -4,12 +4,15 @@ from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.task_source import TaskSource, open_tasks
+from agentloop.environments.open_tasks import load_environments, open_tasks
+from agentloop.environments.several.several_environments import RunEnvironments
+from agentloop.environments.task_source import TaskSource
 from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
 from agentloop.environments.tools.results import ToolResult
 
 __all__ = [
     "POLICY_ERRORS",
+    "RunEnvironments",
     "Achieved",
     "Environment",
     "EnvironmentFactory",
@@ -22,6 +25,7 @@ __all__ = [
     "call_demonstrated",
     "call_tool",
     "load_environment",
+    "load_environments",
     "open_tasks",
     "tool",
 ]

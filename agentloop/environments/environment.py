@@ -29,6 +29,8 @@ class Task:
     """What tools and reward need to know (JSON values, whose keys come in any order); never shown to the policy."""
     hint: str | None = None
     """Help that the context strategy `hint` shows while the policy samples; others leave it out."""
+    environment: str | None = None
+    """Which of several environments it is of; the run says so, and None where it has one."""
 
     def messages(self) -> tuple[Message, ...]:
         """The opening conversation: the user's words by `user`, all else by `initialization`.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.adapters.adapter import Adapter
 from agentloop.environments.adapters.gymnasium_text import GymnasiumText
 from agentloop.environments.adapters.openenv import OpenEnv
@@ -66,6 +66,34 @@ class EnvironmentFactory:
     """Authors that its messages may name besides `user` and `initialization`."""
     servers: McpServers | None = None
     """MCP servers, some of whose tools are the environment's; None: it has all of its tools itself."""
+    is_one_of_several: bool = False
+    """True: its tasks say that they are of it, by its name."""
+
+    @property
+    def all(self) -> tuple[EnvironmentFactory, ...]:
+        """The environments of a run that has this one alone."""
+        return (self,)
+
+    def of(self, task: Task) -> EnvironmentFactory:
+        """The one that a task is of."""
+        return self
+
+    def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
+        """The one that a row is of; None where it is of another, or of another version."""
+        return self if (name, version) == (self.name, self.version) else None
+
+    def named(self, name: str) -> EnvironmentFactory:
+        """As one of several, whose rows have this name."""
+        return replace(
+            self,
+            name=name,
+            is_one_of_several=True,
+            example=None if self.example is None else replace(self.example, environment=name),
+        )
+
+    def with_version_of(self, source: str) -> EnvironmentFactory:
+        """The version that a changed source makes it."""
+        return replace(self, version=f"{self.version}+{source[:8]}")
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
@@ -115,7 +143,11 @@ class EnvironmentFactory:
             problem = f"{one_line_with_place(error)}{place}"
             raise UserError(f"{self.where}.{method} must {rule}, got {problem}. Mend it.") from error
         check_task(task, f"{self.where}.{method}", self.registered)
-        return task
+        return self.labelled(task)
+
+    def labelled(self, task: Task) -> Task:
+        """A task of it, which says so where a run has several environments."""
+        return replace(task, environment=self.name) if self.is_one_of_several else task
 
     @property
     def rewards_turns(self) -> bool:
@@ -170,7 +202,7 @@ class EnvironmentFactory:
             )
         for one in found:
             check_task(one.task, f"{self.where}.achieved", self.registered)
-        return found
+        return [replace(one, task=self.labelled(one.task)) for one in found]
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         """Of a conversation that no episode of this environment was: a new instance is started with the task."""

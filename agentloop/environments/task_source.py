@@ -4,58 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
-from agentloop.config import RunConfig
 from agentloop.config.sections.dataset import TasksSection
-from agentloop.config.seeds import derive_seed
 from agentloop.environments.curriculum import TaskOrder
-from agentloop.environments.datasets import TaskRows, load_rows
+from agentloop.environments.datasets import TaskRows
 from agentloop.environments.environment import Task
-from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.factory import EnvironmentFactory
 from agentloop.errors import UserError
 
 GroupResult = tuple[str, int, float]
 """A group's task by its hash, the attempts of the policy, and the share of them that succeeded."""
-_MOST_CHECKED = 20_000
-"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
-
-
-def open_tasks(
-    config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
-) -> tuple[EnvironmentFactory, TaskSource]:
-    """The environment with the run's tasks, checked.
-
-    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
-    another than the last one unless `environment_changed`; another than the first one is another version.
-    """
-    section, tasks = config.environment, config.tasks
-    rows = None if tasks.data is None else load_rows(tasks)
-    row = None if rows is None else rows.train[0]
-    judges = [judge.function for judge in config.reward.functions] if section.is_rows else []
-    factory = load_environment(
-        section.name,
-        section.options,
-        config.context.registered_authors(),
-        row=row,
-        servers=section.mcp_servers,
-        tools=section.tools,
-        judges=judges,
-    )
-    if sources and factory.source != sources[-1] and not environment_changed:
-        raise UserError(
-            f"environment.name must have the source that the run had last, got {factory.where} changed since (digest "
-            f"{factory.source[:8]} after {sources[-1][:8]}). Put it back, or go on with --environment-changed: rows "
-            "collected from then on count as another version of it."
-        )
-    if sources and factory.source != sources[0]:
-        factory = replace(factory, version=f"{factory.version}+{factory.source[:8]}")
-    for side in () if rows is None else (rows.train, rows.held_out):
-        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
-            factory.task_from_row(side[number], f"row {number + 1}")
-    seed = derive_seed(config.run.seed, "tasks")
-    return factory, TaskSource(factory, seed=seed, pool=section.task_pool, rows=rows, section=tasks)
 
 
 class TaskSource:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
-from agentloop.environments import EnvironmentFactory
+from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
@@ -45,7 +45,7 @@ class Warnings:
 class Actors:
     """What an episode is run with; the same for training and for evaluation."""
 
-    factory: EnvironmentFactory
+    factory: RunEnvironments
     generator: Generator | ConcurrentGenerator
     renderer: Renderer
     parser: ReplyParser
@@ -61,7 +61,7 @@ class Actors:
 
 def make_actors(
     config: RunConfig,
-    factory: EnvironmentFactory,
+    environments: RunEnvironments,
     files: ModelFiles,
     generator: Generator | ConcurrentGenerator,
     *,
@@ -70,10 +70,11 @@ def make_actors(
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    parser = make_parser(section.parser, files.template, tools=factory.tools)
-    check_tools(factory, files, parser)
+    parser = make_parser(section.parser, files.template, tools=environments.tools)
+    for factory in environments.all:
+        check_tools(factory, files, parser)
     return Actors(
-        factory,
+        environments,
         generator,
         files.renderer(authors, _stop_strings(section.stop_strings, parser)),
         parser,
@@ -81,15 +82,16 @@ def make_actors(
         vocab_size,
         make_strategy(section.strategy, section.options),
         section.training_control(),
-        memory=tool_memory(config, factory),
+        memory=tool_memory(config, environments),
     )
 
 
-def tool_memory(config: RunConfig, factory: EnvironmentFactory) -> ToolMemory | None:
+def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
     """An empty one; None where no tool is deterministic, or nothing is to be remembered."""
-    if not (config.rollout.replay_observations and factory.has_deterministic_tools):
+    deterministic = [factory for factory in environments.all if factory.has_deterministic_tools]
+    if not (config.rollout.replay_observations and deterministic):
         return None
-    return ToolMemory(factory.tools_hash(config.rollout.tool_output_chars))
+    return ToolMemory(*(factory.tools_hash(config.rollout.tool_output_chars) for factory in deterministic))
 
 
 def stop_strings(config: RunConfig, files: ModelFiles) -> tuple[str, ...]:

@@ -95,13 +95,14 @@ class Collector:
         earlier: Sequence[Collected],
     ) -> None:
         """A record for every episode with a reward, and for every group that has one."""
-        factory, places = self.actors.factory, PlaceCounter(collected_by, earlier)
+        places = PlaceCounter(collected_by, earlier)
         ends = accumulate(size for _, size in groups)
         for (task, size), end in zip(groups, ends, strict=True):
             span = range(end - size, end)
             members = [(episodes[i], rewards[i]) for i in span if not math.isnan(rewards[i])]
             if not members:
                 continue
+            factory = self.actors.factory.of(task)
             task_hash = factory.task_hash(task)
             group = places.next_group()
             rows = []

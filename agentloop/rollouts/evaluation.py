@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
-from agentloop.environments import TaskSource
+from agentloop.environments import Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
@@ -34,6 +34,8 @@ class Attempts:
     """Mean of the samples."""
     stops: Mapping[str, int]
     """Samples by stop reason."""
+    environment: str | None = None
+    """Which of several environments the task is of; None: there is one."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
     return Outcome(succeeded(episode, config), episode.environment_reward, episode.num_turns, str(episode.stop_reason))
 
 
-def attempts_of(outcomes: Sequence[Outcome]) -> Attempts:
+def attempts_of(task: Task, outcomes: Sequence[Outcome]) -> Attempts:
     """The samples of one task, at least one."""
     return Attempts(
         samples=len(outcomes),
@@ -58,6 +60,7 @@ def attempts_of(outcomes: Sequence[Outcome]) -> Attempts:
         reward=sum(outcome.reward for outcome in outcomes) / len(outcomes),
         turns=sum(outcome.turns for outcome in outcomes) / len(outcomes),
         stops=Counter(outcome.stop_reason for outcome in outcomes),
+        environment=task.environment,
     )
 
 
@@ -91,7 +94,25 @@ class Evaluation:
             "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
             **{name: sum(found) / len(found) for name, found in several.items() if found},
+            **self._of_environments(),
         }
+
+    def of_environment(self, name: str) -> Evaluation:
+        """The tasks of one of several environments."""
+        return replace(self, attempts=tuple(task for task in self.attempts if task.environment == name))
+
+    @property
+    def environments(self) -> list[str]:
+        """Names of the several environments that it has tasks of, in their order; none where there is one."""
+        return list(dict.fromkeys(task.environment for task in self.attempts if task.environment is not None))
+
+    def _of_environments(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name in self.environments:
+            own = self.of_environment(name)
+            metrics[f"environment/{name}/held_out_success"] = own.success
+            metrics[f"environment/{name}/held_out_reward"] = own._mean(lambda task: task.reward)
+        return metrics
 
     def _mean(self, figure: Callable[[Attempts], float]) -> float:
         return sum(map(figure, self.attempts)) / len(self.attempts)
@@ -127,6 +148,8 @@ class EvaluationReport:
     mean_turns: Estimate
     stop_reasons: Mapping[str, Estimate]
     """Share of the samples, the most frequent first."""
+    environments: Mapping[str, Estimate]
+    """Success in each of several environments; none where there is one."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -140,6 +163,7 @@ class EvaluationReport:
             "mean_reward": asdict(self.mean_reward),
             "mean_turns": asdict(self.mean_turns),
             "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
+            "environments": {name: asdict(found) for name, found in self.environments.items()},
         }
 
 
@@ -165,7 +189,8 @@ def evaluate(
         samples = everything[start : start + section.samples]
         episodes = [episode for episode in samples if not math.isnan(episode.environment_reward)]
         if episodes:
-            attempts.append(attempts_of([outcome_of(episode, config) for episode in episodes]))
+            task = tasks[start // section.samples]
+            attempts.append(attempts_of(task, [outcome_of(episode, config) for episode in episodes]))
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
@@ -197,6 +222,10 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
             )
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
+        {
+            name: proportion(evaluation.of_environment(name).pass_at(1), single=single, seed=seed)
+            for name in evaluation.environments
+        },
     )
 
 
@@ -212,6 +241,8 @@ def as_table(report: EvaluationReport) -> str:
 
     for k, share in report.pass_at_k.items():
         add(f"pass@{k}", share, percent)
+    for name, share in report.environments.items():
+        add(f"pass@1 in {name}", share, percent)
     add("mean turns", report.mean_turns, "{:.2f}".format)
     add("mean reward", report.mean_reward, "{:.2f}".format)
     for reason, share in report.stop_reasons.items():

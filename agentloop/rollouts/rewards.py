@@ -11,7 +11,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
-from agentloop.environments import EnvironmentFactory
+from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.results import ToolTimeout
@@ -184,13 +184,13 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     return -section.penalty * share if share else 0.0
 
 
-def open_scorer(config: RunConfig, factory: EnvironmentFactory, *, model: RewardModel | None = None) -> RewardScorer:
+def open_scorer(config: RunConfig, factory: RunEnvironments, *, model: RewardModel | None = None) -> RewardScorer:
     """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
     scorer = RewardScorer(
-        config.reward, max_tokens=config.context.max_tokens, model=model, judges=config.environment.is_rows
+        config.reward, max_tokens=config.context.max_tokens, model=model, judges=config.parts[0].environment.is_rows
     )
-    if factory.example is not None:
-        scorer.check(factory.example)
+    for example in (one.example for one in factory.all if one.example is not None):
+        scorer.check(example)
     return scorer
 
 

@@ -120,6 +120,7 @@ def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
+    factory = actors.factory.of(episode.task)
     record = TrajectoryRecord(
         id=place.id,
         run=collected_by.run,
@@ -141,8 +142,8 @@ def trajectory_of(
         top_k=0,
         logprobs_mode="full",
         mean_entropy=float(np.mean(episode.entropies)) if episode.entropies else None,
-        environment=actors.factory.name,
-        environment_version=actors.factory.version,
+        environment=factory.name,
+        environment_version=factory.version,
     )
     (row,) = summarised([Trajectory(record, episode.segments, episode.messages)], actors.authors)
     return row

@@ -88,22 +88,25 @@ class Demonstrator:
 
 def warm_up(
     actor: Actor,
-    demonstrator: Demonstrator,
-    conversations: Iterator[tuple[Message, ...]],
+    demonstrated: Iterator[Sequence[TokenSequence]],
     section: WarmUpSection,
     *,
     authors: AuthorTable,
+    control_ids: frozenset[int],
     progress: Progress | None = None,
 ) -> WarmUpResult:
-    """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed."""
+    """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed.
+
+    `demonstrated`: the sequences of one conversation after another, without end.
+    """
     optimizers = _optimizers(actor.model, section)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     smoothed, target_met_at, update = float("nan"), None, 0
     for update in range(1, section.max_updates + 1):
-        demonstrated = [demonstrator.sequences(next(conversations)) for _ in range(section.batch)]
+        batch = [next(demonstrated) for _ in range(section.batch)]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        hardest = _accumulate(actor, demonstrated, authors, demonstrator.control_ids)
+        hardest = _accumulate(actor, batch, authors, control_ids)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * _cooling(update, target_met_at, section)
             optimizer.step()

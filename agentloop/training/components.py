@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.environments import EnvironmentFactory, TaskSource, load_environment, open_tasks
+from agentloop.environments import RunEnvironments, TaskSource, load_environments, open_tasks
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.learning.kl_penalty import reward_penalty
@@ -43,8 +43,9 @@ from agentloop.training.policies.engine_publisher import EnginePublisher, connec
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.trained_policy import load_trained_policy
 from agentloop.user_code import load_function, load_sampler
-from context import AuthorTable
+from context import AuthorTable, TokenSequence
 from context.messages import Message, content_hash
+from context.strategies import Strategy
 from context.templates.template_report import check_template
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
@@ -106,17 +107,15 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     section = config.warm_up
-    if config.environment.is_rows:
+    if config.parts[0].environment.is_rows:
         raise UserError(
             "model.path must name a model when environment.name is rows, got null: nobody shows the built-in one "
             "how to go about its tasks. Name one, or write an environment class with demonstrate."
         )
-    options = {**config.environment.options, **section.options}
-    registered, servers = config.context.registered_authors(), config.environment.mcp_servers
-    factory = load_environment(config.environment.name, options, registered, servers=servers)
-    if not factory.can_demonstrate:
+    environments = load_environments(config, {}, options=section.options)
+    if not environments.can_demonstrate:
         raise UserError(
-            f"model.path must name a model, got null: environment {config.environment.name!r} has no demonstrate() "
+            f"model.path must name a model, got null: environment {environments.where!r} has no demonstrate() "
             "to warm the built-in model up with. Write one, or set model.path."
         )
     display.note(f"making and warming up the built-in model, once, for {target.parent}")
@@ -124,17 +123,18 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     display.phase("tokenizer", 0, 1)
     began = time.perf_counter()
     with muted_libraries():
-        build_tiny_model(target, config.tiny, corpus=_corpus(factory, seed), seed=seed % 2**31)
+        build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
     loaded = load_model(config.model, target, template_args=config.context.template_args)
     authors = config.context.author_table()
-    parser = make_parser(config.context.parser, loaded.template, tools=factory.tools)
+    parser = make_parser(config.context.parser, loaded.template, tools=environments.tools)
     strategy = make_strategy(config.context.strategy, config.context.options)
+    demonstrators = [Demonstrator(loaded, authors, parser, factory=one, strategy=strategy) for one in environments.all]
     result = warm_up(
         Actor(loaded.model, compute=config.compute),
-        Demonstrator(loaded, authors, parser, factory=factory, strategy=strategy),
-        demonstrations(factory, seed=seed, strategy=strategy),
+        _in_turn(demonstrators, environments, seed, strategy),
         section,
         authors=authors,
+        control_ids=loaded.codec.added_ids,
         progress=lambda update, loss: display.phase("warm-up", update, section.max_updates),
     )
     display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
@@ -152,15 +152,28 @@ def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
     return measured
 
 
-def _corpus(factory: EnvironmentFactory, seed: int) -> list[str]:
+def _in_turn(
+    demonstrators: Sequence[Demonstrator], environments: RunEnvironments, seed: int, strategy: Strategy
+) -> Iterator[Sequence[TokenSequence]]:
+    """Conversations of one environment after another, as training sequences."""
+    each = [demonstrations(factory, seed=seed, strategy=strategy) for factory in environments.all]
+    for demonstrator, conversations in itertools.cycle(zip(demonstrators, each, strict=True)):
+        yield demonstrator.sequences(next(conversations))
+
+
+def _corpus(environments: RunEnvironments, seed: int) -> list[str]:
     """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
-    conversations = itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS)
-    texts = [json.dumps(tool["function"]) for tool in factory.tools] * 20
-    for conversation in conversations:
-        for message in conversation:
-            texts.append(message.content)
-            texts += [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    texts = []
+    for factory in environments.all:
+        texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20
+        for conversation in itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS):
+            texts += [text for message in conversation for text in _texts(message)]
     return texts
+
+
+def _texts(message: Message) -> list[str]:
+    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return [message.content, *calls]
 
 
 def build_components(
@@ -178,10 +191,10 @@ def build_components(
     environment's source is not the run's, unless `environment_changed`.
     """
     config = folder.config
-    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     if source.summary is not None:
         display.note(f"tasks: {source.summary}")
-    _check_environment(config, factory)
+    _check_environment(config, environments)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
     loaded, local, reference = policy.loaded, policy.local, policy.reference
@@ -195,9 +208,9 @@ def build_components(
     spec = TrainerSpec(config, first, saved, authors)
     trainer, weights, gather = _make_trainer(spec, ranks, policy.actor, reference)
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
-    episodes = StoredEpisodes(factory, store)
+    episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
-    actors = make_actors(config, factory, loaded, generator, vocab_size=loaded.vocab_size)
+    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
     return Components(
         config=config,
         folder=folder,
@@ -211,7 +224,7 @@ def build_components(
         collector=Collector(
             actors,
             config,
-            _make_scorer(config, factory),
+            _make_scorer(config, environments),
             estimator.of_groups,
             reward_penalty(config, reference, authors, trainer.kl_coef),
         ),
@@ -247,18 +260,18 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
     )
 
 
-def _check_environment(config: RunConfig, factory: EnvironmentFactory) -> None:
+def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
-    open_scorer(config, factory)  # its functions' files are run once more; the model of rewards is loaded later
-    if config.advantage.credit == "turn" and not factory.rewards_turns:
+    open_scorer(config, environments)  # its functions' files are run once more; the model of rewards is loaded later
+    if config.advantage.credit == "turn" and not environments.rewards_turns:
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
-            f"{factory.where}. Write def turn_rewards(self, task, messages)."
+            f"{environments.where}. Write def turn_rewards(self, task, messages)."
         )
-    if config.replay.hindsight.enable and not factory.has_achieved:
+    if config.replay.hindsight.enable and not environments.has_achieved:
         raise UserError(
             f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "
-            f"{factory.where}. Write def achieved(self, task, messages)."
+            f"{environments.where}. Write def achieved(self, task, messages)."
         )
 
 
@@ -296,10 +309,10 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
         write_directory(folder.start, save)
 
 
-def _make_scorer(config: RunConfig, factory: EnvironmentFactory) -> RewardScorer:
+def _make_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScorer:
     section = config.reward
     model = None if section.model.path is None else SequenceClassifier(section.model, config.model).score
-    return open_scorer(config, factory, model=model)
+    return open_scorer(config, environments, model=model)
 
 
 def load_redactor(spec: str) -> Redactor:

@@ -12,6 +12,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
+from agentloop.rollouts.by_environment import environment_metrics
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
@@ -169,8 +170,10 @@ class Loop:
         self, iteration: int, batch: MixedBatch, result: UpdateResult, observed: UpdateResult | None
     ) -> dict[str, float]:
         """The draws with what the update did to them, the iteration and its metrics, in one transaction."""
+        collected = [*batch.fresh.trajectories, *batch.fresh.unused]
         metrics = {
             **batch.fresh.metrics(),
+            **environment_metrics(self.components.actors.factory, collected),
             **result.metrics,
             **(observed.metrics if observed else {}),
             **batch.metrics(self.config, self.components.mixer),

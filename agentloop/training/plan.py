@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -48,6 +49,13 @@ class EnvironmentTurns:
         behind = [turn for turn, share in enumerate(shares) if episodes[turn] < share * after]
         return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
 
+    def planned(self, numbers: Sequence[int], groups: Iterable[tuple[int, int]]) -> Counter[int]:
+        """Episodes by environment of `groups` of (position among the numbers, size)."""
+        found = Counter[int]()
+        for position, size in groups:
+            found[numbers[position] % len(self.tasks)] += size
+        return found
+
     def advance(self, numbers: Iterable[int], collected: Mapping[int, int]) -> None:
         """The tasks of these numbers have been in a batch; `collected` counts episodes by environment."""
         for number in numbers:
@@ -85,12 +93,12 @@ class TaskQueue:
         indices: Collection[int],
         *,
         without_member: Collection[int] = (),
-        collected: Mapping[int, int] | None = None,
+        collected: Callable[[EnvironmentTurns], Mapping[int, int]] = lambda turns: {},
     ) -> None:
         """`indices`, the upcoming ones, have been in a batch, but for those `without_member`; `collected` counts the
-        episodes of each of several environments."""
+        episodes by environment, of which there are several."""
         if self.turns is None:
             self.next = max(self.next, 1 + max(indices, default=-1))
         else:
-            self.turns.advance(indices, collected or {})
+            self.turns.advance(indices, collected(self.turns))
         self.pending = [*sorted(without_member), *(index for index in self.pending if index not in indices)]

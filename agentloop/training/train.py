@@ -46,6 +46,7 @@ from agentloop.training.components import Components, build_components, starting
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
+from agentloop.training.plan import EnvironmentTurns, TaskQueue
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
 from replay.queries.filters import condition
@@ -202,7 +203,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.factory.source)
     former = record_config(folder)
-    state = _restore(parts, checkpoint) if checkpoint else LoopState()
+    state = _restore(parts, checkpoint) if checkpoint else LoopState(tasks=_first_tasks(parts.config))
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
     if checkpoint:
@@ -226,12 +227,19 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     return state
 
 
+def _first_tasks(config: RunConfig) -> TaskQueue:
+    shares = [part.share for part in config.parts]
+    several = EnvironmentTurns.begin(shares, config.batch.group_size) if config.environments else None
+    return TaskQueue(turns=several)
+
+
 def _note_other_versions(parts: Components) -> None:
     """How many rows go on being replayed that another version of the environment has rewarded."""
     factory = parts.actors.factory
     if {*parts.folder.environments, factory.source} == {factory.source}:
         return
-    now, filter = factory.version, f"environment_version != {factory.version!r} and source == 'self'"
+    others = [f"environment_version != {version!r}" for version in dict.fromkeys(one.version for one in factory.all)]
+    now, filter = factory.version, " and ".join([*others, "source == 'self'"])
     older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
     parts.display.note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, TaskSource
+from agentloop.environments import RunEnvironments, Task, TaskSource
 from agentloop.errors import UserError
 from replay.store import ReplayStore
 from replay.ticket_records import EVALUATION, TRAIN, TicketRecord
@@ -16,7 +16,7 @@ _MOST_BATCHES = 8
 class IssuedTasks:
     """A task is a function of the run's seed and its number, which the plan of the ticket's batch holds."""
 
-    def __init__(self, source: TaskSource, factory: EnvironmentFactory, config: RunConfig, store: ReplayStore) -> None:
+    def __init__(self, source: TaskSource, factory: RunEnvironments, config: RunConfig, store: ReplayStore) -> None:
         self._source = source
         self._factory = factory
         self._held_out_tasks = config.evaluation.tasks

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, open_tasks
+from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
 from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
@@ -121,7 +121,7 @@ def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
             )
 
 
-def _check_environment(factory: EnvironmentFactory, folder: RunFolder) -> None:
+def _check_environment(factory: RunEnvironments, folder: RunFolder) -> None:
     if factory.source != folder.environments[-1]:
         raise UserError(
             f"environment.name must have the source that the run has, got {factory.where} with another (digest "

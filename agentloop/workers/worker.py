@@ -164,7 +164,8 @@ class Worker:
         run, memory = self._run, self._run.actors.memory
         claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
         tasks = [claim.ticket.task for claim in claims]
-        known = [] if memory is None else run.store.remembered(memory.environment, tasks)
+        environments = () if memory is None else memory.environments
+        known = [record for environment in environments for record in run.store.remembered(environment, tasks)]
         return claims, run.tasks.planned([claim.ticket for claim in claims]), known
 
     async def _give_back(self) -> None:

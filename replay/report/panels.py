@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +18,8 @@ Metrics = Mapping[str, Series]
 
 _LINEAR = Axis()
 _ESS_OF_AGE = "actor/replay/ess/age_"
-FAMILIES = (STOPS, _ESS_OF_AGE)
+_ENVIRONMENT = re.compile(r"environment/([^/]+)/(.+)")
+FAMILIES = (STOPS, _ESS_OF_AGE, "environment/")
 """Beginnings of the names of metrics that are shown whatever comes after."""
 
 
@@ -41,7 +43,13 @@ class PanelGroup:
 
 
 def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
-    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in."""
+    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, each
+    of several environments."""
+    several = _environments(metrics)
+    return (*_of_every_run(metrics, config), *((PanelGroup("Each environment", several),) if several else ()))
+
+
+def _of_every_run(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
     return (
         PanelGroup("Is it learning?", _learning(metrics)),
         PanelGroup("Is the update sound?", _update(metrics, config)),
@@ -264,6 +272,39 @@ def _stop_reasons(metrics: Metrics) -> Panel:
     )
 
 
+def _environments(metrics: Metrics) -> tuple[Panel, ...]:
+    """None for a run with one environment."""
+    names = sorted({found[1] for name in metrics if (found := _ENVIRONMENT.fullmatch(name))})
+
+    def curves(figure: str) -> tuple[Curve, ...]:
+        series = [(name, finite(metrics, f"environment/{name}/{figure}")) for name in names]
+        return tuple(Curve(name, points, f"s{index % 7}") for index, (name, points) in enumerate(series))
+
+    if not names:
+        return ()
+    return (
+        Panel(
+            "Held-out success, by environment",
+            "Share of each one's held-out tasks that are solved. One that falls while others rise is forgotten.",
+            curves("held_out_success"),
+            Axis("share of episodes", percent=True, whole=True),
+        ),
+        Panel(
+            "Training success, by environment",
+            "Of the fresh episodes of each. Near 0 or 1: its groups have no signal, and its share is better elsewhere.",
+            curves("success"),
+            Axis("share of episodes", percent=True, whole=True),
+        ),
+        Panel(
+            "Episodes, by environment",
+            "Fresh episodes of each iteration. Over all iterations they follow the configured shares.",
+            curves("episodes"),
+            Axis("episodes", from_zero=True),
+            kind="bars",
+        ),
+    )
+
+
 def _streams(metrics: Metrics, name: str, *, peak: bool = False) -> tuple[Curve, ...]:
     """A metric of both streams on shared axes."""
     return (
@@ -282,7 +323,7 @@ def overlaid(first: Metrics, second: Metrics) -> tuple[PanelGroup, ...]:
     What a run's own page dashes, such as limits and plans, is left out; so are bars.
     """
     groups = []
-    for ours, theirs in zip(panel_groups(first, {}), panel_groups(second, {}), strict=True):
+    for ours, theirs in zip(_of_every_run(first, {}), _of_every_run(second, {}), strict=True):
         pairs = zip(ours.panels, theirs.panels, strict=True)
         panels = tuple(_both(*pair) for pair in pairs if pair[0].kind == "lines" and _few(pair))
         groups.append(PanelGroup(ours.title, panels))

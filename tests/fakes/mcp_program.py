@@ -9,6 +9,7 @@ import base64
 import os
 import subprocess
 import sys
+import threading
 import time
 
 from mcp.server.mcpserver import Context, Image, MCPServer
@@ -108,6 +109,8 @@ async def forget(context: Context) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
+        # It ends with who started it, however that went.
+        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
         server.run("streamable-http", port=int(sys.argv[1]), json_response=len(sys.argv) > 2)
     else:
         server.run("stdio")

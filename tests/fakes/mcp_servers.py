@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 
 PROGRAM = Path(__file__).with_name("mcp_program.py")
 _TO_START_S = 100.0
@@ -30,7 +30,12 @@ def over_http(*, port: int | None = None) -> Iterator[str]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-    process = subprocess.Popen([sys.executable, PROGRAM, str(port)], start_new_session=True, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, str(port)],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + _TO_START_S
         while not _answers(port):

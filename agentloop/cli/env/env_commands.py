@@ -59,7 +59,8 @@ def play(
         _say_end(episode.stop_reason, episode.environment_reward, config)
         return
     config = _config(environment, overrides or [])
-    factory, source = open_tasks(config)
+    environments, source = open_tasks(config)
+    (factory,) = environments.all
     for line in tool_lines(factory.tools):
         print(visible_lines(line))
     reward = play_by_hand(factory, source.train(task), config, show=print, ask=_typed)

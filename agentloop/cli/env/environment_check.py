@@ -70,7 +70,8 @@ class EnvironmentCheck:
 
 def check_environment(config: RunConfig) -> EnvironmentCheck:
     """Raises UserError for whatever would stop a run."""
-    factory, source = open_tasks(config)
+    environments, source = open_tasks(config)
+    (factory,) = environments.all
     example, environment = source.train(0), factory.environment
     tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from replay.config import TaskData
 from replay.setting_types import Section
+
+if TYPE_CHECKING:
+    from agentloop.config.run_config import RunConfig
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
@@ -76,8 +79,9 @@ class TasksSection(TaskData, Section):
         return self
 
 
-def check_tasks(tasks: TasksSection, pool: int | Literal["unlimited"]) -> None:
+def check_tasks(config: RunConfig) -> None:
     """Raises ValueError where `environment.task_pool` and the tasks' section are two answers to one question."""
+    tasks, pool = config.tasks, config.environment.task_pool
     if tasks.data is not None and pool != "unlimited":
         raise ValueError(
             f"environment.task_pool must be unlimited when tasks.data is named, whose rows are the pool, got {pool}. "

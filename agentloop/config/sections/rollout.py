@@ -1,111 +1,17 @@
-"""What the configuration says about acting: environment, episodes, who collects them, engines and evaluations."""
+"""What the configuration says about acting: episodes, who collects them, engines and evaluations."""
 
 from __future__ import annotations
 
-import json
-import re
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
-from replay.config import TaskPool
-from replay.setting_types import NonNegative, Positive, PositiveFloat, Section, rule_in_words
+from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
-
-
-class McpServerSection(Section):
-    """One MCP server: a program that is started for each episode, or an address that episodes share."""
-
-    command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Variables of the program's environment; they are stored with the run."
-    )
-    pass_env: tuple[str, ...] = Field(
-        (), description="Names of variables of this process that the program is given; their values are not stored."
-    )
-    url: str | None = Field(
-        None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server that runs."
-    )
-    token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
-    tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
-    start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
-
-    @model_validator(mode="after")
-    def _one_way_to_it(self) -> Self:
-        if bool(self.command) == (self.url is not None):
-            raise ValueError("must have either command or url")
-        unused = ("token_env",) if self.command else ("env", "pass_env")
-        for name in unused:
-            if getattr(self, name):
-                raise ValueError(f"must not have {name}, which belongs to {'url' if self.command else 'command'}")
-        return self
-
-
-_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-def _read_server(name: str, value: Any) -> McpServerSection:
-    """Raises ValueError with the key in it."""
-    where = f"environment.mcp_servers.{name}"
-    if not _SERVER_NAME.fullmatch(name):
-        raise ValueError(f"environment.mcp_servers must have names of A-Z, a-z, 0-9, _ and -, got {name!r}. Rename it.")
-    if isinstance(value, McpServerSection):
-        return value
-    try:
-        return McpServerSection.model_validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    keys = McpServerSection.model_json_schema()["properties"]
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a mapping, got {value!r}. Give it a command or a url.")
-    if not first["loc"]:
-        rule = str(first["msg"]).removeprefix("Value error, ")
-        raise ValueError(f"{where} {rule}, got {', '.join(value)}. Change it.")
-    key = str(first["loc"][0])
-    if key not in keys:
-        raise ValueError(f"{where}.{key} must be a known key, got an unknown one. Known are {', '.join(keys)}.")
-    raise ValueError(f"{where}.{key} must be {rule_in_words(keys[key])}, got {value[key]!r}. Change it.")
-
-
-# What a validator before the whole section has seen is no JSON any more, where a list counts as a tuple.
-FunctionNames = Annotated[
-    tuple[str, ...], BeforeValidator(lambda names: tuple(names) if type(names) is list else names)
-]
-
-
-class EnvironmentSection(TaskPool, Section):
-    name: str = Field(
-        "lookup_chain",
-        description="Built-in environment, or `path/to/file.py:ClassName` for one of your own. `rows` has no class: "
-        "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
-    )
-    tools: FunctionNames = Field(
-        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
-    )
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    mcp_servers: dict[str, McpServerSection] = Field(
-        default_factory=dict,
-        description="MCP servers by name, whose tools are offered beside the environment's own; for example {notes: "
-        "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _servers(cls, values: Any) -> Any:
-        # Read here, so that an error names the server's key: the configuration's own only knows the mapping.
-        servers = values.get("mcp_servers") if isinstance(values, dict) else None
-        if not isinstance(servers, dict):
-            return values
-        return {**values, "mcp_servers": {name: _read_server(name, value) for name, value in servers.items()}}
-
-    @property
-    def is_rows(self) -> bool:
-        """Whether there is no class: reward functions then say what a success is."""
-        return self.name == "rows"
 
 
 class RolloutSection(Section):

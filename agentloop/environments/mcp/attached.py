@@ -9,7 +9,7 @@ from typing import Any
 
 from mcp import MCPError
 
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.answers import answer_text
 from agentloop.environments.mcp.connection import Connection, ServerGone

@@ -13,7 +13,7 @@ from mcp.types import Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter
 
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.mcp.connection import Connection
 from agentloop.environments.tools.json_schema import arguments_of
 from agentloop.errors import UserError, one_line

@@ -19,19 +19,18 @@ _Run = Callable[[], Awaitable[ToolResult]]
 
 
 class ToolMemory:
-    """What the tools of one environment answered, for the episodes of one event loop.
+    """What the tools of a run's environments answered, for the episodes of one event loop.
 
     Episodes that make the same call at the same time wait for the one of them that runs it.
     """
 
-    def __init__(self, environment: str, known: Iterable[ObservationRecord] = ()) -> None:
-        """`environment`: see `ObservationRecord`."""
-        self.environment = environment
+    def __init__(self, *environments: str) -> None:
+        """`environments`: see `ObservationRecord`."""
+        self.environments = environments
         self._contents: dict[str, dict[str, str]] = {}
         """By task and id."""
         self._running: dict[str, asyncio.Event] = {}
         self._new: list[ObservationRecord] = []
-        self.add(known)
 
     def add(self, known: Iterable[ObservationRecord]) -> None:
         for record in known:
@@ -73,14 +72,14 @@ class TaskMemory:
     memory: ToolMemory
     task: str
     """Its hash."""
+    environment: str
+    """See `ObservationRecord`."""
 
     def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
         """A call that has no answer yet. Raises ValueError for arguments that are no JSON."""
         arguments = dict(call.arguments)
-        named = [self.memory.environment, self.task, parent, call.name, arguments]
-        return ObservationRecord(
-            content_hash(named), self.task, self.memory.environment, parent, call.name, arguments, ""
-        )
+        named = [self.environment, self.task, parent, call.name, arguments]
+        return ObservationRecord(content_hash(named), self.task, self.environment, parent, call.name, arguments, "")
 
 
 class EpisodeTools:

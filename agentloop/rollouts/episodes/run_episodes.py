@@ -80,12 +80,15 @@ async def _run(
 async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
     """One episode of a new instance of the environment, in a context of its own."""
     context = new_context(actors, config)
-    environment = actors.factory.create()
+    factory = actors.factory.of(task)
+    environment = factory.create()
     own = WorkerThreads(1) if environment.one_thread else None
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
-    memory = None if actors.memory is None else TaskMemory(actors.memory, actors.factory.task_hash(task))
+    memory = None
+    if actors.memory is not None:
+        memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(limits.max_chars))
     try:
-        async with actors.factory.connected(environment):
+        async with factory.connected(environment):
             episode = await rollout(
                 environment,
                 task,

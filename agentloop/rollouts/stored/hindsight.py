@@ -123,9 +123,8 @@ class Hindsight:
         if len(replies) != len(turns):
             return None
         context = new_context(self.actors, self.config)
-        open_context(
-            context, achieved.task, self.actors.factory.tools, asked_by=f"{self.actors.factory.where}.achieved"
-        )
+        factory = self.actors.factory.of(achieved.task)
+        open_context(context, achieved.task, factory.tools, asked_by=f"{factory.where}.achieved")
         for (said, *following), tokens in list(zip(turns, replies, strict=True))[achieved.first_turn :]:
             if context.question is not None or len(tokens) > context.room:
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentloop.environments import EnvironmentFactory, Task
+from agentloop.environments import RunEnvironments, Task
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
 from replay.errors import CorruptTrajectory
@@ -27,7 +27,7 @@ class StoredEpisode:
 class StoredEpisodes:
     """Finds the episodes of trajectories, fresh or stored."""
 
-    factory: EnvironmentFactory
+    factory: RunEnvironments
     store: ReplayStore
 
     def of(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
@@ -39,12 +39,13 @@ class StoredEpisodes:
 
     def _of_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
-        same = (record.environment, record.environment_version) == (self.factory.name, self.factory.version)
-        messages = row.messages or (self._stored_messages(row.id) if same else ())
+        factory = self.factory.recorded(record.environment, record.environment_version)
+        messages = row.messages or (self._stored_messages(row.id) if factory is not None else ())
         replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
-        if not same or record.task not in tasks or not 0 < record.num_turns <= len(replies):
+        if factory is None or record.task not in tasks or not 0 < record.num_turns <= len(replies):
             return None
-        return StoredEpisode(Task(messages[: replies[-record.num_turns]], tasks[record.task].payload), messages)
+        task = Task(messages[: replies[-record.num_turns]], tasks[record.task].payload)
+        return StoredEpisode(factory.labelled(task), messages)
 
     def _stored_messages(self, id: str) -> tuple[Message, ...]:
         """A draw leaves them where they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ class LoopCollection:
         self._components = components
         self._state = state
         memory = components.actors.memory
-        held_out = None if memory is None else ToolMemory(memory.environment)
+        held_out = None if memory is None else ToolMemory(*memory.environments)
         self._evaluating = replace(components.actors, memory=held_out)
 
     def plan(self, iteration: int) -> IterationPlan:
@@ -79,7 +80,8 @@ class LoopCollection:
         memory = self._components.actors.memory
         if memory is not None:
             memory.keep(tasks)
-            memory.add(self._components.store.remembered(memory.environment, tasks))
+            for environment in memory.environments:
+                memory.add(self._components.store.remembered(environment, tasks))
 
     def append(self, fresh: Collected) -> AppendReport:
         store, memory = self._components.store, self._components.actors.memory
@@ -97,7 +99,13 @@ class LoopCollection:
 
     def end(self, batch: MixedBatch) -> None:
         without = batch.without_member(lambda index: task_hash(self._components, index))
-        self._state.tasks.advance(batch.tasks, without_member=without)
+        names = [part.name for part in self._components.config.parts]
+        rows = [*batch.fresh.trajectories, *batch.fresh.unused]
+        self._state.tasks.advance(
+            batch.tasks,
+            without_member=without,
+            collected=lambda _: Counter(names.index(row.record.environment) for row in rows),
+        )
 
     def evaluate(self) -> Evaluation:
         parts = self._components

@@ -22,5 +22,6 @@ def evaluate_by_workers(components: Components, waiting: Waiting, iteration: int
         outcomes = [Outcome(**member.outcome) for member in group.members if member.outcome is not None]
         if group.number in numbers:
             lost += len(group.members) - len(outcomes)
-            attempts += [attempts_of(outcomes)] if outcomes else []
+            task = tasks[group.number - numbers.start]
+            attempts += [attempts_of(task, outcomes)] if outcomes else []
     return Evaluation(tuple(attempts), section.samples, lost)

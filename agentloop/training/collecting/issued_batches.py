@@ -54,7 +54,7 @@ class IssuedBatches:
         mixer, queue = self._components.mixer, self._state.tasks
         learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
         mixer.load_state({**values["mixer"], **learned})
-        queue.advance(tasks)
+        queue.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
 
     def __getitem__(self, number: int) -> IssuedBatch:
         return self._batches[number]
@@ -85,7 +85,7 @@ class IssuedBatches:
         except ReplayStarved as error:
             raise TrainingStopped(str(error)) from error
         tasks = tuple(queue.upcoming(plan.num_tasks))
-        queue.advance(tasks)
+        queue.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
         return IssuedBatch(plan, tasks, version)
 
     def _issue(self, number: int, batch: IssuedBatch) -> None:
@@ -115,7 +115,7 @@ def issue_groups(
     tasks, records = {}, []
     for number, (task, size) in zip(numbers, groups, strict=True):
         hash = factory.task_hash(task)
-        tasks[hash] = TaskRecord(hash, factory.name, task.payload)
+        tasks[hash] = TaskRecord(hash, factory.of(task).name, task.payload)
         records += [TicketRecord(run, number, member, hash, iteration, purpose) for member in range(size)]
     tickets.issue(list(tasks.values()), records, plan)
     return numbers

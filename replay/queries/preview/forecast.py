@@ -49,10 +49,10 @@ class ExpectedTasks:
 
     @classmethod
     def of(cls, config: StoredConfig, tried: Sequence[str] = ()) -> ExpectedTasks:
-        pool = config.environment.task_pool
+        pool = config.task_pool
         if pool != "unlimited":
             return cls(max(0, pool - len(tried)), tried)
-        return cls(0, tried) if config.tasks.data is not None and tried else cls(None)
+        return cls(0, tried) if config.has_rows and tried else cls(None)
 
     def upcoming(self, count: int) -> list[str]:
         return [self._at(self.gone_through + number) for number in range(count)]

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
+from fractions import Fraction
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.training.plan import TaskQueue
+from agentloop.training.plan import EnvironmentTurns, TaskQueue
 
 
 def test_tasks_come_one_after_another() -> None:
@@ -39,3 +43,48 @@ def test_no_task_is_left_out_and_none_is_gone_through_twice(batches: list[tuple[
         line.advance(indices, without_member=without)
     assert len(set(been)) == len(been)
     assert sorted([*been, *line.pending]) == list(range(line.next))
+
+
+def go_on(line: TaskQueue, sizes: list[int]) -> list[int]:
+    """Groups of these sizes are collected of the next tasks."""
+    numbers = line.upcoming(len(sizes))
+    line.advance(numbers, collected=lambda turns: turns.planned(numbers, enumerate(sizes)))
+    return numbers
+
+
+def test_numbers_say_the_environment_and_its_own_next_task() -> None:
+    line = TaskQueue(turns=EnvironmentTurns.begin([0.5, 0.25, 0.25], 4))
+    # Eight groups are 4, 2 and 2: number % 3 is the environment, number // 3 counts its own tasks.
+    numbers = line.upcoming(8)
+    assert Counter(number % 3 for number in numbers) == {0: 4, 1: 2, 2: 2}
+    assert sorted(number // 3 for number in numbers if number % 3 == 0) == [0, 1, 2, 3]
+    assert go_on(line, [4] * 8) == numbers
+    assert min(line.upcoming(1)) >= 6
+
+
+SHARES = st.lists(st.integers(1, 100), min_size=1, max_size=6)
+
+
+@given(SHARES, st.lists(st.integers(0, 5), max_size=30))
+def test_no_environment_is_a_whole_group_away_from_its_share(weights: list[int], batches: list[int]) -> None:
+    shares = [weight / 100 for weight in weights]
+    line = TaskQueue(turns=EnvironmentTurns.begin(shares, 8))
+    been: list[int] = []
+    for count in batches:
+        been += go_on(line, [8] * count)
+        assert line.turns is not None
+        for episodes, weight in zip(line.turns.episodes, weights, strict=True):
+            assert abs(episodes - Fraction(weight, sum(weights)) * sum(line.turns.episodes)) < 8
+    assert len(set(been)) == len(been)
+
+
+@given(st.lists(st.lists(st.integers(1, 8), max_size=4), max_size=40))
+def test_smaller_groups_are_made_up_for(batches: list[list[int]]) -> None:
+    line = TaskQueue(turns=EnvironmentTurns.begin([0.5, 0.3, 0.2], 8))
+    for sizes in batches:
+        go_on(line, sizes)
+        line = TaskQueue.from_values(asdict(line))  # as a resume has it
+    assert line.turns is not None
+    total = sum(line.turns.episodes)
+    for episodes, share in zip(line.turns.episodes, (5, 3, 2), strict=True):
+        assert abs(episodes - total * share / 10) < 16

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments import load_environment
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
@@ -72,7 +72,7 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
 
 KILLED = """
 import os, signal, sys
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.mcp.loop_thread import submit
 from agentloop.environments.mcp.server_program import ServerProgram
 

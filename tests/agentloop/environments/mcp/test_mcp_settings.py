@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.config.config_file import load_config
-from agentloop.config.sections.rollout import McpServerSection
+from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
 
@@ -18,14 +18,14 @@ from agentloop.errors import UserError
     ("server", "problem"),
     [
         ("{command: [python], url: 'http://x'}", "notes must have either command or url, got command, url."),
-        ("{}", "notes must have either command or url, got ."),
+        ("{}", "notes must have either command or url, got nothing."),
         ("{command: 3}", "notes.command must be a list of texts, got 3."),
         ("{url: 'ftp://x'}", "notes.url must be text matching ^https?://[^@]+$ or null, got 'ftp://x'."),
         ("{url: 'http://me:secret@x'}", "notes.url must be text matching"),
         ("{comand: [x]}", "notes.comand must be a known key, got an unknown one. Known are command, env, "),
         ("{url: 'http://x', env: {A: b}}", "notes must not have env, which belongs to command, got url, env."),
         ("{command: [x], token_env: A}", "notes must not have token_env, which belongs to url, got command, token_env"),
-        ("3", "notes must be a mapping, got 3. Give it a command or a url."),
+        ("3", "notes must be a mapping, got 3. See docs/environments.md."),
     ],
 )
 def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, server: str, problem: str) -> None:
