@@ -195,7 +195,7 @@ def test_evaluate_repeats_the_evaluation_of_training(
     told |= {"environment": "parity.py:Parity", "environment_version": "1"}
     assert {name: result.pop(name) for name in told} == told
     single = {"success", "tasks", "samples", "engine_failures", "confidence"}
-    assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons"}
+    assert set(result) == {*single, "pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments"}
     assert result["pass_at_k"]["1"]["value"] == result["success"]
 
 
