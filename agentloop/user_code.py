@@ -34,9 +34,14 @@ def give_function(function: Callable[..., Any], *, what: str) -> str:
     return _HERE + function.__name__
 
 
+def is_given(spec: str) -> bool:
+    """Whether it names no file."""
+    return spec.startswith(_HERE)
+
+
 def given_digest(spec: str) -> str | None:
     """The digest of a function that this process was given; None for one that a file holds."""
-    return _GIVEN[spec.removeprefix(_HERE)][1] if spec.startswith(_HERE) else None
+    return _GIVEN[spec.removeprefix(_HERE)][1] if is_given(spec) else None
 
 
 def load_class(spec: str, *, what: str) -> type:
@@ -51,7 +56,7 @@ def load_class(spec: str, *, what: str) -> type:
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
     """The function that `spec` names, likewise; or one that was given in this process."""
-    if spec.startswith(_HERE):
+    if is_given(spec):
         name = spec.removeprefix(_HERE)
         if name not in _GIVEN:
             raise UserError(

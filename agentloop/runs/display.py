@@ -34,7 +34,8 @@ class RunDisplay(Protocol):
 
 def open_display(*, stderr: bool = False) -> RunDisplay:
     """`stderr` leaves stdout to what a program reads."""
-    console = Console(highlight=False, soft_wrap=True, stderr=stderr)
+    # In a notebook rich would make a block of HTML of every line.
+    console = Console(highlight=False, soft_wrap=True, stderr=stderr, force_jupyter=False)
     return LiveDisplay(console) if console.is_interactive else PlainDisplay(console)
 
 

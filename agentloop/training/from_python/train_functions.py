@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,15 +13,17 @@ from agentloop.config.config_file import load_plain
 from agentloop.environments.datasets import as_text
 from agentloop.environments.functions.row_environment import ROWS
 from agentloop.errors import UserError, one_line
+from agentloop.models.loading import muted_libraries
 from agentloop.runs.run_folder import claim_run_folder
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train as train_run
-from agentloop.user_code import give_function
+from agentloop.user_code import give_function, is_given
 
 Function = Callable[..., Any] | str
 """A function, or `path/to/file.py:function`, which other processes can call too."""
 _SOURCE = "agentloop.train"
-_ROWS_FILE = "tasks.jsonl"
+_FILES = {"tasks": "tasks.jsonl", "model": "given-model"}
+"""Where in the run's folder what was given as it is gets written."""
 
 
 @overload
@@ -30,7 +33,7 @@ def train(config: RunConfig, /, **options: Any) -> TrainResult: ...
 @overload
 def train(
     *,
-    model: str | Path | Mapping[str, Any] | None = None,
+    model: str | Path | tuple[Any, Any] | Mapping[str, Any] | None = None,
     tools: Sequence[Function] = (),
     reward: Function | Sequence[Any] | Mapping[str, Any] = (),
     tasks: str | Path | Iterable[Mapping[str, Any]] | Mapping[str, Any] | None = None,
@@ -41,7 +44,7 @@ def train(
 def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
     """Train one run to its end, and return it.
 
-    - `model`: a folder or hub id, or the section `model`.
+    - `model`: a folder or hub id, a pair (model, tokenizer), of which a copy is trained, or the section `model`.
     - `tools`: functions with typed arguments and a docstring; one of type `Task` is given the episode's task and not
       shown to the policy. Sync or async, with `@tool(...)` or without.
     - `reward`: a function, or several, each given the ended episode and columns of its row by name; the first says what
@@ -69,15 +72,61 @@ def _train_given(
         "reward": _reward(reward),
         "tasks": _section("tasks", tasks, "data"),
     }
-    rows = values["tasks"].get("data")
-    if rows is None or isinstance(rows, str):
+    _check_callers(values, sections)
+    given = _given_contents(values)
+    if not given:
         return train_run(load_plain(values, source=_SOURCE))
-    lines = _json_lines(rows)
-    values["tasks"]["data"] = _ROWS_FILE
+    # Made in the run's folder, so that the run is whole without this process.
+    _name_files(values, given, Path())
     folder = claim_run_folder(load_plain(values, source=_SOURCE))
-    (folder / _ROWS_FILE).write_text("".join(lines), encoding="utf-8")
-    values["tasks"]["data"] = str(folder / _ROWS_FILE)
+    for (name, _), write in given.items():
+        write(folder / _FILES[name])
+    _name_files(values, given, folder)
     return train_run(load_plain(values, source=_SOURCE), run=folder)
+
+
+def _check_callers(values: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+    """Raises UserError where other processes are to call functions that this one alone has."""
+    functions = [*values["environment"]["tools"], *(row["function"] for row in values["reward"]["functions"])]
+    here = [name for name in functions if is_given(name)]
+    if here and sections.get("collection", {}).get("by") == "workers":
+        name = here[0].rpartition(":")[2]
+        raise UserError(
+            f"collection.by must be loop for functions that are given as they are, got workers and {name}: no worker "
+            f"has it. Put it into a file, and give 'path/to/file.py:{name}'."
+        )
+
+
+def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[Path], object]]:
+    """What is no name of a file yet, by its key, and how it becomes one."""
+    rows, model = values["tasks"].get("data"), values["model"].get("path")
+    given: dict[tuple[str, str], Callable[[Path], object]] = {}
+    if rows is not None and not isinstance(rows, str):
+        text = "".join(_json_lines(rows))
+        given["tasks", "data"] = lambda path: path.write_text(text, encoding="utf-8")
+    if model is not None and not isinstance(model, str):
+        given["model", "path"] = partial(_save, _checked_pair(model))
+    return given
+
+
+def _name_files(values: dict[str, Any], given: Iterable[tuple[str, str]], folder: Path) -> None:
+    for section, key in given:
+        values[section][key] = str(folder / _FILES[section])
+
+
+def _checked_pair(model: Any) -> tuple[Any, Any]:
+    if isinstance(model, tuple) and len(model) == 2 and all(hasattr(part, "save_pretrained") for part in model):
+        return model
+    raise UserError(
+        f"model must be a folder, a hub id or a pair (model, tokenizer) of transformers, got {type(model).__name__}. "
+        "Name the folder."
+    )
+
+
+def _save(pair: tuple[Any, Any], folder: Path) -> None:
+    with muted_libraries():
+        for part in pair:
+            part.save_pretrained(folder)
 
 
 def _section(name: str, given: Any, key: str) -> dict[str, Any]:

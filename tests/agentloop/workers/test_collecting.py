@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tests.fakes.scraping import scraped
 from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
 FAILING = ENVIRONMENTS / "failing.py"
+FUNCTIONS = ENVIRONMENTS / "functions.py"
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,29 @@ def test_an_episode_without_a_reward_fails_with_the_reason(begin: Begin, tmp_pat
     assert counts.done and counts.failed
     (reason,) = reasons
     assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
+
+
+def test_functions_in_files_are_tools_and_judges_of_workers_too(begin: Begin, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"Say {number}.", "store": {}}) + "\n" for number in range(40)))
+    run, _ = begin(
+        tmp_path / "shared.sqlite",
+        environment={"name": "rows", "tools": [f"{FUNCTIONS}:look"]},
+        reward={"functions": [f"{FUNCTIONS}:even", {"function": f"{FUNCTIONS}:columns", "weight": 0.25}]},
+        tasks={"data": str(data)},
+    )
+    total = run.issue(1)
+    run.issue_evaluation(3)
+    with WorkerProgram(run.folder) as worker:
+        counts = run.until(ended(total), worker)
+        held_out = run.store.tickets.ended_groups(run.id, EVALUATION)
+        outcomes = [member.outcome for group in held_out for member in group.members]
+        assert (counts.failed, len(outcomes)) == (0, len(run.components.source.held_out(3)))
+        assert all(outcome and outcome["success"] == (outcome["reward"] == 1.0) for outcome in outcomes)
+        records = [row.record for row in run.store.read(rows_of(run))]
+        assert {(record.reward, record.success) for record in records} <= {(0.5, False), (1.5, True)}  # 2 columns
+        run.store.roles.end_run(run.id)
+        assert worker.wait() == 0
 
 
 def test_what_a_worker_does_is_there_for_prometheus(begin: Begin, tmp_path: Path) -> None:

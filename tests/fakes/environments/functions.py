@@ -59,6 +59,11 @@ def right(episode: Episode, answer: str) -> float:
     return float(episode.answer == answer)
 
 
+def even(episode: Episode) -> float:
+    """1 for a last message of an even number of characters: a random policy is right half of the time."""
+    return float(len(episode.messages[-1].content) % 2 == 0)
+
+
 def said(episode: Episode, answer: str, *, bonus: float = 0.5) -> float:
     return bonus if answer in episode.messages[-1].content else 0.0
 

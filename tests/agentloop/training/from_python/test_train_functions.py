@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentloop
 from agentloop import Task, TrainResult
@@ -112,6 +114,16 @@ def test_functions_in_files_are_known_to_other_processes(tmp_path: Path, qwen2: 
     assert identity["config"]["tasks"]["data"] == str(data)
 
 
+def test_model_may_be_given_with_its_tokenizer(tmp_path: Path, qwen2: Path) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen2), AutoTokenizer.from_pretrained(qwen2)
+    before = model.state_dict()["model.norm.weight"].clone()
+    one = {**small(tmp_path), "run": {"iterations": 1, "folder": str(tmp_path)}}
+    runs = [agentloop.train(model=m, reward=vowels, tasks=ROWS, **one) for m in ((model, tokenizer), qwen2)]
+    given, named = (AutoModelForCausalLM.from_pretrained(run.model).state_dict() for run in runs)
+    assert all(torch.equal(given[name], named[name]) for name in named)
+    assert torch.equal(model.state_dict()["model.norm.weight"], before)  # a copy is trained
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -125,8 +137,13 @@ def test_functions_in_files_are_known_to_other_processes(tmp_path: Path, qwen2: 
             "tasks must be rows of texts.*got TypeError: object in row 1",
         ),
         ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
+        (
+            {"collection": {"by": "workers"}},
+            "collection.by must be loop for functions.*workers and vowels",
+        ),
         ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
         ({"model": None}, "model.path must name a model when environment.name is rows"),
+        ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
     ],
 )
 def test_mistake_is_one_line_and_leaves_no_run(

@@ -1,0 +1,78 @@
+"""The example notebook runs from its first cell to its last, with a model and batches that take seconds."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.docs.blocks import ROOT
+from tests.fakes.runs import rows, save_qwen2
+
+NOTEBOOK = ROOT / "examples" / "ten_lines.ipynb"
+SMALL = {
+    '"iterations": 20': '"iterations": 2',
+    "range(3000)": "range(60)",
+    '"trajectories": 128, "mini_batch": 64': '"trajectories": 16, "mini_batch": 16',
+    '"tasks": 256': '"tasks": 4',
+    '"max_tokens_per_turn": 40': '"max_tokens_per_turn": 8, "max_turns": 2',
+}
+"""Seconds instead of minutes; nothing else of the notebook is changed."""
+
+
+def sources(notebook: nbformat.NotebookNode) -> str:
+    return "\n".join(cell.source for cell in notebook.cells)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
+    """The notebook with its outputs, and the folder it stands in, as in a checkout."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    save_qwen2(checkout / "runs" / "quickstart-001" / "model")
+    (checkout / "examples").mkdir()
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        for setting, small in SMALL.items():
+            cell.source = cell.source.replace(setting, small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("IPYTHONDIR", str(checkout / "ipython"))
+        client = NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(checkout / "examples")}})
+        return client.execute(), checkout
+
+
+def test_notebook_is_made_small_as_this_file_says() -> None:
+    text = sources(nbformat.read(NOTEBOOK, as_version=4))
+    assert [setting for setting in SMALL if text.count(setting) != 1] == []
+
+
+def test_notebook_runs_to_its_end(executed: tuple[nbformat.NotebookNode, Path]) -> None:
+    notebook, checkout = executed
+    run = checkout / "runs" / "ten-lines-001"
+    assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(2,)]
+    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    assert "parameters in ../runs/ten-lines-001/checkpoints/000002/model" in last.outputs[-1]["data"]["text/plain"]
+
+
+def test_training_prints_its_progress_as_text_and_nothing_else(executed: tuple[nbformat.NotebookNode, Path]) -> None:
+    notebook, _ = executed
+    (cell,) = [cell for cell in notebook.cells if cell.source.startswith("run = agentloop.train(")]
+    assert {(output.output_type, output.get("name")) for output in cell.outputs} == {("stream", "stdout")}
+    assert "\niteration 2/2  success " in "".join(output.text for output in cell.outputs)
+
+
+def test_importing_prints_nothing(executed: tuple[nbformat.NotebookNode, Path]) -> None:
+    notebook, _ = executed
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert [output.output_type for output in first.outputs] == ["execute_result"]
+
+
+def test_stored_outputs_are_of_a_run_that_learned() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (cell,) = [cell for cell in notebook.cells if cell.source == "run.evaluations()"]
+    measured = ast.literal_eval(cell.outputs[0]["data"]["text/plain"])
+    assert measured[0] < 0.3 < 0.9 <= measured[20]
