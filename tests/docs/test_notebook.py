@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 
 from tests.docs.blocks import ROOT
 from tests.fakes.runs import rows, save_qwen2
@@ -24,6 +25,10 @@ SMALL = {
 """Seconds instead of minutes; nothing else of the notebook is changed."""
 
 
+STATE = "(logging.root.level, list(logging.root.handlers), logging.root.manager.disable, list(warnings.filters))"
+"""What a notebook's own cells may have set."""
+
+
 def sources(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(cell.source for cell in notebook.cells)
 
@@ -32,12 +37,14 @@ def sources(notebook: nbformat.NotebookNode) -> str:
 def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
     """The notebook with its outputs, and the folder it stands in, as in a checkout."""
     checkout = tmp_path_factory.mktemp("checkout")
-    save_qwen2(checkout / "runs" / "quickstart-001" / "model")
+    save_qwen2(checkout / "runs" / "quickstart-001" / "start")
     (checkout / "examples").mkdir()
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
         for setting, small in SMALL.items():
             cell.source = cell.source.replace(setting, small)
+    notebook.cells[:0] = [new_code_cell(f"import logging, warnings\nbefore = {STATE}")]
+    notebook.cells.append(new_code_cell(f"before == {STATE}"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("IPYTHONDIR", str(checkout / "ipython"))
@@ -54,8 +61,8 @@ def test_notebook_runs_to_its_end(executed: tuple[nbformat.NotebookNode, Path]) 
     notebook, checkout = executed
     run = checkout / "runs" / "ten-lines-001"
     assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(2,)]
-    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
-    assert "parameters in ../runs/ten-lines-001/checkpoints/000002/model" in last.outputs[-1]["data"]["text/plain"]
+    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-2]
+    assert "parameters in ../runs/ten-lines-001/model" in last.outputs[-1]["data"]["text/plain"]
 
 
 def test_training_prints_its_progress_as_text_and_nothing_else(executed: tuple[nbformat.NotebookNode, Path]) -> None:
@@ -65,10 +72,12 @@ def test_training_prints_its_progress_as_text_and_nothing_else(executed: tuple[n
     assert "\niteration 2/2  success " in "".join(output.text for output in cell.outputs)
 
 
-def test_importing_prints_nothing(executed: tuple[nbformat.NotebookNode, Path]) -> None:
+def test_importing_prints_nothing_and_logging_stays_as_it_was(executed: tuple[nbformat.NotebookNode, Path]) -> None:
     notebook, _ = executed
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    first, last = code[1], code[-1]
     assert [output.output_type for output in first.outputs] == ["execute_result"]
+    assert last.outputs[0]["data"]["text/plain"] == "True"
 
 
 def test_stored_outputs_are_of_a_run_that_learned() -> None:

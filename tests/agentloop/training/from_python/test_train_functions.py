@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -153,19 +150,3 @@ def test_mistake_is_one_line_and_leaves_no_run(
     with pytest.raises(UserError, match=message):
         agentloop.train(**{**right, **small(tmp_path), **given})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_import_prints_nothing_and_leaves_logging_alone() -> None:
-    program = (
-        "import logging\n"
-        "def state(): return [(n, l.level, l.handlers, l.disabled, l.propagate) for n, l in "
-        "[('', logging.root), ('mine', logging.getLogger('mine'))]], logging.root.manager.disable, "
-        "logging.getLevelName(15)\n"
-        "before = state()\n"
-        "import agentloop\n"
-        "from agentloop import Environment, Task, TrainResult, load_config, tool, train\n"
-        "assert state() == before\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert logging.root.manager.disable == 0
