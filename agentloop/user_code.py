@@ -18,8 +18,8 @@ from replay.sampling.samplers import Sampler, make_sampler
 
 _HERE = "given:"
 """How the name of a function begins that this process was given, where others have a file."""
-_GIVEN: dict[str, tuple[Callable[..., Any], str]] = {}
-"""Such functions with a digest of their own, by name."""
+_GIVEN: dict[str, Callable[..., Any]] = {}
+"""Such functions by the names they were given, `given:DIGEST:function`."""
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
@@ -30,8 +30,9 @@ def give_function(function: Callable[..., Any], *, what: str) -> str:
             "'path/to/file.py:function'."
         )
     # Nobody can tell whether a function that is given again does what it did: each time is another source.
-    _GIVEN[function.__name__] = (function, hashlib.sha256(uuid.uuid4().bytes).hexdigest())
-    return _HERE + function.__name__
+    spec = f"{_HERE}{uuid.uuid4().hex}:{function.__name__}"
+    _GIVEN[spec] = function
+    return spec
 
 
 def is_given(spec: str) -> bool:
@@ -41,7 +42,7 @@ def is_given(spec: str) -> bool:
 
 def given_digest(spec: str) -> str | None:
     """The digest of a function that this process was given; None for one that a file holds."""
-    return _GIVEN[spec.removeprefix(_HERE)][1] if is_given(spec) else None
+    return spec.removeprefix(_HERE).partition(":")[0] if is_given(spec) else None
 
 
 def load_class(spec: str, *, what: str) -> type:
@@ -57,13 +58,13 @@ def load_class(spec: str, *, what: str) -> type:
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
     """The function that `spec` names, likewise; or one that was given in this process."""
     if is_given(spec):
-        name = spec.removeprefix(_HERE)
-        if name not in _GIVEN:
+        if spec not in _GIVEN:
+            name = spec.rpartition(":")[2]
             raise UserError(
                 f"{what} must name functions in files where another process is to call them, got {name}, which was "
                 f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
             )
-        return _GIVEN[name][0]
+        return _GIVEN[spec]
     module, path, name = _named(spec, "function", what)
     found = getattr(module, name, None)
     if not inspect.isfunction(found):

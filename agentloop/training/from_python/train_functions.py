@@ -67,10 +67,10 @@ def _train_given(
     environment["tools"] = [_named(function, "tools") for function in environment["tools"]]
     values: dict[str, Any] = {
         **sections,
-        "model": _section("model", model, "path"),
+        "model": _section(model, "path"),
         "environment": environment,
         "reward": _reward(reward),
-        "tasks": _section("tasks", tasks, "data"),
+        "tasks": _section(tasks, "data"),
     }
     _check_callers(values, sections)
     given = _given_contents(values)
@@ -129,7 +129,7 @@ def _save(pair: tuple[Any, Any], folder: Path) -> None:
             part.save_pretrained(folder)
 
 
-def _section(name: str, given: Any, key: str) -> dict[str, Any]:
+def _section(given: Any, key: str) -> dict[str, Any]:
     """A section, of which its most important key may be given alone."""
     section = dict(given) if isinstance(given, Mapping) else {} if given is None else {key: given}
     return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}

@@ -116,3 +116,16 @@ def test_function_given_again_is_another_source() -> None:
         return load_environment("rows", {}, row=ROW, tools=[spec]).source
 
     assert source() != source()
+
+
+def test_functions_named_alike_that_a_process_is_given_stay_apart() -> None:
+    def made(prefix: str) -> str:
+        def look(key: str) -> str:
+            """Look."""
+            return prefix + key
+
+        return give_function(look, what="tools")
+
+    first, second = (load_environment("rows", {}, row=ROW, tools=[made(prefix)]) for prefix in ("one ", "two "))
+    assert (answer(first, "look", key="box"), answer(second, "look", key="box")) == ("one box", "two box")
+    assert first.source != second.source
