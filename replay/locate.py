@@ -42,18 +42,30 @@ def own_folder(run_folder: Path | None, run: str) -> Path | None:
     return run_folder if run_folder is not None and run_identity(run_folder).id == run else None
 
 
-def newest_run_folder(runs: Path = Path("runs")) -> Path:
-    """The folder whose buffer was last written to; of two written at once, the higher-numbered."""
+def run_folders(runs: Path) -> list[Path]:
+    """The folders in this one that have a buffer, the one last written to first; of two at once the higher-numbered."""
     written = [
         (_last_written(folder), folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
         if (folder / DATABASE).is_file() or run_identity(folder).database is not None
     ]
-    if not written:
+    return [folder for _, _, folder in sorted(written, reverse=True)]
+
+
+def is_folder_of_runs(path: Path) -> bool:
+    """Whether there are runs in it, and it is none itself."""
+    is_run = (path / DATABASE).exists() or run_identity(path).id is not None
+    return not is_run and bool(run_folders(path))
+
+
+def newest_run_folder(runs: Path = Path("runs")) -> Path:
+    """The folder whose buffer was last written to."""
+    found = run_folders(runs)
+    if not found:
         begun = max(runs.glob("*/run.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
         none = f"RUN must be given when there is no run under {runs.absolute()}, got none."
         raise ReplayError(_has_none_yet(begun.parent) if begun else none)
-    return max(written)[2]
+    return found[0]
 
 
 def _has_none_yet(folder: Path) -> str:
@@ -73,6 +85,8 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
     path = newest_run_folder() if run is None else Path(run)
     if not os.path.isdir(path):
         return path, path.parent, None
+    if is_folder_of_runs(path):
+        raise ReplayError(f"RUN must be one run, got {path}, a folder of runs. See: agentloop inspect {path}")
     identity = run_identity(path)
     if identity.database is None:
         if identity.id is not None and not (path / DATABASE).exists():

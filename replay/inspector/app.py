@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -27,11 +27,11 @@ from replay.inspector.pages import (
 )
 from replay.inspector.pages.comparing import compare_page
 from replay.inspector.server.guard import Guard, GuardedApp
-from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, error_as_json
+from replay.inspector.server.page_views import JSON_ENDING, Page, Pages, Source, error_as_json
 from replay.inspector.server.templating import environment
 from replay.queries.open_buffer import OpenBuffer
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[Page[OpenBuffer], ...] = (
     runs_page.PAGE,
     run_page.PAGE,
     cluster_page.PAGE,
@@ -58,7 +58,11 @@ async def _few_threads(app: Starlette) -> AsyncIterator[None]:
 
 def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     """The inspector of one source, for any ASGI server. Reads, and never writes."""
-    pages = Pages(source, environment())
+    return GuardedApp(with_pages(PAGES, Pages(source, environment(), place=source.store.url)), guard)
+
+
+def with_pages(served: Sequence[Page[Source]], pages: Pages[Source], *others: BaseRoute) -> Starlette:
+    """Their addresses, the `others`, and the files that pages are made with."""
 
     def missing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -71,13 +75,12 @@ def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     def refused(request: Request, status: int, message: str) -> Response:
         return (error_as_json if request.url.path.endswith(JSON_ENDING) else pages.error_page)(request, status, message)
 
-    routes: list[BaseRoute] = []
-    for page in PAGES:
+    routes: list[BaseRoute] = [*others]
+    for page in served:
         json_address = "/index" if page.path == "/" else page.path
         routes.append(Route(json_address + JSON_ENDING, partial(pages.as_json, page)))
         routes.append(Route(page.path, partial(pages.page, page)))
     routes.append(Mount("/static", StaticFiles(packages=[("replay.inspector", "static")])))
-    return GuardedApp(
-        Starlette(routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}),
-        guard,
+    return Starlette(
+        routes=routes, lifespan=_few_threads, exception_handlers={HTTPException: missing, Exception: broken}
     )

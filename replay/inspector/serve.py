@@ -8,31 +8,35 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable
 from urllib.parse import quote
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from replay.errors import ReplayError
-from replay.inspector.app import create_app
 from replay.inspector.server.guard import LOOPBACK, TOKEN, Guard
-from replay.queries.open_buffer import OpenBuffer
 
 PORT = 7717
 _PORTS_TRIED = 20
 _SHORTEST_TOKEN = 16
 
 
-def serve(source: OpenBuffer, *, host: str, port: int | None, token: str | None, browser: bool) -> None:
-    """Until it is interrupted. `port` None: the usual one, or the next that is free."""
+def serve(
+    made: Callable[[Guard], ASGIApp], shown: str, *, host: str, port: int | None, token: str | None, browser: bool
+) -> None:
+    """What is `made` for a guard, which shows something of that name, until it is interrupted.
+
+    `port` None: the usual one, or the next that is free.
+    """
     check_token(host, token)
     listening = listen(host, port)
     address = address_of(listening, token)
-    print(f"{source.store.url} is shown at {address}", flush=True)
+    print(f"{shown} is shown at {address}", flush=True)
     print("Ctrl-C ends it.", flush=True)
     if browser and _has_screen():
         threading.Timer(0.3, webbrowser.open, [address]).start()
-    server = quiet_server(create_app(source, Guard(token, host)))
+    server = quiet_server(made(Guard(token, host)))
     # What is there by now stays: to look for garbage in it took 50 ms, now and then, of somebody's request.
     gc.collect()
     gc.freeze()

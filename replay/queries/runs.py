@@ -215,8 +215,12 @@ def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int
     newest = [sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run == run) for run in runs]
     with store.reading() as connection:
         last = min(within.stop - 1, max((connection.scalar(query) or 0) for query in newest))
-    together = max(1, math.ceil((last - max(1, within.start) + 1) / MOST_POINTS))
-    return 1 << (together - 1).bit_length()
+    return merged_to(last - max(1, within.start) + 1)
+
+
+def merged_to(iterations: int) -> int:
+    """How many of so many iterations to show as one point."""
+    return 1 << (max(1, math.ceil(iterations / MOST_POINTS)) - 1).bit_length()
 
 
 def _wanted(names: Sequence[str], families: Sequence[str]) -> sa.ColumnElement[bool]:

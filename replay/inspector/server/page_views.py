@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment
@@ -20,6 +20,8 @@ from replay.queries import QueryResult
 from replay.queries.filters import WrongFilter
 from replay.queries.open_buffer import OpenBuffer
 
+Source = TypeVar("Source")
+"""What pages ask: a buffer that was opened, or a folder of runs."""
 JSON_ENDING = ".json"
 """Ends the address of a page's answer as JSON."""
 _LONGEST_MESSAGE = 1000
@@ -43,36 +45,37 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Page:
+class Page(Generic[Source]):
     """One page, or a part of one that is fetched by itself."""
 
     path: str
     """With parameters in braces."""
     template: str
-    answer: Callable[[OpenBuffer, QueryString], QueryResult]
+    answer: Callable[[Source, QueryString], QueryResult]
     """JSON-able: it is the answer as JSON, and all that the template knows."""
     tab: str = ""
     """Which link of the navigation is the current one."""
-    shows: Callable[[OpenBuffer, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
+    shows: Callable[[Source, QueryString, QueryResult], dict[str, Any]] = lambda *_: {}
     """What only the template needs, made from the answer: scales, drawings, addresses."""
-    at_once: Callable[[OpenBuffer, QueryString], QueryResult | None] = lambda *_: None
+    at_once: Callable[[Source, QueryString], QueryResult | None] = lambda *_: None
     """What is shown instead where the answer would take long, and a page should not; None: it does not."""
     understood: Callable[[QueryString], tuple[QueryString, list[Mistake]]] | None = None
     """What of an address can be answered though a filter can't be read, for the page to stay and say so beside it.
     As JSON such an address is refused."""
 
 
-class Pages:
-    """Answers requests for one source."""
+class Pages(Generic[Source]):
+    """Answers requests for one source. `place` names it on every page; `has_buffer`: there is one to be listed."""
 
-    def __init__(self, source: OpenBuffer, templates: Environment) -> None:
+    def __init__(self, source: Source, templates: Environment, *, place: str, has_buffer: bool = True) -> None:
         self._source = source
         self._templates = templates
+        self._common = {"place": place, "has_buffer": has_buffer}
 
-    def page(self, page: Page, request: Request) -> Response:
+    def page(self, page: Page[Source], request: Request) -> Response:
         return self._guarded(request, lambda: self._html(request, page), self.error_page)
 
-    def as_json(self, page: Page, request: Request) -> Response:
+    def as_json(self, page: Page[Source], request: Request) -> Response:
         def answer() -> Response:
             try:
                 return _json(page.answer(self._source, _query(request)))
@@ -82,7 +85,7 @@ class Pages:
 
         return self._guarded(request, answer, error_as_json)
 
-    def _html(self, request: Request, page: Page) -> Response:
+    def _html(self, request: Request, page: Page[Source]) -> Response:
         query = _query(request)
         if page.understood is None:
             return self._answered(request, page, query)
@@ -92,7 +95,7 @@ class Pages:
             query, mistakes = page.understood(query)
             return self._answered(request, page, query, mistakes=mistakes)
 
-    def _answered(self, request: Request, page: Page, query: QueryString, **more: Any) -> Response:
+    def _answered(self, request: Request, page: Page[Source], query: QueryString, **more: Any) -> Response:
         answer = page.at_once(self._source, query) or page.answer(self._source, query)
         shown = page.shows(self._source, query, answer)
         return self._rendered(request, page.template, {**answer, **shown, **more}, tab=page.tab)
@@ -102,7 +105,7 @@ class Pages:
     ) -> Response:
         # What is not there, or not understood, has no address as JSON either, and its address may be anything.
         json_address = _json_address(request) if status == 200 and not values.get("mistakes") else None
-        common = {"tab": tab, "database": self._source.store.url, "json_address": json_address}
+        common = {**self._common, "tab": tab, "json_address": json_address}
         text = self._templates.get_template(template).render(**common, **values)
         # A lone surrogate, which models do write, has no UTF-8.
         return HTMLResponse(text.encode("utf-8", "replace"), status)
@@ -128,7 +131,8 @@ class Pages:
 
 def _json_address(request: Request) -> str:
     # As it stood in the address: the path of a request has been read once already.
-    path = "/index" if request.url.path == "/" else quote(request.url.path)
+    path = quote(request.url.path)
+    path += "index" * path.endswith("/")
     return path + JSON_ENDING + (f"?{request.url.query}" if request.url.query else "")
 
 

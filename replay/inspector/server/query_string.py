@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -88,6 +90,19 @@ class QueryString:
         return int(given)
 
 
+_below: ContextVar[str] = ContextVar("below", default="")
+
+
+@contextmanager
+def addresses_below(path: str) -> Iterator[None]:
+    """Meanwhile all addresses that are made begin with this path, as that of a run among others."""
+    before = _below.set(path)
+    try:
+        yield
+    finally:
+        _below.reset(before)
+
+
 def address(*parts: object, **parameters: object) -> str:
     """The path of some parts, with a query: lists give a parameter several times, None and empty ones are left out.
 
@@ -98,4 +113,4 @@ def address(*parts: object, **parameters: object) -> str:
     for name, value in parameters.items():
         values = value if isinstance(value, list | tuple) else [value]
         pairs += [f"{quote(name)}={quote(str(v), safe='')}" for v in values if v is not None and v != ""]
-    return path + ("?" + "&".join(pairs) if pairs else "")
+    return _below.get() + path + ("?" + "&".join(pairs) if pairs else "")

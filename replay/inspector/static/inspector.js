@@ -76,7 +76,7 @@ document.addEventListener("click", (event) => {
   const copier = event.target.closest("[data-copy]");
   if (copier) copy(copier);
   const row = event.target.closest("[data-href]");
-  if (row && !event.target.closest("a, button, input, summary") && !String(getSelection())) location.href = row.dataset.href;
+  if (row && !event.target.closest("a, button, input, label, summary") && !String(getSelection())) location.href = row.dataset.href;
 });
 
 const said = new WeakMap(); // button -> what will give it back its name

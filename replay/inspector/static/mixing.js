@@ -24,6 +24,6 @@ if (form) {
   follow();
   // The answer for programs is at the address that is shown now.
   document.addEventListener("htmx:after:history:update", () => {
-    document.querySelector("a.as-json").href = "/mixing.json" + location.search;
+    document.querySelector("a.as-json").href = location.pathname + ".json" + location.search;
   });
 }

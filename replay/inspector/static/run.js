@@ -4,7 +4,7 @@ import { fit, update } from "./charts.js";
 import { told } from "./scales.js";
 
 const badge = document.getElementById("progress");
-const address = `/runs/${location.pathname.split("/")[2]}.json`;
+const address = `${location.pathname}.json`;
 const every = 3000, mostRows = 12;
 const charts = JSON.parse(document.getElementById("charts").textContent);
 let stretch = null, looks = 0; // what is zoomed into, and how often that has changed
