@@ -5,4 +5,4 @@ import warnings
 with warnings.catch_warnings():
     # In a notebook without widgets it warns that it has none, whoever imports it first; transformers would.
     warnings.simplefilter("ignore")
-    import tqdm.auto  # noqa: F401
+    import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
