@@ -168,7 +168,7 @@ def _print_tokens(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
     authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
     decoder, console = tokenizer(buffer.folder), Console(highlight=False, soft_wrap=True)
     if decoder is None:
-        say("token ids, for want of model/tokenizer.json in the run folder:")
+        say("token ids, for want of start/tokenizer.json in the run folder:")
     for position, segment in enumerate(trajectory.segments):
         say(f"\nsegment {position} ({visible(segment.reason)}), log-probs in nats after every sampled token\n")
         console.print(token_view(segment.tokens, authors, decoder, log_probs=True))

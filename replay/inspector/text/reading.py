@@ -42,7 +42,7 @@ def unread(source: OpenBuffer, run: str) -> str | None:
             return (
                 "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
             )
-        return f"There is no model/tokenizer.json in {source.folder}."
+        return f"There is no start/tokenizer.json in {source.folder}."
     if source.own_run is None or queries.same_tokenizer(source.store, source.own_run, run):
         return None
     return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."

@@ -144,7 +144,7 @@ def test_tokens_page_tells_why_segments_split_and_what_was_never_scored(page: Se
     assert "It parts from the conversation before it at token 3" in text
     assert "It was never scored" in text
     assert f"agentloop replay rescore '{folder}' --where \"id == 'split'\"" in text
-    assert "There is no model/tokenizer.json in" in text
+    assert "There is no start/tokenizer.json in" in text
     scored = text_of(page, "/trajectories/scored?view=tokens")
     assert "never scored" not in scored
     assert "Current log-probs are those of policy 4" in scored
@@ -280,7 +280,7 @@ def test_a_tokenizer_that_is_written_after_the_database_is_found(tmp_path: Path)
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
     new_store(tmp_path / "replay.sqlite").close()
     with open_buffer(str(tmp_path)) as source:
-        assert f"There is no model/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
+        assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
         (tmp_path / "model").mkdir()
         written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()
         (tmp_path / "model" / "tokenizer.json").write_text(written, encoding="utf-8")
