@@ -127,6 +127,28 @@ class TaskRecord:
 
 
 @dataclass(frozen=True)
+class HeldOutEpisode:
+    """An episode of an evaluation, to be looked at: no draw knows of it, and no count of trajectories."""
+
+    run: Id
+    iteration: Count
+    """The last one before the evaluation; 0: before training."""
+    number: Count
+    """Its place in the evaluation: episodes on one task stand beside each other."""
+    task: Id
+    environment: str
+    environment_version: str
+    reward: Finite
+    success: bool
+    stop_reason: str
+    error_kind: str | None
+    """The last tool error's; None when no tool call failed."""
+    num_turns: Count
+    num_tool_calls: Count
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
 class ObservationRecord:
     """What a deterministic tool answered: it answers the same whenever a task comes to the same call again."""
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.errors import ReplayError
+from replay.held_out_episodes import HeldOutEpisodes
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import (
     BatchRow,
@@ -36,7 +37,7 @@ from replay.storage import counters, draws, erase, read, retention, write
 from replay.storage.collecting import fresh_groups, observations
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
-from replay.storage.erase import Forgotten
+from replay.storage.erase import Forgotten, HeldOutOf
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
 from replay.storage.retention import Capacity, Evicted
@@ -64,6 +65,8 @@ class ReplayStore:
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
         self.tickets = Tickets(database, self._write, self._author_table)
         """What workers collect for runs."""
+        self.held_out = HeldOutEpisodes(database, self._write)
+        """What evaluations were asked and answered."""
         self.roles = Roles(database)
         """Who takes part in runs."""
 
@@ -326,11 +329,14 @@ class ReplayStore:
 
         return self._database.read(work) if dry_run else self._database.write(work)
 
-    def forget(self, rows: sa.ColumnElement[bool], *, dry_run: bool) -> Forgotten:
-        """Remove content for good, with the database written anew without it; or only count it."""
+    def forget(self, rows: sa.ColumnElement[bool], *, held_out: HeldOutOf = None, dry_run: bool) -> Forgotten:
+        """Remove content for good, with the database written anew without it; or only count it.
+
+        `held_out`: the run whose held-out episodes go too, or "*" for those of all.
+        """
         if dry_run:
-            return self._database.read(lambda connection: erase.forget(connection, rows, dry_run=True))
-        return self._database.erase(lambda connection: erase.forget(connection, rows))
+            return self._database.read(lambda connection: erase.forget(connection, rows, held_out, dry_run=True))
+        return self._database.erase(lambda connection: erase.forget(connection, rows, held_out))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""

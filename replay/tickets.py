@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay.records import TaskRecord, Trajectory
+from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
 from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
@@ -115,9 +115,14 @@ class Tickets:
         # Who resumes the run does not end its workers: only the tickets decide.
         return self._write(lambda connection: finish.finish(connection, claims, prepared, ids))
 
-    def finish_evaluation(self, claim: Claim, outcome: Mapping[str, Any]) -> bool:
-        """Whether it counts; `outcome` is for the learner, and no row is stored."""
-        return self._beside(lambda connection: finish.finish_evaluation(connection, claim, outcome))
+    def finish_evaluation(
+        self, claim: Claim, outcome: Mapping[str, Any], episode: HeldOutEpisode | None = None
+    ) -> bool:
+        """Whether it counts; `outcome` is for the learner, and the `episode` is kept apart from what is drawn."""
+        compressed = self._database.compresses_text
+        return self._beside(
+            lambda connection: finish.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
+        )
 
     def revoke(self, run: str, purpose: Purpose, reason: str) -> int:
         """The learner wants no more episodes for this purpose: how many had not ended."""

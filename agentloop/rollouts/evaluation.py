@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from agentloop.config import RunConfig
@@ -20,6 +21,7 @@ from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_a
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent
+from replay.records import HeldOutEpisode
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Evaluation:
     """Asked for per task."""
     engine_failures: int
     """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
+    episodes: tuple[tuple[int, Episode], ...] = ()
+    """The other samples that this process ran, each with its place."""
 
     @property
     def tasks(self) -> int:
@@ -184,19 +188,39 @@ def evaluate(
     without_engine_failures(everything)
     everything = scorer.judge(everything)
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
-    attempts = []
-    for start in range(0, len(everything), section.samples):
-        samples = everything[start : start + section.samples]
-        episodes = [episode for episode in samples if not math.isnan(episode.environment_reward)]
-        if episodes:
-            task = tasks[start // section.samples]
-            attempts.append(attempts_of(task, [outcome_of(episode, config) for episode in episodes]))
+    judged = [(place, e) for place, e in enumerate(everything) if not math.isnan(e.environment_reward)]
+    attempts = [
+        attempts_of(tasks[number], [outcome_of(episode, config) for _, episode in samples])
+        for number, samples in groupby(judged, key=lambda each: each[0] // section.samples)
+    ]
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
             "Mend the first of them, and --resume."
         )
-    return Evaluation(tuple(attempts), section.samples, lost)
+    return Evaluation(tuple(attempts), section.samples, lost, tuple(judged))
+
+
+def held_out_episode(
+    actors: Actors, episode: Episode, config: RunConfig, *, run: str, iteration: int, number: int
+) -> HeldOutEpisode:
+    """An episode of an evaluation as it is kept, apart from what is trained on."""
+    outcome = outcome_of(episode, config)
+    return HeldOutEpisode(
+        run=run,
+        iteration=iteration,
+        number=number,
+        task=actors.factory.task_hash(episode.task),
+        environment=actors.factory.name,
+        environment_version=actors.factory.version,
+        reward=outcome.reward,
+        success=outcome.success,
+        stop_reason=outcome.stop_reason,
+        error_kind=episode.error_kind,
+        num_turns=outcome.turns,
+        num_tool_calls=episode.num_tool_calls,
+        messages=episode.messages,
+    )
 
 
 def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> EvaluationReport:

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from agentloop.rollouts.evaluation import outcome_of
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.workers.episodes_under_way import EpisodeResult
 from agentloop.workers.joined_run import JoinedRun
 from replay.errors import InvalidRecord
-from replay.records import Trajectory
+from replay.records import HeldOutEpisode, Trajectory
 from replay.ticket_records import EVALUATION, Claim
 
 
@@ -25,10 +26,17 @@ def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[s
         elif result.claim.ticket.purpose == EVALUATION:
             assert result.episode is not None  # only a problem has none
             outcome = asdict(outcome_of(result.episode, run.config))
-            counts["done"] += run.store.tickets.finish_evaluation(result.claim, outcome)
+            kept = _held_out(run, result.claim, result.episode) if run.config.evaluation.keep_episodes else None
+            counts["done"] += run.store.tickets.finish_evaluation(result.claim, outcome, kept)
         else:
             rows.append((result.claim, row_of(run, result)))
     return counts + _finish(run, rows)
+
+
+def _held_out(run: JoinedRun, claim: Claim, episode: Episode) -> HeldOutEpisode:
+    ticket = claim.ticket
+    number = ticket.number * run.config.evaluation.samples + ticket.member
+    return held_out_episode(run.actors, episode, run.config, run=ticket.run, iteration=ticket.iteration, number=number)
 
 
 def _finish(run: JoinedRun, rows: list[tuple[Claim, Trajectory]]) -> Counter[str]:

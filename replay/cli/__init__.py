@@ -1,6 +1,6 @@
 """`agentloop replay ...`: look into a buffer, and keep it in order. One file per group of commands."""
 
-from replay.cli import compare_commands, exchange_commands, maintain, show_cluster, show_tasks
+from replay.cli import compare_commands, exchange_commands, maintain, show_cluster, show_held_out, show_tasks
 from replay.cli.common import app
 from replay.cli.show import show
 from replay.locate import newest_run_folder
@@ -13,5 +13,6 @@ __all__ = [
     "newest_run_folder",
     "show",
     "show_cluster",
+    "show_held_out",
     "show_tasks",
 ]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import sqlalchemy as sa
 import typer
 
 from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
@@ -15,7 +16,7 @@ from replay.queries import chosen
 from replay.queries.filters import condition
 from replay.storage.databases.backup import backup_path, backups
 from replay.storage.databases.open import create_database, parsed, schema_of
-from replay.storage.erase import Forgotten
+from replay.storage.erase import ALL_RUNS, Forgotten
 from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
@@ -57,8 +58,11 @@ def _pruned_text(found: Evicted, *, done: bool) -> str:
 
 @app.command(epilog="Example: agentloop replay forget --where \"'jane@example.org' in text\"")
 def forget(
-    filter: Annotated[str, typer.Option("--where", metavar="FILTER", help="What to forget.")],
+    filter: Annotated[str | None, typer.Option("--where", metavar="FILTER", help="What to forget.")] = None,
     run: Run = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="All episodes of evaluations, which no filter knows of.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,8 +71,12 @@ def forget(
     Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1
     while a copy that a migration made stands beside the file.
     """
+    if filter is None and not held_out:
+        fail("forget must be given --where or --held-out, got neither. Name what to forget.")
     with opened(run, read_only=not yes) as buffer:
-        found = buffer.store.forget(chosen(buffer.run, filter), dry_run=not yes)
+        rows = sa.false() if filter is None else chosen(buffer.run, filter)
+        evaluated = (buffer.run or ALL_RUNS) if held_out else None
+        found = buffer.store.forget(rows, held_out=evaluated, dry_run=not yes)
         path = buffer.store.path
     copies = [str(copy) for copy in backups(path)] if path and yes else []
     if as_json:
@@ -82,6 +90,7 @@ def forget(
 
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     what = f"the content of {found.trajectories:,} trajectories, {found.messages:,} messages, {found.tasks:,} tasks"
+    what += f", {found.held_out:,} episodes of evaluations" if found.held_out else ""
     weights = f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
     if not done:
         return f"would remove {what}\n{weights}\n{_DRY}"

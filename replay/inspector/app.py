@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from replay.inspector.pages import (
     buffer_page,
     cluster_page,
+    held_out_page,
     iteration_page,
     mixing_page,
     run_page,
@@ -36,6 +37,8 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     run_page.PAGE,
     cluster_page.PAGE,
     iteration_page.PAGE,
+    held_out_page.TASK,
+    held_out_page.PAGE,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,

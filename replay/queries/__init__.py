@@ -5,6 +5,7 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 
 from replay.queries.collecting.cluster import cluster, is_collected_by_workers
 from replay.queries.distributions import distributions
+from replay.queries.evaluations.held_out_list import held_out, held_out_task
 from replay.queries.excerpts import excerpts
 from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
@@ -30,6 +31,8 @@ __all__ = [
     "distributions",
     "excerpts",
     "find",
+    "held_out",
+    "held_out_task",
     "is_collected_by_workers",
     "iteration",
     "merging",

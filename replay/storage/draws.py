@@ -30,6 +30,7 @@ from replay.storage.format.rows import Row, chunked, known
 from replay.storage.format.schema import (
     draws,
     groups,
+    held_out,
     histograms,
     iterations,
     metrics,
@@ -210,7 +211,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     released = connection.execute(draws.delete().where(mine, draws.c.state == RESERVED)).rowcount
     rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
     _count_uses(connection, used_later)
-    for table in (iterations, metrics, histograms, sampler_state):
+    for table in (iterations, metrics, histograms, sampler_state, held_out):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, FORGOTTEN
+from replay.storage.collecting import held_out_rows
 from replay.storage.collecting.observations import forget_observations
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, messages, trajectories
 from replay.storage.reclaimed import reclaim
 
 _rows = trajectories.c
+
+
+ALL_RUNS = "*"
+HeldOutOf = str | None
+"""A run's id, or `ALL_RUNS`; None: of none."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,28 @@ class Forgotten:
     """Those that no other row has: their payloads go with the rows."""
     updates: int
     """Committed draws of these rows."""
+    held_out: int = 0
+    """Episodes of evaluations."""
 
 
-def forget(connection: sa.Connection, rows: sa.ColumnElement[bool], *, dry_run: bool = False) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none."""
+def forget(
+    connection: sa.Connection,
+    rows: sa.ColumnElement[bool],
+    held_out: HeldOutOf = None,
+    *,
+    dry_run: bool = False,
+) -> Forgotten:
+    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none.
+
+    And the episodes of evaluations of the run `held_out`, or of all runs.
+    """
     ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
-    counted = _count(connection, ids)
+    run = None if held_out == ALL_RUNS else held_out
+    evaluated = 0 if held_out is None else held_out_rows.count(connection, run)
+    counted = replace(_count(connection, ids), held_out=evaluated)
     if not dry_run:
+        if evaluated:
+            held_out_rows.remove(connection, run)
         for chunk in chunked(ids):
             # Its tools' answers may be among them.
             named = connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk)).distinct())

@@ -27,7 +27,8 @@ def demonstrated(run_folder: Path) -> list[str]:
     several = """select trajectory, task from segments join trajectories on trajectories.id = trajectory
         group by trajectory, task order by count(*) desc, trajectory limit 2"""
     (first, task), (second, _) = rows(database, several)
-    return page_addresses((run, OTHER), task, [first, second])
+    ((held_out,),) = rows(database, "select task from held_out limit 1")
+    return page_addresses((run, OTHER), task, [first, second], held_out=held_out)
 
 
 def fits(page: Page) -> bool:
@@ -55,7 +56,9 @@ def test_pages_render_fit_and_can_be_read(page: Page, server: Served, run_folder
 
 
 def test_hostile_text_makes_nothing_in_a_browser(page: Page, inspector: Served) -> None:
-    for target in page_addresses((hostile.RUN, hostile.EMPTY), hostile.TASK, [hostile.HOSTILE, hostile.PLAIN]):
+    for target in page_addresses(
+        (hostile.RUN, hostile.EMPTY), hostile.TASK, [hostile.HOSTILE, hostile.PLAIN], held_out=hostile.TASK
+    ):
         page.goto(inspector.address + target, wait_until="load")
         assert (
             page.locator(f"{hostile.MARK}, img[src*={hostile.MARK}], svg[onload], form[action*=example]").count() == 0

@@ -102,6 +102,9 @@ class EvaluationSection(Section):
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
     samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
+    keep_episodes: int = Field(
+        10, ge=0, description="Evaluations whose episodes are kept to be looked at, the newest ones; 0: none."
+    )
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:

@@ -13,6 +13,7 @@ from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import replay_request, task_hash
+from agentloop.training.collecting.held_out import keep_episodes
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -109,13 +110,15 @@ class LoopCollection:
 
     def evaluate(self) -> Evaluation:
         parts = self._components
-        return evaluate(
+        found = evaluate(
             self._evaluating,
             parts.source,
             parts.config,
             scorer=parts.collector.scorer,
             progress=lambda done, total: parts.display.phase("evaluate", done, total),
         )
+        keep_episodes(parts, self._state.iteration, found.episodes)
+        return replace(found, episodes=())
 
     def end_run(self) -> None:
         return

@@ -1,12 +1,33 @@
-"""Held-out episodes that workers run: the policy is judged where its environment is."""
+"""Held-out episodes: kept to be looked at; and those that workers run, where the policy's environment is."""
 
 from __future__ import annotations
 
-from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of, held_out_episode
 from agentloop.training.collecting.issued_batches import issue_groups
 from agentloop.training.collecting.waiting import Waiting
 from agentloop.training.components import Components
 from replay.ticket_records import EVALUATION
+
+
+def keep_episodes(components: Components, iteration: int, episodes: Sequence[tuple[int, Episode]]) -> None:
+    """Those of the evaluation after this iteration, by their places, go where no draw knows of them.
+
+    Their messages go through `replay.redact` as all that is stored does. Only the newest evaluations' are kept.
+    """
+    config, redact = components.config, components.admission.redact
+    kept = []
+    for number, episode in episodes if config.evaluation.keep_episodes else ():
+        record = held_out_episode(
+            components.actors, episode, config, run=components.run_id, iteration=iteration, number=number
+        )
+        if redact is not None:
+            record = replace(record, messages=tuple(redact(record.messages) or ()))
+        kept.append(record)
+    components.store.held_out.put(components.run_id, kept, keep=config.evaluation.keep_episodes)
 
 
 def evaluate_by_workers(components: Components, waiting: Waiting, iteration: int) -> Evaluation:
@@ -24,4 +45,5 @@ def evaluate_by_workers(components: Components, waiting: Waiting, iteration: int
             lost += len(group.members) - len(outcomes)
             task = tasks[group.number - numbers.start]
             attempts += [attempts_of(task, outcomes)] if outcomes else []
+    keep_episodes(components, iteration, ())  # the workers have stored them
     return Evaluation(tuple(attempts), section.samples, lost)

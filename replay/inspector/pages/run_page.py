@@ -97,6 +97,7 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
             "successes replayed at most once": address("buffer", run=run, where=["success", "uses < 2"]),
             "the most replayed": address("buffer", run=run, sort="uses"),
         },
+        "held_out": address("runs", run, "held-out"),
     }
 
 

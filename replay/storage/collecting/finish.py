@@ -9,7 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from context.messages import canonical_json
-from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, group_statistics
+from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, group_statistics
+from replay.storage.collecting import held_out_rows
 from replay.storage.collecting.leases import locked
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.rows import Row
@@ -45,8 +46,16 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
     return counted
 
 
-def finish_evaluation(connection: sa.Connection, claim: Claim, outcome: Mapping[str, Any]) -> bool:
-    """Whether it counts. Of an evaluation no row is stored: `outcome` is what the learner wants to know of it."""
+def finish_evaluation(
+    connection: sa.Connection,
+    claim: Claim,
+    outcome: Mapping[str, Any],
+    episode: HeldOutEpisode | None = None,
+    *,
+    compressed: bool = False,
+) -> bool:
+    """Whether it counts. Of an evaluation no row is stored that could be drawn: `outcome` is what the learner wants to
+    know of it, and the `episode` is kept apart."""
     if claim.ticket.purpose != EVALUATION:
         raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
     found = locked(connection, [claim]).get(claim.place)
@@ -54,6 +63,8 @@ def finish_evaluation(connection: sa.Connection, claim: Claim, outcome: Mapping[
         return False
     if found is not None and found["state"] != DONE:
         _end(connection, claim, outcome=canonical_json(outcome))
+        if episode is not None:
+            held_out_rows.put(connection, [episode], compressed=compressed)
     return True
 
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from replay.records import OWN_SOURCES, RESERVED
 from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
 
-REVISION = "0011"
+REVISION = "0012"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
 VERSION_TABLE = "replay_schema_version"
 
@@ -94,6 +94,28 @@ observations = sa.Table(
     _text("content"),
     _text("checksum"),
     sa.Index("observations_by_task", "task"),
+)
+
+# Episodes of evaluations, with all their messages as `messages` has them. Their tasks are not in `tasks`.
+held_out = sa.Table(
+    "held_out",
+    metadata,
+    _key("run", "runs.id", primary_key=True),
+    _integer("iteration", primary_key=True, autoincrement=False),
+    _integer("number", primary_key=True, autoincrement=False),
+    _text("task"),
+    _text("environment"),
+    _text("environment_version"),
+    _real("reward"),
+    _truth("success"),
+    _text("stop_reason"),
+    _text("error_kind", null=True),
+    _integer("num_turns"),
+    _integer("num_tool_calls"),
+    _integer("num_messages"),
+    sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
+    _integer("checksum"),
+    sa.Index("held_out_by_task", "run", "task", "iteration"),
 )
 
 groups = sa.Table(

@@ -9,8 +9,11 @@ from replay.inspector.app import PAGES
 from replay.inspector.server.query_string import address
 
 
-def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list[str]:
-    """Of each page at least one, about the first run; those of a cluster and a comparison about both."""
+def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held_out: str | None = None) -> list[str]:
+    """Of each page at least one, about the first run; those of a cluster and a comparison about both.
+
+    `held_out`: a held-out task; None: there is none.
+    """
     run = runs[0]
     found = [
         "/?all=1",
@@ -19,6 +22,8 @@ def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str]) -> list
         address("buffer", "overview", run=run),
         address("runs", run),
         address("runs", run, "iterations", 1),
+        address("runs", run, "held-out"),
+        *([] if held_out is None else [address("runs", run, "held-out", held_out)]),
         *(address("runs", each, "cluster") for each in runs),
         *(address("trajectories", id) for id in ids),
         *(address("trajectories", id, view=view) for id in ids for view in ("tokens", "updates")),

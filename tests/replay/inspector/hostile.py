@@ -13,7 +13,7 @@ from typing import Any
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
-from replay.records import TaskRecord, Trajectory
+from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage.databases import Location
 from replay.ticket_records import TicketRecord
 from tests.fakes.records import (
@@ -91,6 +91,9 @@ def hostile_buffer(location: Location) -> ReplayStore:
         done = iteration_record(iteration, replay=0, run=RUN, fresh=2, fraction=0.0, metrics=metrics)
         store.commit(done, measured(drawn), sampler_state={})
     _add_participants(store)
+    said = tuple(Message(role, SPOKEN, author=MARKED) for role in ("user", "assistant"))
+    asked = HeldOutEpisode(RUN, 2, 0, TASK, TEXT, TEXT, 0.5, False, MARKED, MARKED, 1, 0, said)
+    store.held_out.put(RUN, [asked, replace(asked, number=1, messages=())], keep=1)
     return store
 
 

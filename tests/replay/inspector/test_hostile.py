@@ -23,7 +23,7 @@ from tests.replay.inspector.addresses import page_addresses, twin_of
 from tests.replay.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.replay.inspector.serving import Response, Served, served
 
-PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN])
+PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 TWINS = [twin_of(page) for page in PAGES]
 
 

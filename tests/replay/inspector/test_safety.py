@@ -20,7 +20,7 @@ from tests.replay.inspector.conftest import TOKEN
 from tests.replay.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
 from tests.replay.inspector.serving import Served, served
 
-PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN])
+PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 TWINS = [twin_of(page) for page in PAGES]
 FILES = ["/static/style.css", "/static/inspector.js", "/static/vendor/htmx.min.js"]
 HEADERS = {

@@ -19,6 +19,7 @@ import psycopg
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Message
 
+from context.messages import Message as Said
 from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
@@ -26,7 +27,7 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
 from replay.queries.open_buffer import OpenBuffer
-from replay.records import FRESH, REPLAY, Histogram, ObservationRecord, Trajectory
+from replay.records import FRESH, REPLAY, HeldOutEpisode, Histogram, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.column_types import ExactText, Real, Truth, Whole
@@ -72,6 +73,9 @@ _ON_A_SERVER: dict[str, dict[str, Any]] = {
     "blob": {"null": None, "empty": b"", "noise": b"AL\5\1\6\0\0\0noise"},
 }
 OBSERVED = ObservationRecord("call-1", "task-1", "tools-1", None, "look", {"n": 1}, "seen")
+EVALUATED = HeldOutEpisode(
+    RUN, 3, 0, "held-out", "tools", "1", 1.0, True, "answered", None, 1, 0, (Said("user", "7?"),)
+)
 _ROWS = {
     "runs": "id = 'run-1'",
     "policies": "run = 'run-1' and version = 3",
@@ -93,6 +97,7 @@ _ROWS = {
     "workers": "id = 'first'",
     "engines": "id = 'first'",
     "observations": "id = 'call-1'",
+    "held_out": "iteration = 3 and number = 1",
 }
 """Whose cells are altered."""
 
@@ -155,6 +160,7 @@ def fill(location: Location) -> None:
         collect(store, 1)
         store.tickets.fail(claim(store), "overtime")
         store.remember([OBSERVED])
+        store.held_out.put(RUN, [replace(EVALUATED, number=number) for number in (0, 1)], keep=1)
         for id in ("first", "second"):
             store.roles.report("worker", RUN, id, {"host": id})
             store.roles.report("engine", RUN, id, {"proved": 3})
@@ -333,10 +339,12 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
     "observations": _remembered,
+    "held-out": lambda store: queries.held_out(store, RUN),
+    "held-out task": lambda store: queries.held_out_task(store, RUN, "held-out"),
 }
 
 
-_PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"))
+_PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
 PAGES = (*_PAGES, *map(twin_of, _PAGES))
 
 

@@ -1,0 +1,163 @@
+"""Episodes of evaluations are kept apart: nothing that counts, draws or evicts rows knows of them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from context.messages import Message, ToolCall
+from replay import ReplayError, ReplayStore, queries
+from replay.errors import InvalidRecord, RunReplaced
+from replay.records import HeldOutEpisode
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from tests.fakes.records import RUN, FreshRows, new_store, request, run_record, sql
+
+SAID = (
+    Message("user", "What is 6 times 7?"),
+    Message("assistant", "", author="llm", tool_calls=(ToolCall("multiply", {"a": 6, "b": 7}),)),
+    Message("tool", "42", author="env", name="multiply"),
+    Message("assistant", "42", author="llm"),
+)
+
+
+def episode(number: int, iteration: int = 0, *, run: str = RUN, success: bool = True) -> HeldOutEpisode:
+    return HeldOutEpisode(
+        run=run,
+        iteration=iteration,
+        number=number,
+        task=f"task-{number}",
+        environment="calculator.py:Calculator",
+        environment_version="1",
+        reward=float(success),
+        success=success,
+        stop_reason="answered",
+        error_kind=None,
+        num_turns=2,
+        num_tool_calls=1,
+        messages=SAID,
+    )
+
+
+def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
+    """Iteration and number of each."""
+    with store.reading() as connection:
+        text = f"select iteration, number from held_out where run = '{run}' order by iteration, number"
+        return [(row.iteration, row.number) for row in connection.execute(sa.text(text))]
+
+
+def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
+    store.held_out.put(RUN, [episode(0), episode(1, success=False)], keep=2)
+    store.held_out.put(RUN, [episode(0, 4)], keep=2)
+    found = queries.held_out(store, RUN, 0)
+    assert found["evaluations"] == [
+        {"iteration": 0, "episodes": 2, "successes": 1},
+        {"iteration": 4, "episodes": 1, "successes": 1},
+    ]
+    first, second = found["rows"]
+    assert (first["prompt"], first["answer"], first["reward"]) == ("What is 6 times 7?", "42", 1.0)
+    assert (second["number"], second["success"], second["num_tool_calls"]) == (1, False, 1)
+    assert queries.held_out(store, RUN)["iteration"] == 4
+    assert [row["number"] for row in queries.held_out(store, RUN, 0, success=False)["rows"]] == [1]
+    on_task = queries.held_out_task(store, RUN, "task-0")
+    assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
+    call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]["function"]
+    assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}}
+
+
+def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
+    store.held_out.put(RUN, [episode(number) for number in range(5)], keep=1)
+    first = queries.held_out(store, RUN, limit=2)
+    second = queries.held_out(store, RUN, after=first["next"], limit=2)
+    last = queries.held_out(store, RUN, after=second["next"], limit=2)
+    pages = [[row["number"] for row in page["rows"]] for page in (first, second, last)]
+    assert pages == [[0, 1], [2, 3], [4]]
+    assert last["next"] is None
+
+
+def test_put_again_takes_the_place_of_what_was_there(store: ReplayStore) -> None:
+    store.held_out.put(RUN, [episode(0), episode(1)], keep=3)
+    store.held_out.put(RUN, [episode(0, success=False)], keep=3)
+    assert kept(store) == [(0, 0), (0, 1)]
+    assert [row["success"] for row in queries.held_out(store, RUN)["rows"]] == [False, True]
+
+
+def test_newest_evaluations_of_a_run_are_kept(store: ReplayStore) -> None:
+    store.add_run(run_record("run-2"))
+    store.held_out.put("run-2", [episode(0, run="run-2")], keep=2)
+    for iteration in (0, 4, 8):
+        store.held_out.put(RUN, [episode(0, iteration)], keep=2)
+    assert kept(store) == [(4, 0), (8, 0)]
+    assert kept(store, "run-2") == [(0, 0)]
+    store.held_out.put(RUN, [], keep=0)
+    assert kept(store) == []
+
+
+def test_resume_takes_back_later_evaluations(store: ReplayStore) -> None:
+    for iteration in (0, 4, 8):
+        store.held_out.put(RUN, [episode(0, iteration)], keep=9)
+    store.resume(RUN, 4)
+    assert kept(store) == [(0, 0), (4, 0)]
+
+
+def test_trainer_whose_run_was_taken_over_keeps_nothing(location: Location) -> None:
+    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
+        store.resume(RUN, 0)
+        other.resume(RUN, 0)
+        with pytest.raises(RunReplaced):
+            store.held_out.put(RUN, [episode(0)], keep=1)
+        assert kept(other) == []
+
+
+def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
+    FreshRows(1).append_to(store)
+
+    def seen() -> tuple[object, ...]:
+        summary = queries.summary(store)
+        del summary["bytes"]
+        drawn = [row.trajectory.id for row in store.draw(request(2, 3), make_sampler("uniform", 0))]
+        store.resume(RUN, 1)  # releases what was reserved
+        return summary, queries.page(store)["rows"], queries.runs(store), drawn
+
+    before = seen()
+    store.held_out.put(RUN, [episode(number, 1) for number in range(9)], keep=1)
+    assert seen() == before
+
+
+@pytest.mark.parametrize("mine", [RUN, "*"])
+def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        said = (Message("user", "my name is Jane Archibald"), Message("assistant", "hello Jane", author="llm"))
+        store.held_out.put(RUN, [replace(episode(0), messages=said, environment="jane.py:Jane")], keep=1)
+        assert store.forget(sa.false(), held_out=mine, dry_run=True).held_out == 1
+        assert b"jane.py" in path.read_bytes() + path.with_name("replay.sqlite-wal").read_bytes()
+        assert store.forget(sa.false(), dry_run=False).held_out == 0
+        assert kept(store) == [(0, 0)]
+        assert store.forget(sa.false(), held_out=mine, dry_run=False).held_out == 1
+        assert kept(store) == []
+    assert b"jane.py" not in path.read_bytes()
+
+
+def test_damaged_conversation_is_none_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        store.held_out.put(RUN, [episode(0), episode(1)], keep=1)
+    sql(path, "update held_out set checksum = checksum + 1 where number = 0")
+    with closing(ReplayStore.open(path, read_only=True)) as store:
+        damaged, whole = queries.held_out(store, RUN)["rows"]
+        assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
+        assert queries.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
+
+
+def test_what_breaks_a_rule_is_refused(store: ReplayStore) -> None:
+    with pytest.raises(InvalidRecord, match="reward must"):
+        store.held_out.put(RUN, [replace(episode(0), reward=float("nan"))], keep=1)
+    with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(none\), got 3"):
+        queries.held_out(store, RUN, 3)
+    with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
+        queries.held_out_task(store, RUN, "x")
