@@ -205,14 +205,14 @@ def held_out_episode(
     actors: Actors, episode: Episode, config: RunConfig, *, run: str, iteration: int, number: int
 ) -> HeldOutEpisode:
     """An episode of an evaluation as it is kept, apart from what is trained on."""
-    outcome = outcome_of(episode, config)
+    outcome, factory = outcome_of(episode, config), actors.factory.of(episode.task)
     return HeldOutEpisode(
         run=run,
         iteration=iteration,
         number=number,
-        task=actors.factory.task_hash(episode.task),
-        environment=actors.factory.name,
-        environment_version=actors.factory.version,
+        task=factory.task_hash(episode.task),
+        environment=factory.name,
+        environment_version=factory.version,
         reward=outcome.reward,
         success=outcome.success,
         stop_reason=outcome.stop_reason,
