@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -172,9 +172,23 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
     metrics |= {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
     in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))
     metrics["time/in_tools"] = in_tools / max(in_tools + in_replies, 1e-9)
+    metrics |= _seconds(episodes)
     if actors.memory is not None:
         metrics["tools/replayed"] = sum(episode.num_replayed_calls for episode in episodes) / made
     return metrics
+
+
+def _seconds(episodes: Sequence[Episode]) -> dict[str, float]:
+    """For which an episode waits for a reply, and which a run of each tool takes, in the mean."""
+    of_tools: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, seconds in episode.run_seconds.items():
+            of_tools[name].extend(seconds)
+    replies = sum(episode.num_turns for episode in episodes)
+    return {
+        "time/reply": sum(episode.reply_seconds for episode in episodes) / max(replies, 1),
+        **{f"time/tool/{name}": statistics.fmean(seconds) for name, seconds in of_tools.items()},
+    }
 
 
 def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,8 @@ Metrics = Mapping[str, Series]
 _LINEAR = Axis()
 _ESS_OF_AGE = "actor/replay/ess/age_"
 _ENVIRONMENT = re.compile(r"environment/([^/]+)/(.+)")
-FAMILIES = (STOPS, _ESS_OF_AGE, "environment/")
+_PART, _TOOL = "reward/", "time/tool/"
+FAMILIES = (STOPS, _ESS_OF_AGE, "environment/", _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
 
 
@@ -43,10 +44,10 @@ class PanelGroup:
 
 
 def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
-    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, each
-    of several environments."""
-    several = _environments(metrics)
-    return (*_of_every_run(metrics, config), *((PanelGroup("Each environment", several),) if several else ()))
+    """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, what
+    the run has several of."""
+    several = (*_reward_parts(metrics), *_turn_seconds(metrics), *_environments(metrics))
+    return (*_of_every_run(metrics, config), *((PanelGroup("One by one", several),) if several else ()))
 
 
 def _of_every_run(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
@@ -270,6 +271,43 @@ def _stop_reasons(metrics: Metrics) -> Panel:
         Axis("share of episodes", percent=True, from_zero=True, least_span=0.04),
         kind="bars",
     )
+
+
+def _reward_parts(metrics: Metrics) -> tuple[Panel, ...]:
+    """None for a reward that is one number from the start."""
+    parts = tuple(_each(metrics, _PART))
+    if not parts:
+        return ()
+    return (
+        Panel(
+            "Parts of the reward",
+            "Means of fresh episodes, unweighted. The part that rises is the one that is learned.",
+            parts,
+            Axis("reward per episode", from_zero=True),
+        ),
+    )
+
+
+def _turn_seconds(metrics: Metrics) -> tuple[Panel, ...]:
+    """None where no tool was run."""
+    replies, tools = finite(metrics, "time/reply"), tuple(_each(metrics, _TOOL))
+    if not tools:
+        return ()
+    return (
+        Panel(
+            "Seconds of a turn",
+            "For which an episode waits for a reply, and a run of each tool takes. A tool far above the reply: collect "
+            "ahead, or declare it deterministic.",
+            (Curve("reply", replies, "fresh"), *tools),
+            Axis("seconds", from_zero=True),
+        ),
+    )
+
+
+def _each(metrics: Metrics, family: str) -> Iterator[Curve]:
+    """The first seven metrics whose names begin so: there are as many colours."""
+    for place, name in enumerate(sorted(name for name in metrics if name.startswith(family))[:7]):
+        yield Curve(name.removeprefix(family), finite(metrics, name), f"s{place}")
 
 
 def _environments(metrics: Metrics) -> tuple[Panel, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -100,6 +102,8 @@ class EpisodeTools:
         """Calls that were answered from memory."""
         self.runs = 0
         """Calls that were run, those among them that were made up for."""
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        """Of each run of a tool, by its name."""
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Raises nothing that the tool or the policy did wrong."""
@@ -134,8 +138,14 @@ class EpisodeTools:
     async def _run(self, call: ToolCall) -> ToolResult:
         if self._kind(call) == "environment":
             for left_out in self._left_out:
-                self.runs += 1
-                await call_tool(self._environment, left_out, self._limits, self._threads)
+                await self._timed(left_out)
             self._left_out.clear()
+        return await self._timed(call)
+
+    async def _timed(self, call: ToolCall) -> ToolResult:
         self.runs += 1
-        return await call_tool(self._environment, call, self._limits, self._threads)
+        began = time.perf_counter()
+        result = await call_tool(self._environment, call, self._limits, self._threads)
+        if call.name in tools_of(type(self._environment)):  # others are what the policy made up
+            self.seconds[call.name].append(time.perf_counter() - began)
+        return result

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
@@ -59,6 +59,8 @@ class Episode:
     """Tool calls that were answered by what an equal one had answered."""
     num_tool_runs: int = 0
     """Tool calls that were run."""
+    run_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Of each of those, by the tool's name."""
     tool_seconds: float = 0.0
     """For which it waited for its tools."""
     reply_seconds: float = 0.0
@@ -142,6 +144,7 @@ async def _played(
         calls.problem,
         tools.replayed,
         tools.runs,
+        tools.seconds,
         turns.tool_seconds,
         turns.reply_seconds,
     )

@@ -122,7 +122,11 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     parser = HermesParser()
     actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000)
     found = collect(actors, [(task, 3)], config)
-    assert found.metrics()["rollout/failed_calls"] == 0.4
+    metrics = found.metrics()
+    assert metrics["rollout/failed_calls"] == 0.4
+    timed = {name: value for name, value in metrics.items() if name.startswith(("time/reply", "time/tool/"))}
+    assert timed.keys() == {"time/reply", "time/tool/count", "time/tool/fail"}  # none of a made-up name
+    assert all(0 < seconds < 10 for seconds in timed.values())
     again = replace(actors, generator=ScriptedGenerator(scripts))
     collect(again, [(task, 3)], config, iteration=2)
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]

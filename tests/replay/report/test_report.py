@@ -44,6 +44,9 @@ TWO_STREAMS = {
     "rollout/stop/max_turns": [(1, 0.25)],
     "rollout/failed_calls": [(1, 0.5), (2, 0.25), (3, 0.0)],
     **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
+    "time/reply": [(1, 0.02), (2, 0.02), (3, 0.02)],
+    **{f"time/tool/{name}": [(1, 0.5), (3, 0.4)] for name in ("lookup", "search")},
+    **{f"reward/{part}": [(1, 0.2), (2, 0.5), (3, 0.9)] for part in ("environment", "brevity")},
     "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
     "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
 }  # fmt: skip
@@ -145,9 +148,10 @@ def test_report_shows_every_panel_with_how_to_read_it() -> None:
         "Effective sample size by age", "Staleness of replayed rows",
         "Batch composition", "Mixing ratio", "Episodes cut short", "Failed tool calls",
         "Seconds per iteration", "Tokens per second",
+        "Parts of the reward", "Seconds of a turn",
     ]  # fmt: skip
-    assert html.count('<p class="how">') == 19
-    assert html.count('<svg class="chart"') == 19
+    assert html.count('<p class="how">') == 21
+    assert html.count('<svg class="chart"') == 21
     assert "Not measured" not in html
     assert "Negative = raising rewarded actions" in panel_of(html, "Policy loss")
     assert "persistently very negative or positive is not" in panel_of(html, "Policy loss")
@@ -193,6 +197,24 @@ def test_report_draws_both_streams_on_shared_axes(title: str) -> None:
     assert 'class="curve fresh"' in panel
     assert 'class="curve replay"' in panel
     assert panel.count('<svg class="chart"') == 1
+
+
+@pytest.mark.parametrize(
+    ("title", "curves"),
+    [
+        ("Parts of the reward", {"brevity": "s0", "environment": "s1"}),
+        ("Seconds of a turn", {"reply": "fresh", "lookup": "s0", "search": "s1"}),
+    ],
+)
+def test_report_draws_each_part_of_the_reward_and_each_tool(title: str, curves: dict[str, str]) -> None:
+    panel = panel_of(page(), title)
+    assert all(f">{name}" in panel for name in curves)
+    assert set(re.findall(r'class="curve (\w+)"', panel)) == set(curves.values())
+
+
+def test_report_of_a_plain_reward_and_no_tools_has_no_such_panels() -> None:
+    plain = {name: series for name, series in TWO_STREAMS.items() if not name.startswith(("reward/", "time/tool/"))}
+    assert "One by one" not in page(plain)
 
 
 def test_report_is_self_contained() -> None:
