@@ -138,7 +138,11 @@ def check_one_run(run: Path | None, resume: str | None) -> None:
 @app.command(cls=ResumingCommand, epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of the run; with --resume also the folder of a run.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file of the run, or `quickstart`, which is built in; with --resume also the folder of a run.",
+        ),
     ],
     overrides: Overrides = None,
     resume: Resume = None,

@@ -27,6 +27,7 @@ __all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_ke
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
 _ENTRIES = (Key, KeySection)
+_OWN = Path(__file__).parents[1] / "configs"
 _RENAMED = {("rollout", "recollect_rounds"): "dynamic_sampling_rounds"}
 """Keys as runs of earlier versions have stored them."""
 
@@ -69,14 +70,22 @@ def _check_given(values: Mapping[str, Any], above: KeyPath, place: Place) -> Non
 
 
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """What a file says, not yet checked, and where it says each of its keys."""
+    """What a file says, not yet checked, and where it says each of its keys.
+
+    `quickstart`, where there is no such file: the one of that name that comes with agentloop.
+    """
     source = str(path)
-    document = read_yaml(_text_of(path), source)
+    document = read_yaml(_text_of(_file_of(path)), source)
     given = {} if document.value is None else document.value
     if not isinstance(given, dict):
         found = shown(given)
         raise UserError(f"{source}:1: the file must hold keys and values, got {found}. See configs/reference.yaml.")
     return given, {key: f"{source}:{line}" for key, line in document.lines.items()}
+
+
+def _file_of(path: Path) -> Path:
+    own = _OWN / f"{path.name}.yaml"
+    return own if path.parent == Path() and own.is_file() and not path.exists() else path
 
 
 def load_over(

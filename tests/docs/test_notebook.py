@@ -25,7 +25,7 @@ SMALL = {
 """Seconds instead of minutes; nothing else of the notebook is changed."""
 
 
-STATE = "(logging.root.level, list(logging.root.handlers), logging.root.manager.disable, list(warnings.filters))"
+STATE = "(logging.root.level, list(logging.root.handlers), logging.root.manager.disable)"
 """What a notebook's own cells may have set."""
 
 
@@ -43,7 +43,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.Noteboo
     for cell in notebook.cells:
         for setting, small in SMALL.items():
             cell.source = cell.source.replace(setting, small)
-    notebook.cells[:0] = [new_code_cell(f"import logging, warnings\nbefore = {STATE}")]
+    notebook.cells[:0] = [new_code_cell(f"import logging\nbefore = {STATE}")]
     notebook.cells.append(new_code_cell(f"before == {STATE}"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

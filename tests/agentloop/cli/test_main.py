@@ -117,7 +117,8 @@ def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> Non
         "context",
         "replay",
     ]
-    assert [command.help for command in late] == [command.loaded().help for command in late]
+    told = [str(command.loaded().help).partition("\n\n")[0] for command in late]
+    assert [command.help for command in late] == told
 
 
 # A run, as people and programs see it

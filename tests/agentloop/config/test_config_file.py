@@ -367,3 +367,12 @@ def test_value_that_a_file_leaves_to_the_command_line_must_be_given() -> None:
         UserError, match=r"model\.yaml:\d+: model\.path must be given, got \?\?\?\. Add --set model.path="
     ):
         load_config(CONFIGS / "model.yaml")
+
+
+def test_quickstart_is_found_by_its_name_where_no_file_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = load_config(Path("configs/quickstart.yaml"))
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Path("quickstart")) == own
+    assert own.run.name == "quickstart"
+    Path("quickstart").write_text("run: {name: mine}")
+    assert load_config(Path("quickstart")).run.name == "mine"

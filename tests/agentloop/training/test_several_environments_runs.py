@@ -65,7 +65,7 @@ def test_each_environment_has_its_own_figures(finished: TrainResult) -> None:
     assert names == {f"environment/{name}/{figure}" for name in THREE for figure in figures}
     page = (finished.folder / "report.html").read_text()
     assert "Held-out success, by environment" in page
-    assert "Each environment" in page
+    assert "One by one" in page
 
 
 def test_evaluation_tells_each_environment_apart(finished: TrainResult) -> None:
