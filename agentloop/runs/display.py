@@ -34,8 +34,9 @@ class RunDisplay(Protocol):
 
 def open_display(*, stderr: bool = False) -> RunDisplay:
     """`stderr` leaves stdout to what a program reads."""
-    # In a notebook rich would make a block of HTML of every line.
-    console = Console(highlight=False, soft_wrap=True, stderr=stderr, force_jupyter=False)
+    # A notebook says that it is a terminal, but redraws nothing; and rich would make a block of HTML of every line.
+    terminal = False if Console().is_jupyter else None
+    console = Console(highlight=False, soft_wrap=True, stderr=stderr, force_jupyter=False, force_terminal=terminal)
     return LiveDisplay(console) if console.is_interactive else PlainDisplay(console)
 
 

@@ -69,7 +69,9 @@ def test_training_prints_its_progress_as_text_and_nothing_else(executed: tuple[n
     notebook, _ = executed
     (cell,) = [cell for cell in notebook.cells if cell.source.startswith("run = agentloop.train(")]
     assert {(output.output_type, output.get("name")) for output in cell.outputs} == {("stream", "stdout")}
-    assert "\niteration 2/2  success " in "".join(output.text for output in cell.outputs)
+    text = "".join(output.text for output in cell.outputs)
+    assert "\niteration 2/2  success " in text
+    assert "\x1b" not in text
 
 
 def test_importing_prints_nothing_and_logging_stays_as_it_was(executed: tuple[nbformat.NotebookNode, Path]) -> None:
