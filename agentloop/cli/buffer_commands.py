@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from agentloop.cli.context_commands import app as context_app
+from agentloop.cli.demonstrations_command import demonstrations
 from agentloop.cli.env.env_commands import app as env_app
 from agentloop.cli.mix import mix
 from agentloop.cli.replay_commands import import_, rescore, verify, whatif
@@ -26,6 +27,7 @@ app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
 
 for _name, _command, _example in (
     ("mix", mix, "mix runs/quickstart-001 --set replay.fraction=0.5"),
+    ("demonstrations", demonstrations, "demonstrations runs/quickstart-001 wins.jsonl --where 'success and turns < 4'"),
     ("import", import_, "import wins.parquet runs/quickstart-002 --name wins"),
     ("verify", verify, "verify runs/quickstart-001 --log-probs"),
     ("rescore", rescore, "rescore --where 'staleness > 8'"),

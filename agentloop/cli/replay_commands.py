@@ -97,7 +97,7 @@ def verify(
 def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
     from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
 
-    folder = _run_folder(buffer)
+    folder = run_folder_of(buffer)
     weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
     return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
 
@@ -106,7 +106,7 @@ def _check_tools(buffer: OpenBuffer) -> ToolCheck:
     from agentloop.analysis.tool_answers import check_tools
     from agentloop.environments import open_tasks
 
-    folder = _run_folder(buffer)
+    folder = run_folder_of(buffer)
     environments, _ = open_tasks(folder.config, folder.environments)
     return check_tools(buffer.store, environments, folder.config, calls=_CALLS)
 
@@ -125,7 +125,7 @@ def rescore(
     with opened(run, read_only=False) as buffer:
         from agentloop.analysis import stored_log_probs
 
-        folder = _run_folder(buffer)
+        folder = run_folder_of(buffer)
         version, weights = stored_log_probs.named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
@@ -237,7 +237,7 @@ def whatif(
         from agentloop.analysis.whatif.result import as_text
         from agentloop.runs.display import open_display
 
-        folder = _run_folder(buffer)
+        folder = run_folder_of(buffer)
         losses = asked_losses(folder.config, loss or ())
         if iteration is not None and policy is None:
             policy = str(policy_of_iteration(buffer.store, folder, iteration))
@@ -248,7 +248,7 @@ def whatif(
     say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
 
 
-def _run_folder(buffer: OpenBuffer) -> RunFolder:
+def run_folder_of(buffer: OpenBuffer) -> RunFolder:
     from agentloop.runs.run_folder import open_run_folder
 
     if buffer.folder is None:

@@ -1,0 +1,80 @@
+"""What a run did well is written as conversations that `agentloop sft` reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentloop
+from agentloop.analysis.stored_demonstrations import Written, write_demonstrations
+from agentloop.environments import open_tasks
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.from_python.train_result import TrainResult
+from context.messages import to_template
+from replay.exchange.openai_chat import read_line
+from replay.queries.filters import condition
+from tests.agentloop.training.from_python.test_train_functions import ROWS, small
+from tests.fakes.environments import functions
+from tests.fakes.runs import rows
+
+FILE = Path(functions.__file__)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
+    return agentloop.train(
+        model=qwen2,
+        tools=[f"{FILE}:look"],
+        reward=f"{FILE}:even",
+        tasks=ROWS,
+        **small(tmp_path_factory.mktemp("runs")),
+    )
+
+
+def written(run: TrainResult, file: Path, where: str, *, version: str | None = None) -> Written:
+    folder = open_run_folder(run.folder)
+    environments, _ = open_tasks(folder.config, folder.environments)
+    if version is not None:
+        environments = replace(environments, version=version)
+    with closing(run.buffer()) as store:
+        return write_demonstrations(store, environments, file, run=None, where=condition(where))
+
+
+def stored(run: TrainResult, where: str) -> list[list[dict[str, Any]]]:
+    found = rows(
+        run.folder / "replay.sqlite", f"select id from trajectories where {where} order by iteration, slot, id"
+    )
+    with closing(run.buffer()) as store:
+        said = {row.id: row.messages for row in store.read([id for (id,) in found])}
+    return [[to_template(message) for message in said[id]] for (id,) in found]
+
+
+def read(file: Path) -> list[list[dict[str, Any]]]:
+    """The messages of each conversation, as sft reads them."""
+    told = []
+    for line in file.read_bytes().splitlines():
+        conversation = read_line(line, Counter())
+        turns = [(reply.message, *after) for reply, after in conversation.turns]
+        told.append([to_template(m) for m in (*conversation.opening, *(m for turn in turns for m in turn))])
+        assert [tool["function"]["name"] for tool in conversation.tools] == ["look"]
+    return told
+
+
+def test_answered_rows_are_read_as_they_were_said(run: TrainResult, tmp_path: Path) -> None:
+    everything, wins = tmp_path / "all.jsonl", tmp_path / "wins.jsonl.gz"
+    found = written(run, everything, "reward >= 0")
+    expected = stored(run, "stop_reason = 'answered'")
+    assert expected
+    assert found == Written(conversations=len(expected))
+    assert read(everything) == expected
+    assert written(run, wins, "success").conversations == len(stored(run, "stop_reason = 'answered' and success"))
+
+
+def test_rows_of_another_version_are_left_out_and_counted(run: TrainResult, tmp_path: Path) -> None:
+    found = written(run, tmp_path / "wins.jsonl", "reward >= 0", version="another")
+    assert found == Written(0, of_another_environment=len(stored(run, "stop_reason = 'answered'")))
