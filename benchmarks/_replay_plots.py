@@ -24,7 +24,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", s
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; } .seed { fill: none; } .span { stroke-width: 2.5; }
 """
 _COLOURS = ("#0072b2", "#c95d00", "#00795a", "#8a4fbf", "#b8860b", "#b8485c", "#4a9cc9", "#7d7f2a")
-_ROW, _LEFT, _PANEL, _GAP = 26, 190, 250, 40
+_ROW, _LEFT, _PANEL, _GAP = 26, 230, 250, 40
 _STEP = 64
 """Fresh episodes between points of a mean curve."""
 _MOST_CURVES = 6
@@ -36,7 +36,7 @@ def colours(arms: Sequence[str]) -> dict[str, str]:
 
 def mean_curves(by_arm: Mapping[str, Sequence[Result]], titles: Mapping[str, str], summary: str) -> str:
     """Success of the newest fresh episodes, mean of the runs; one that ended keeps its last evaluations' success."""
-    left, right, top, bottom, width, height = 48, 170, 16, 34, 720, 330
+    left, right, top, bottom, width, height = 48, 230, 16, 34, 780, 330
     fresh = np.arange(0, BUDGET + 1, _STEP)
 
     def x(value: float) -> float:
