@@ -55,7 +55,6 @@ class Demonstrator:
         self._factory = factory
         self._strategy = strategy
         self._renderer = loaded.renderer(authors)
-        self.control_ids = loaded.codec.added_ids
 
     def sequences(self, conversation: Sequence[Message]) -> list[TokenSequence]:
         """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).

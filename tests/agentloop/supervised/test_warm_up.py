@@ -55,7 +55,8 @@ def conversations() -> Iterator[tuple[Message, ...]]:
 
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
     settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
-    return warm_up(Actor(loaded.model), demonstrator(loaded), conversations(), settings, authors=AUTHORS)
+    shown = map(demonstrator(loaded).sequences, conversations())
+    return warm_up(Actor(loaded.model), shown, settings, authors=AUTHORS, control_ids=loaded.codec.added_ids)
 
 
 def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: Path) -> None:
