@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
 from replay.records import HeldOutEpisode
 from replay.storage.collecting import held_out_rows
-from replay.storage.databases import Database, Result
-
-
-class _Write(Protocol):
-    def __call__(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result: ...
+from replay.storage.databases import Database, WriteOfRuns
 
 
 class HeldOutEpisodes:
     """Every method is one transaction, and may be done again."""
 
-    def __init__(self, database: Database, write: _Write) -> None:
+    def __init__(self, database: Database, write: WriteOfRuns) -> None:
         self._database = database
         self._write = write
 

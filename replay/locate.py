@@ -47,15 +47,15 @@ def run_folders(runs: Path) -> list[Path]:
     written = [
         (_last_written(folder), folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
-        if (folder / DATABASE).is_file() or run_identity(folder).database is not None
+        if os.path.isfile(folder / DATABASE) or run_identity(folder).database is not None
     ]
     return [folder for _, _, folder in sorted(written, reverse=True)]
 
 
 def is_folder_of_runs(path: Path) -> bool:
-    """Whether there are runs in it, and it is none itself."""
-    is_run = (path / DATABASE).exists() or run_identity(path).id is not None
-    return not is_run and bool(run_folders(path))
+    """Whether there are runs in it, and it is none itself. What can't be looked into is none."""
+    is_run = os.path.exists(path / DATABASE) or run_identity(path).id is not None
+    return not is_run and os.access(path, os.R_OK | os.X_OK) and bool(run_folders(path))
 
 
 def newest_run_folder(runs: Path = Path("runs")) -> Path:

@@ -91,9 +91,9 @@ def _lines(buffer: OpenBuffer) -> list[QueryResult]:
     for row in found:
         record = buffer.store.run(row["id"])
         progress = queries.progress(buffer.store, record, own_folder(buffer.folder, record.id))
-        told = {"state": progress["state"], "iteration": row["iterations"], "iterations": progress["iterations"]}
+        reached = {"state": progress["state"], "iteration": row["iterations"], "iterations": progress["iterations"]}
         line = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
-        lines.append({"folder": buffer.folder.name, "run": record.id, **line, **told, "problem": None})
+        lines.append({"folder": buffer.folder.name, "run": record.id, **line, **reached, "problem": None})
     return lines
 
 
