@@ -54,6 +54,7 @@ def test_a_run_by_workers_ends_with_every_row_in_its_bound(tmp_path: Path, model
     assert worst == staleness
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_run_on_postgres_outlives_a_kill_of_each_role(tmp_path: Path, model: Path, own_server: LocalServer) -> None:
     run = {"name": "small", "folder": str(tmp_path), "iterations": 20, "seed": 0}

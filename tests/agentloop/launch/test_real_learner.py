@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import yaml
 
 from agentloop.config.config_file import to_plain
@@ -14,6 +15,7 @@ from tests.fakes.processes import assert_sound
 from tests.fakes.runs import rows, small_config
 
 
+@pytest.mark.soak
 def test_a_learner_that_is_killed_goes_on_with_its_run_and_an_ended_run_is_left_alone(
     tmp_path: Path, qwen2: Path
 ) -> None:
