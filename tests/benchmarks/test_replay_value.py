@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentloop.config.config_file import load_config
 from benchmarks._replay_arms import ARMS, BUDGET, CONTENDERS, SEEDS, SETTINGS, STARTS, TASKS, TUNING_SEEDS, Job
 from benchmarks._replay_figures import interval, less, mean_success, points_less, to_recent, to_target
 from benchmarks._replay_jobs import jobs, score, tuned
@@ -76,6 +77,17 @@ def test_arm_is_a_configuration(arm: str) -> None:
     assert config.batch.ppo_epochs == 4
     assert round(config.batch.trajectories * (1 - config.replay.fraction)) == 32
     assert (config.replay.fraction > 0) == (ARMS[arm].contender != "on_policy")
+
+
+def test_configuration_of_hindsight_is_the_setting_that_was_found(results: list[Any]) -> None:
+    setting = tuned("sparse", "hindsight", by_key(results))
+    assert setting is not None
+    job = Job("sparse", "hindsight", setting, 0)
+    found = configuration({"run.iterations": 81, **TASKS["sparse"].values, **job.values}, seed=0, folder=Path("runs"))
+    shipped = load_config(Path("configs/hindsight.yaml"))
+    for part in ("environment", "warm_up", "batch", "replay", "optimizer", "loss"):
+        assert getattr(shipped, part) == getattr(found, part), part
+    assert shipped.run.schedule_length == found.run.schedule_length
 
 
 def test_arms_follow_when_their_contender_is_tuned() -> None:
