@@ -32,7 +32,11 @@ class StudyTask:
 
 _CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
 _SPARSE: Values = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
-_FETCH: Values = {"environment.name": "fetch_place", "warm_up.updates_after_target": 150}
+_FETCH: Values = {
+    "environment.name": "fetch_place",
+    "warm_up.updates_after_target": 150,
+    "rollout.max_tokens_per_turn": 64,  # twice what any right reply takes: an iteration waits for one that rambles
+}
 
 _OWN = {
     "dense": StudyTask("look-ups, 2 to 5 hops"),
