@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,21 @@ def to_template(message: Message) -> dict[str, Any]:
     if message.reasoning is not None:
         row["reasoning_content"] = message.reasoning
     return row
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """The dictionary that pages and answers for programs have: JSON, whatever a model wrote."""
+    calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
+    return {**vars(message), "tool_calls": calls}
+
+
+def _plain(value: Any) -> Any:
+    """Models write NaN and Infinity where numbers belong; JSON has neither."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def below(content: str, note: str) -> str:

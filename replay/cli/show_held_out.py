@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from context.conversation_text import conversation_text
 from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Run, RunId, app, opened, say
@@ -78,15 +78,6 @@ def _task_text(answer: dict[str, Any]) -> str:
     for episode in answer["episodes"]:
         outcome = f"reward {episode['reward']:g}, {'success' if episode['success'] else 'no success'}"
         lines += ["", f"after iteration {episode['iteration']}: {outcome}, {visible(episode['stop_reason'])}"]
-        lines += _said(episode["messages"]) if episode["messages"] is not None else ["what was said can't be read"]
+        said = episode["messages"]
+        lines.append("what was said can't be read" if said is None else conversation_text(said))
     return "\n".join(lines)
-
-
-def _said(messages: Sequence[dict[str, Any]]) -> list[str]:
-    lines = []
-    for message in messages:
-        text = str(message["content"]).replace("\n", "\n    ")
-        lines.append(f"{message['role']}: {text}".rstrip())
-        calls = [call["function"] for call in message.get("tool_calls", ())]
-        lines += [f"    calls {call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
-    return lines

@@ -5,13 +5,12 @@ Its tokens, which may be hundreds of thousands, are a question of their own: see
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.messages import Message
+from context.messages import plain_message
 from context.tokens.masks import loss_mask, response_mask
 from context.tokens.token_sequence import Segment
 from context.tokens.token_text import Decoder
@@ -93,7 +92,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
         "scored": _scored(scores),
-        "messages": [*map(_plain_message, found.messages)],
+        "messages": [*map(plain_message, found.messages)],
     }
 
 
@@ -157,7 +156,7 @@ def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
             "group": _row_of(connection, groups.c.id, found.record.group),
             "task": _row_of(connection, tasks.c.hash, found.record.task),
             "segments": whole_segments(connection, found, author_table(connection, found.record.run)),
-            "messages": [*map(_plain_message, found.messages)],
+            "messages": [*map(plain_message, found.messages)],
             "uses": _uses(connection, id),
         }
 
@@ -272,20 +271,6 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
     }
     texts = None if codec is None else {name: codec.decode(values) for name, values in ids.items()}
     return {"index": index, "token_ids": ids, "texts": texts}
-
-
-def _plain_message(message: Message) -> QueryResult:
-    calls = [{**vars(call), "arguments": _plain(dict(call.arguments))} for call in message.tool_calls]
-    return {**vars(message), "tool_calls": calls}
-
-
-def _plain(value: Any) -> Any:
-    """Models write NaN and Infinity where numbers belong; JSON has neither."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:

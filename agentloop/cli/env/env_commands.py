@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from agentloop.cli.env.conversation_text import conversation_text, tool_lines
 from agentloop.cli.env.environment_check import EnvironmentCheck, check_environment
 from agentloop.cli.env.play_by_hand import play_by_hand
+from agentloop.cli.env.tool_text import tool_lines
 from agentloop.cli.main import AsJson, Overrides
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
 from agentloop.environments import open_tasks
+from context.conversation_text import conversation_text
+from context.messages import plain_message
 from context.visible import visible_lines
 
 app = typer.Typer(
@@ -55,7 +57,7 @@ def play(
         from agentloop.analysis.played_episode import play_with
 
         episode, config = play_with(model, environment, overrides or [], task=task)
-        print(conversation_text(episode.messages))
+        print(conversation_text(map(plain_message, episode.messages)))
         _say_end(episode.stop_reason, episode.environment_reward, config)
         return
     config = _config(environment, overrides or [])
@@ -96,7 +98,7 @@ def _as_text(found: EnvironmentCheck) -> str:
         *(f"  {line}" for line in tool_lines(found.tools)),
         *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found.tools),
         f"tasks         {found.rows or 'made up, the same for the same random numbers'}",
-        *(f"  {line}" for line in conversation_text(found.example.messages()).splitlines()),
+        *(f"  {line}" for line in conversation_text(map(plain_message, found.example.messages())).splitlines()),
         f"  payload: {json.dumps(dict(found.example.payload), ensure_ascii=False)}",
         f"rewards       {first:g} for an empty reply",
     ]

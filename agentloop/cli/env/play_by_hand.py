@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentloop.cli.env.conversation_text import conversation_text
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from context.authors import LLM
-from context.messages import Message, ToolCall
+from context.conversation_text import conversation_text
+from context.messages import Message, ToolCall, plain_message
 
 _CALLS = "/"
 Show = Callable[[str], None]
@@ -46,7 +46,7 @@ async def _replied(hooks: EpisodeHooks, show: Show, ask: Ask) -> float | None:
     limits = ToolLimits(hooks.limits.tool_timeout_s, hooks.limits.tool_output_chars)
     messages = list(hooks.task.messages())
     await hooks.start()
-    show(conversation_text(messages))
+    show(conversation_text(map(plain_message, messages)))
     while (reply := _typed_reply(show, ask)) is not None:
         messages.append(reply)
         if not reply.tool_calls:
@@ -54,7 +54,7 @@ async def _replied(hooks: EpisodeHooks, show: Show, ask: Ask) -> float | None:
         (call,) = reply.tool_calls
         result = await call_tool(hooks.environment, call, limits, hooks.threads)
         messages.append(Message("tool", result.content, author="env", name=call.name))
-        show(conversation_text(messages[-1:]))
+        show(conversation_text(map(plain_message, messages[-1:])))
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from enum import StrEnum
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from replay import queries
 from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
+from replay.inspector.text.conversation import ShownMessage, shown_message
 from replay.queries import QueryResult
 from replay.queries.open_buffer import OpenBuffer
 
@@ -75,15 +75,9 @@ def task_shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> di
     }
 
 
-def _conversation(messages: list[dict[str, Any]] | None) -> list[dict[str, str]] | None:
-    """Each message's role, and its text with the calls below; None where the messages can't be read."""
-    return None if messages is None else [{"role": each["role"], "text": _text(each)} for each in messages]
-
-
-def _text(message: dict[str, Any]) -> str:
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    shown = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
-    return "\n".join(part for part in (message["content"], *shown) if part)
+def _conversation(messages: list[QueryResult] | None) -> list[ShownMessage] | None:
+    """None where the messages can't be read."""
+    return None if messages is None else [shown_message(message, place) for place, message in enumerate(messages)]
 
 
 PAGE = Page("/runs/{run}/held-out", "held_out.html", answer, tab="run", shows=shows)

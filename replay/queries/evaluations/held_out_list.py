@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
 
-from context.messages import Message, to_template
+from context.messages import Message, plain_message
 from replay.errors import ReplayError
 from replay.queries.excerpts import NONE, in_few_words
 from replay.queries.filters.query import QueryResult
@@ -113,15 +112,10 @@ def _in_few_words(row: sa.RowMapping) -> QueryResult:
 
 def _messages(row: sa.RowMapping) -> list[dict[str, Any]] | None:
     try:
-        return list(_shown(_said(row)))
+        return [*map(plain_message, _said(row))]
     except BlobError:
         return None
 
 
 def _said(row: sa.RowMapping) -> tuple[Message, ...]:
     return messages_of(*(row[name] for name in SAID))
-
-
-def _shown(said: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
-    for message in said:
-        yield {"author": message.author, **to_template(message)}

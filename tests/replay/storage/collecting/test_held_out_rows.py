@@ -65,8 +65,8 @@ def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
     assert [row["number"] for row in queries.held_out(store, RUN, 0, success=False)["rows"]] == [1]
     on_task = queries.held_out_task(store, RUN, "task-0")
     assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
-    call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]["function"]
-    assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}}
+    call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]
+    assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}, "id": None}
 
 
 def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
