@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,11 @@ import sqlalchemy as sa
 from agentloop.environments import RunEnvironments
 from context.authors import LLM
 from context.messages import Message, to_template
-from replay.exchange.files import packed, replaced
-from replay.exchange.stored_rows import NotExported, bundles, exportable
-from replay.records import StopReason, Trajectory
-from replay.storage.format.schema import trajectories
+from replay.exchange import ExportReport, export_file
+from replay.exchange.row_format import Bundle
+from replay.records import StopReason
+from replay.storage.format.schema import trajectories as rows
 from replay.store import ReplayStore
-
-
-@dataclass
-class Written:
-    """How many conversations are in the file, and how many rows are not."""
-
-    conversations: int = 0
-    of_another_environment: int = 0
-    """Or of another version of it: the tools that they were shown are not known."""
 
 
 def write_demonstrations(
@@ -39,37 +29,34 @@ def write_demonstrations(
     limit: int | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Written:
+) -> ExportReport:
     """Rows that ended with an answer, a line each in OpenAI's chat format, with the tools that they were shown.
 
-    Replies that the run did not train on have weight 0, so `sft` only shows them. Tokens and log-probs are left behind.
+    Replies that the run did not train on have weight 0, so `sft` only shows them. Tokens and log-probs are left behind,
+    and rows of another environment or version, whose tools are not known. Raises ReplayError for a file that can't be
+    written.
     """
-    found, left = Written(), NotExported()
-    answered = trajectories.c.stop_reason == StopReason.ANSWERED
-    with replaced(file, force=force) as target, packed(file, target) as stream:
-        ids = exportable(store, left, run=run, where=sa.and_(answered, where))[:limit]
-        for done, bundle in enumerate(bundles(store, ids, left), 1):
-            tools = _tools(environments, bundle.trajectory)
-            if tools is None:
-                found.of_another_environment += 1
-                continue
-            row = {"messages": list(_said(bundle.trajectory)), "tools": tools}
-            outcome = {"reward": bundle.trajectory.record.reward, "success": bundle.trajectory.record.success}
-            stream.write(json.dumps(row | outcome).encode() + b"\n")
-            found.conversations += 1
-            progress(done, len(ids))
-    return found
+    known = [
+        sa.and_(rows.c.environment == one.name, rows.c.environment_version == one.version) for one in environments.all
+    ]
+    answered = rows.c.stop_reason == StopReason.ANSWERED
+
+    def line_of(bundle: Bundle) -> bytes:
+        record = bundle.trajectory.record
+        factory = environments.recorded(record.environment, record.environment_version)
+        assert factory is not None  # else it was not asked for
+        row = {
+            "messages": [_message(message) for message in bundle.trajectory.messages],
+            "tools": factory.tools,
+            "reward": record.reward,
+            "success": record.success,
+        }
+        return json.dumps(row).encode()
+
+    asked = sa.and_(answered, sa.or_(*known), where)
+    return export_file(store, file, run=run, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
 
 
-def _tools(environments: RunEnvironments, row: Trajectory) -> list[dict[str, Any]] | None:
-    factory = environments.recorded(row.record.environment, row.record.environment_version)
-    return None if factory is None else [dict(tool) for tool in factory.tools]
-
-
-def _said(row: Trajectory) -> Iterator[dict[str, Any]]:
-    for message in row.messages:
-        yield to_template(message) | ({} if _is_trained(message) else {"weight": 0})
-
-
-def _is_trained(message: Message) -> bool:
-    return message.role != "assistant" or message.author == LLM
+def _message(message: Message) -> dict[str, Any]:
+    is_trained = message.role != "assistant" or message.author == LLM
+    return to_template(message) | ({} if is_trained else {"weight": 0})

@@ -11,7 +11,7 @@ from agentloop.analysis.stored_demonstrations import write_demonstrations
 from agentloop.cli.replay_commands import run_folder_of
 from agentloop.environments import open_tasks
 from replay.cli.common import opened, say
-from replay.cli.exchange_commands import progress_line
+from replay.cli.exchange_commands import export_text, progress_line
 from replay.queries.filters import condition
 
 _ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
@@ -23,10 +23,14 @@ def demonstrations(
     filter: Annotated[
         str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
     ] = "success",
-    limit: Annotated[int | None, typer.Option(min=1, help="Most rows looked at, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
 ) -> None:
-    """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from."""
+    """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from.
+
+    Rows of another environment or version are left out, for their tools are not known. Exit code 1 if a row is corrupt
+    and was left out.
+    """
     with opened(run) as buffer, progress_line() as show:
         folder = run_folder_of(buffer)
         environments, _ = open_tasks(folder.config, folder.environments)
@@ -40,6 +44,5 @@ def demonstrations(
             force=force,
             progress=lambda done, total: show("write", done, total),
         )
-    say(f"{found.conversations:,} conversations in {file}")
-    if found.of_another_environment:
-        say(f"left out: {found.of_another_environment:,} of another environment or version, whose tools are not known")
+    say(export_text(found, file, file.stat().st_size))
+    raise typer.Exit(1 if found.left.corrupt else 0)

@@ -48,11 +48,11 @@ def export(
         left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
         say(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
     else:
-        say(_export_text(report, file, size))
+        say(export_text(report, file, size))
     raise typer.Exit(1 if report.left.corrupt else 0)
 
 
-def _export_text(report: ExportReport, file: Path, size: int) -> str:
+def export_text(report: ExportReport, file: Path, size: int) -> str:
     lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
     if report.left.states:
         lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.states.items()))

@@ -33,20 +33,24 @@ def export_file(
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
+    line_of: Callable[[Bundle], bytes] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
     """Write rows to `path`, in the format of its ending; it is there whole or not at all.
 
     Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
     counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
-    `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones.
+    `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones. `line_of` makes another
+    format of lines; no import reads it.
     """
     as_parquet = is_parquet(path)
+    if as_parquet and line_of is not None:
+        raise ExchangeError(f"FILE must end in .jsonl, .jsonl.gz or .jsonl.zst, got {str(path)!r}. Rename it.")
     left = NotExported()
     with replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]
         rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))
-        count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows)
+        count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
     return ExportReport(count, left)
 
 

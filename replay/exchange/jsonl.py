@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed, size_
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
-def write(path: Path, target: Path, bundles: Iterable[Bundle]) -> int:
+def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> int:
     """The rows to `target`, packed as the ending of `path` says; how many."""
     count = 0
     with packed(path, target) as stream:
         for bundle in bundles:
-            line = encode(bundle)
+            line = line_of(bundle)
             if (size := size_of(line)) > MOST_LINE:
                 raise ExchangeError(
                     f"row must be at most {MOST_LINE:,} bytes as JSON, got {size:,} for trajectory "

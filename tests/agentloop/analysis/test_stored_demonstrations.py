@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import agentloop
-from agentloop.analysis.stored_demonstrations import Written, write_demonstrations
+from agentloop.analysis.stored_demonstrations import write_demonstrations
 from agentloop.environments import open_tasks
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.from_python.train_result import TrainResult
 from context.messages import to_template
+from replay.errors import ReplayError
+from replay.exchange import ExportReport
 from replay.exchange.openai_chat import read_line
 from replay.queries.filters import condition
 from tests.agentloop.training.from_python.test_train_functions import ROWS, small
@@ -36,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
     )
 
 
-def written(run: TrainResult, file: Path, where: str, *, version: str | None = None) -> Written:
+def written(run: TrainResult, file: Path, where: str, *, version: str | None = None) -> ExportReport:
     folder = open_run_folder(run.folder)
     environments, _ = open_tasks(folder.config, folder.environments)
     if version is not None:
@@ -70,11 +72,18 @@ def test_answered_rows_are_read_as_they_were_said(run: TrainResult, tmp_path: Pa
     found = written(run, everything, "reward >= 0")
     expected = stored(run, "stop_reason = 'answered'")
     assert expected
-    assert found == Written(conversations=len(expected))
+    assert (found.rows, found.left.corrupt) == (len(expected), {})
     assert read(everything) == expected
-    assert written(run, wins, "success").conversations == len(stored(run, "stop_reason = 'answered' and success"))
+    assert written(run, wins, "success").rows == len(stored(run, "stop_reason = 'answered' and success"))
 
 
-def test_rows_of_another_version_are_left_out_and_counted(run: TrainResult, tmp_path: Path) -> None:
-    found = written(run, tmp_path / "wins.jsonl", "reward >= 0", version="another")
-    assert found == Written(0, of_another_environment=len(stored(run, "stop_reason = 'answered'")))
+def test_rows_of_another_version_are_left_out(run: TrainResult, tmp_path: Path) -> None:
+    assert written(run, tmp_path / "wins.jsonl", "reward >= 0", version="another").rows == 0
+
+
+def test_conversations_are_lines_of_json(run: TrainResult, tmp_path: Path) -> None:
+    with pytest.raises(
+        ReplayError, match=r"file must end in \.jsonl, \.jsonl\.gz or \.jsonl\.zst, got wins\.parquet\."
+    ):
+        written(run, tmp_path / "wins.parquet", "success")
+    assert list(tmp_path.iterdir()) == []
