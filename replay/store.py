@@ -16,12 +16,12 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.errors import ReplayError
-from replay.held_out_episodes import HeldOutEpisodes
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import (
     BatchRow,
     DrawRecord,
     GroupRecord,
+    HeldOutEpisode,
     IterationRecord,
     ObservationRecord,
     PolicyRecord,
@@ -34,7 +34,7 @@ from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
-from replay.storage.collecting import fresh_groups, observations
+from replay.storage.collecting import fresh_groups, held_out_rows, observations
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten, HeldOutOf
@@ -65,8 +65,6 @@ class ReplayStore:
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
         self.tickets = Tickets(database, self._write, self._author_table)
         """What workers collect for runs."""
-        self.held_out = HeldOutEpisodes(database, self._write)
-        """What evaluations were asked and answered."""
         self.roles = Roles(database)
         """Who takes part in runs."""
 
@@ -328,6 +326,16 @@ class ReplayStore:
             return retention.summed(over)
 
         return self._database.read(work) if dry_run else self._database.write(work)
+
+    def keep_held_out(self, run: str, episodes: Sequence[HeldOutEpisode], *, evaluations: int) -> None:
+        """Episodes of an evaluation, in place of what stood in their places; all but the newest `evaluations` go."""
+        compressed = self._database.compresses_text
+
+        def work(connection: sa.Connection) -> None:
+            held_out_rows.put(connection, episodes, compressed=compressed)
+            held_out_rows.keep_newest(connection, run, evaluations)
+
+        self._write(work, run)
 
     def forget(self, rows: sa.ColumnElement[bool], *, held_out: HeldOutOf = None, dry_run: bool) -> Forgotten:
         """Remove content for good, with the database written anew without it; or only count it.

@@ -7,7 +7,7 @@ that nobody else has resumed the run, a worker's check its claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -16,7 +16,7 @@ from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
 from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
-from replay.storage.databases import Database, WriteOfRuns
+from replay.storage.databases import Database, Result
 from replay.ticket_records import (
     TRAIN,
     Claim,
@@ -32,10 +32,14 @@ Lost = dict[Place, str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
 
 
+class _Write(Protocol):
+    def __call__(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result: ...
+
+
 class Tickets:
     """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
 
-    def __init__(self, database: Database, write: WriteOfRuns, authors: Callable[[str], AuthorTable]) -> None:
+    def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
         """`write` checks that nobody else has resumed the runs it is given."""
         self._database = database
         self._beside = database.write_beside

@@ -27,7 +27,7 @@ def keep_episodes(components: Components, iteration: int, episodes: Sequence[tup
         if redact is not None:
             record = replace(record, messages=tuple(redact(record.messages) or ()))
         kept.append(record)
-    components.store.held_out.put(components.run_id, kept, keep=config.evaluation.keep_episodes)
+    components.store.keep_held_out(components.run_id, kept, evaluations=config.evaluation.keep_episodes)
 
 
 def evaluate_by_workers(components: Components, waiting: Waiting, iteration: int) -> Evaluation:

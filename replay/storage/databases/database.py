@@ -6,20 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from replay.errors import ConnectionLost
 
 Result = TypeVar("Result")
-
-
-class WriteOfRuns(Protocol):
-    """A transaction that is refused where somebody else has resumed one of these runs."""
-
-    def __call__(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result: ...
-
 
 _MOST_TRIES = 8
 """Each of them waits for the server to come back."""

@@ -28,8 +28,8 @@ THOUGHT = (
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("held-out") / "replay.sqlite"
     with closing(new_store(path)) as store:
-        store.held_out.put(RUN, [episode(0), episode(1, success=False)], keep=9)
-        store.held_out.put(RUN, [replace(episode(0, 4), messages=THOUGHT)], keep=9)
+        store.keep_held_out(RUN, [episode(0), episode(1, success=False)], evaluations=9)
+        store.keep_held_out(RUN, [replace(episode(0, 4), messages=THOUGHT)], evaluations=9)
     return path
 
 

@@ -93,7 +93,7 @@ def hostile_buffer(location: Location) -> ReplayStore:
     _add_participants(store)
     said = tuple(Message(role, SPOKEN, author=MARKED) for role in ("user", "assistant"))
     asked = HeldOutEpisode(RUN, 2, 0, TASK, TEXT, TEXT, 0.5, False, MARKED, MARKED, 1, 0, said)
-    store.held_out.put(RUN, [asked, replace(asked, number=1, messages=())], keep=1)
+    store.keep_held_out(RUN, [asked, replace(asked, number=1, messages=())], evaluations=1)
     return store
 
 

@@ -160,7 +160,7 @@ def fill(location: Location) -> None:
         collect(store, 1)
         store.tickets.fail(claim(store), "overtime")
         store.remember([OBSERVED])
-        store.held_out.put(RUN, [replace(EVALUATED, number=number) for number in (0, 1)], keep=1)
+        store.keep_held_out(RUN, [replace(EVALUATED, number=number) for number in (0, 1)], evaluations=1)
         for id in ("first", "second"):
             store.roles.report("worker", RUN, id, {"host": id})
             store.roles.report("engine", RUN, id, {"proved": 3})

@@ -28,7 +28,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with closing(new_store(path)) as store:
         for iteration, successes in ((0, 1), (4, 3)):
             made = [episode(number, iteration, success=number < successes) for number in range(3)]
-            store.held_out.put(RUN, [replace(each, stop_reason="max_turns") for each in made], keep=9)
+            store.keep_held_out(RUN, [replace(each, stop_reason="max_turns") for each in made], evaluations=9)
     reader = ReplayStore.open(path, read_only=True)
     with closing(reader), served(create_app(OpenBuffer(reader), Guard())) as server:
         yield server

@@ -51,8 +51,8 @@ def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
 
 
 def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
-    store.held_out.put(RUN, [episode(0), episode(1, success=False)], keep=2)
-    store.held_out.put(RUN, [episode(0, 4)], keep=2)
+    store.keep_held_out(RUN, [episode(0), episode(1, success=False)], evaluations=2)
+    store.keep_held_out(RUN, [episode(0, 4)], evaluations=2)
     found = queries.held_out(store, RUN, 0)
     assert found["evaluations"] == [
         {"iteration": 0, "episodes": 2, "successes": 1},
@@ -70,7 +70,7 @@ def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
 
 
 def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
-    store.held_out.put(RUN, [episode(number) for number in range(5)], keep=1)
+    store.keep_held_out(RUN, [episode(number) for number in range(5)], evaluations=1)
     first = queries.held_out(store, RUN, limit=2)
     second = queries.held_out(store, RUN, after=first["next"], limit=2)
     last = queries.held_out(store, RUN, after=second["next"], limit=2)
@@ -80,26 +80,26 @@ def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
 
 
 def test_put_again_takes_the_place_of_what_was_there(store: ReplayStore) -> None:
-    store.held_out.put(RUN, [episode(0), episode(1)], keep=3)
-    store.held_out.put(RUN, [episode(0, success=False)], keep=3)
+    store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=3)
+    store.keep_held_out(RUN, [episode(0, success=False)], evaluations=3)
     assert kept(store) == [(0, 0), (0, 1)]
     assert [row["success"] for row in queries.held_out(store, RUN)["rows"]] == [False, True]
 
 
 def test_newest_evaluations_of_a_run_are_kept(store: ReplayStore) -> None:
     store.add_run(run_record("run-2"))
-    store.held_out.put("run-2", [episode(0, run="run-2")], keep=2)
+    store.keep_held_out("run-2", [episode(0, run="run-2")], evaluations=2)
     for iteration in (0, 4, 8):
-        store.held_out.put(RUN, [episode(0, iteration)], keep=2)
+        store.keep_held_out(RUN, [episode(0, iteration)], evaluations=2)
     assert kept(store) == [(4, 0), (8, 0)]
     assert kept(store, "run-2") == [(0, 0)]
-    store.held_out.put(RUN, [], keep=0)
+    store.keep_held_out(RUN, [], evaluations=0)
     assert kept(store) == []
 
 
 def test_resume_takes_back_later_evaluations(store: ReplayStore) -> None:
     for iteration in (0, 4, 8):
-        store.held_out.put(RUN, [episode(0, iteration)], keep=9)
+        store.keep_held_out(RUN, [episode(0, iteration)], evaluations=9)
     store.resume(RUN, 4)
     assert kept(store) == [(0, 0), (4, 0)]
 
@@ -109,7 +109,7 @@ def test_trainer_whose_run_was_taken_over_keeps_nothing(location: Location) -> N
         store.resume(RUN, 0)
         other.resume(RUN, 0)
         with pytest.raises(RunReplaced):
-            store.held_out.put(RUN, [episode(0)], keep=1)
+            store.keep_held_out(RUN, [episode(0)], evaluations=1)
         assert kept(other) == []
 
 
@@ -124,7 +124,7 @@ def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
         return summary, queries.page(store)["rows"], queries.runs(store), drawn
 
     before = seen()
-    store.held_out.put(RUN, [episode(number, 1) for number in range(9)], keep=1)
+    store.keep_held_out(RUN, [episode(number, 1) for number in range(9)], evaluations=1)
     assert seen() == before
 
 
@@ -133,7 +133,7 @@ def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as store:
         said = (Message("user", "my name is Jane Archibald"), Message("assistant", "hello Jane", author="llm"))
-        store.held_out.put(RUN, [replace(episode(0), messages=said, environment="jane.py:Jane")], keep=1)
+        store.keep_held_out(RUN, [replace(episode(0), messages=said, environment="jane.py:Jane")], evaluations=1)
         assert store.forget(sa.false(), held_out=mine, dry_run=True).held_out == 1
         assert b"jane.py" in path.read_bytes() + path.with_name("replay.sqlite-wal").read_bytes()
         assert store.forget(sa.false(), dry_run=False).held_out == 0
@@ -146,7 +146,7 @@ def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
 def test_damaged_conversation_is_none_and_the_rest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as store:
-        store.held_out.put(RUN, [episode(0), episode(1)], keep=1)
+        store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=1)
     sql(path, "update held_out set checksum = checksum + 1 where number = 0")
     with closing(ReplayStore.open(path, read_only=True)) as store:
         damaged, whole = queries.held_out(store, RUN)["rows"]
@@ -156,7 +156,7 @@ def test_damaged_conversation_is_none_and_the_rest_is_read(tmp_path: Path) -> No
 
 def test_what_breaks_a_rule_is_refused(store: ReplayStore) -> None:
     with pytest.raises(InvalidRecord, match="reward must"):
-        store.held_out.put(RUN, [replace(episode(0), reward=float("nan"))], keep=1)
+        store.keep_held_out(RUN, [replace(episode(0), reward=float("nan"))], evaluations=1)
     with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(none\), got 3"):
         queries.held_out(store, RUN, 3)
     with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
