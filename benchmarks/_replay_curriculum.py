@@ -45,4 +45,4 @@ class ShortFirst(TaskSource):
 
 
 def short_first(parts: Components, task: str) -> Components:
-    return replace(parts, source=ShortFirst(parts.config, parts.actors.factory, STAGES[task]))
+    return replace(parts, source=ShortFirst(parts.config, parts.actors.environments, STAGES[task]))

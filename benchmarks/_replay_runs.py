@@ -174,10 +174,10 @@ def recent_success(iterations: list[list[float]], episodes: int) -> float:
 
 def held_out_success(parts: Components) -> float:
     """As `agentloop evaluate` has it, without the tools' delay: evaluations are no part of what is measured."""
-    config, factory = parts.config, parts.actors.factory
+    config, factory = parts.config, parts.actors.environments
     options = {**config.environment.options, "delay_s": 0.0}
     quick = load_environment(config.environment.name, options, factory.registered)
-    return evaluate(replace(parts.actors, factory=quick), parts.source, config).success
+    return evaluate(replace(parts.actors, environments=quick), parts.source, config).success
 
 
 def commit() -> str:

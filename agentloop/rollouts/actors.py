@@ -45,7 +45,7 @@ class Warnings:
 class Actors:
     """What an episode is run with; the same for training and for evaluation."""
 
-    factory: RunEnvironments
+    environments: RunEnvironments
     generator: Generator | ConcurrentGenerator
     renderer: Renderer
     parser: ReplyParser

@@ -102,7 +102,7 @@ class Collector:
             members = [(episodes[i], rewards[i]) for i in span if not math.isnan(rewards[i])]
             if not members:
                 continue
-            factory = self.actors.factory.of(task)
+            factory = self.actors.environments.of(task)
             task_hash = factory.task_hash(task)
             group = places.next_group()
             rows = []
@@ -134,7 +134,7 @@ class Collector:
         """
         if self.config.algorithm != "remax" or not tasks:
             return {}
-        by_hash = {self.actors.factory.task_hash(task): task for task in tasks}
+        by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)
         episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
         scores = self.scorer.score(episodes)

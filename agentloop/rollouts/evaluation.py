@@ -205,7 +205,7 @@ def held_out_episode(
     actors: Actors, episode: Episode, config: RunConfig, *, run: str, iteration: int, number: int
 ) -> HeldOutEpisode:
     """An episode of an evaluation as it is kept, apart from what is trained on."""
-    outcome, factory = outcome_of(episode, config), actors.factory.of(episode.task)
+    outcome, factory = outcome_of(episode, config), actors.environments.of(episode.task)
     return HeldOutEpisode(
         run=run,
         iteration=iteration,

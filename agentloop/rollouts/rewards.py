@@ -184,12 +184,12 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     return -section.penalty * share if share else 0.0
 
 
-def open_scorer(config: RunConfig, factory: RunEnvironments, *, model: RewardModel | None = None) -> RewardScorer:
+def open_scorer(config: RunConfig, environments: RunEnvironments, *, model: RewardModel | None = None) -> RewardScorer:
     """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
     scorer = RewardScorer(
         config.reward, max_tokens=config.context.max_tokens, model=model, judges=config.parts[0].environment.is_rows
     )
-    for example in (one.example for one in factory.all if one.example is not None):
+    for example in (one.example for one in environments.all if one.example is not None):
         scorer.check(example)
     return scorer
 

@@ -120,7 +120,7 @@ def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:
     """The episode as it is stored; its advantage is still to be set."""
-    factory = actors.factory.of(episode.task)
+    factory = actors.environments.of(episode.task)
     record = TrajectoryRecord(
         id=place.id,
         run=collected_by.run,

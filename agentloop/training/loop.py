@@ -173,7 +173,7 @@ class Loop:
         collected = [*batch.fresh.trajectories, *batch.fresh.unused]
         metrics = {
             **batch.fresh.metrics(),
-            **environment_metrics(self.components.actors.factory, collected),
+            **environment_metrics(self.components.actors.environments, collected),
             **result.metrics,
             **(observed.metrics if observed else {}),
             **batch.metrics(self.config, self.components.mixer),

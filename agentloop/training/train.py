@@ -201,7 +201,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     """Everything in place for the next iteration; a start is a resume that found no checkpoint."""
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
-    record_environment(folder, parts.actors.factory.source)
+    record_environment(folder, parts.actors.environments.source)
     former = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState(tasks=_first_tasks(parts.config))
     report = parts.store.resume(folder.run_id, state.iteration)
@@ -235,11 +235,13 @@ def _first_tasks(config: RunConfig) -> TaskQueue:
 
 def _note_other_versions(parts: Components) -> None:
     """How many rows go on being replayed that another version of the environment has rewarded."""
-    factory = parts.actors.factory
-    if {*parts.folder.environments, factory.source} == {factory.source}:
+    environments = parts.actors.environments
+    if {*parts.folder.environments, environments.source} == {environments.source}:
         return
-    others = [f"environment_version != {version!r}" for version in dict.fromkeys(one.version for one in factory.all)]
-    now, filter = factory.version, " and ".join([*others, "source == 'self'"])
+    others = [
+        f"environment_version != {version!r}" for version in dict.fromkeys(one.version for one in environments.all)
+    ]
+    now, filter = environments.version, " and ".join([*others, "source == 'self'"])
     older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
     parts.display.note(

@@ -16,9 +16,11 @@ _MOST_BATCHES = 8
 class IssuedTasks:
     """A task is a function of the run's seed and its number, which the plan of the ticket's batch holds."""
 
-    def __init__(self, source: TaskSource, factory: RunEnvironments, config: RunConfig, store: ReplayStore) -> None:
+    def __init__(
+        self, source: TaskSource, environments: RunEnvironments, config: RunConfig, store: ReplayStore
+    ) -> None:
         self._source = source
-        self._factory = factory
+        self._environments = environments
         self._held_out_tasks = config.evaluation.tasks
         self._store = store
         self._held_out: dict[str, Task] | None = None
@@ -55,4 +57,4 @@ class IssuedTasks:
         return known[ticket.task]
 
     def _by_hash(self, tasks: Sequence[Task]) -> dict[str, Task]:
-        return {self._factory.task_hash(task): task for task in tasks}
+        return {self._environments.task_hash(task): task for task in tasks}

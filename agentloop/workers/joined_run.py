@@ -47,8 +47,8 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
             note(f"the run was begun with version {run.code_version}, this worker is {version('agentloop-replay')}")
         files = load_model_files(folder.start, template_args=config.context.template_args)
         _check_files(run, files, folder.start)
-        factory, source = open_tasks(config, folder.environments, environment_changed=True)
-        _check_environment(factory, folder)
+        environments, source = open_tasks(config, folder.environments, environment_changed=True)
+        _check_environment(environments, folder)
         vocab_size = int((run.fingerprint or {})["vocab_size"])
         engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
         _check_versions(engine, config)
@@ -59,10 +59,10 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
             config,
             folder.run_id,
             store,
-            make_actors(config, factory, files, engine, vocab_size=vocab_size),
+            make_actors(config, environments, files, engine, vocab_size=vocab_size),
             engine,
-            open_scorer(config.model_copy(update={"reward": section}), factory),
-            IssuedTasks(source, factory, config, store),
+            open_scorer(config.model_copy(update={"reward": section}), environments),
+            IssuedTasks(source, environments, config, store),
         )
     except BaseException:
         store.close()
@@ -121,11 +121,11 @@ def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
             )
 
 
-def _check_environment(factory: RunEnvironments, folder: RunFolder) -> None:
-    if factory.source != folder.environments[-1]:
+def _check_environment(environments: RunEnvironments, folder: RunFolder) -> None:
+    if environments.source != folder.environments[-1]:
         raise UserError(
-            f"environment.name must have the source that the run has, got {factory.where} with another (digest "
-            f"{factory.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files here."
+            f"environment.name must have the source that the run has, got {environments.where} with another (digest "
+            f"{environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files here."
         )
 
 

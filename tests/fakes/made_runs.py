@@ -117,7 +117,7 @@ class MadeEpisodes(Collector):
     def collect(self, groups: Sequence[tuple[Task, int]], collected_by: CollectedBy, **given: Any) -> Collected:
         collected = Collected()
         for number, (task, size) in enumerate(groups):
-            hash = self.actors.factory.task_hash(task)
+            hash = self.actors.environments.task_hash(task)
             members = [
                 made_episode(
                     collected_by,
@@ -131,7 +131,7 @@ class MadeEpisodes(Collector):
                 )
                 for member in range(size)
             ]
-            collected.tasks.append(TaskRecord(hash, self.actors.factory.name, task.payload))
+            collected.tasks.append(TaskRecord(hash, self.actors.environments.name, task.payload))
             collected.groups.append(group_of(members))
             collected.trajectories += members
             collected.rewards |= {row.id: row.record.reward for row in members}

@@ -80,7 +80,7 @@ async def _run(
 async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
     """One episode of a new instance of the environment, in a context of its own."""
     context = new_context(actors, config)
-    factory = actors.factory.of(task)
+    factory = actors.environments.of(task)
     environment = factory.create()
     own = WorkerThreads(1) if environment.one_thread else None
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
@@ -103,8 +103,8 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
             own.close()
     if episode.close_problem is not None:
         actors.warnings.warn(
-            f"{actors.factory.where}.close must free what an episode holds, got {episode.close_problem} (said once, "
-            "counted in rollout/failed_closes). Mend it.",
+            f"{actors.environments.where}.close must free what an episode holds, got {episode.close_problem} (said "
+            "once, counted in rollout/failed_closes). Mend it.",
             reason="failed close",
         )
     return episode

@@ -78,22 +78,22 @@ class Hindsight:
 
     def _claims(self, episode: StoredEpisode) -> Iterator[Achieved]:
         replies = len(_turns(episode))
-        for achieved in self.actors.factory.achieved(episode.task, episode.messages):
+        for achieved in self.actors.environments.achieved(episode.task, episode.messages):
             if replies - achieved.first_turn >= self.config.replay.hindsight.min_turns:
                 yield achieved
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
         """In the place of `row`. None: it is a held-out task, another conversation from there on, or no success."""
-        factory, task = self.actors.factory, achieved.task
+        environments, task = self.actors.environments, achieved.task
         if content_hash(task.payload) in self.held_out:
             return None
         context = self._rebuilt(row, episode, achieved)
         if context is None:
             return None
-        reward = factory.reward(task, context.messages)
+        reward = environments.reward(task, context.messages)
         if not reward >= self.config.rollout.success_reward:
             return None
-        name = factory.task_hash(task)
+        name = environments.task_hash(task)
         place = (row.id, row.record.attempt, HINDSIGHT, name, achieved.first_turn)
         id = hashlib.sha256("/".join(map(str, place)).encode()).hexdigest()[:32]
         following = context.messages[len(task.messages()) :]
@@ -123,7 +123,7 @@ class Hindsight:
         if len(replies) != len(turns):
             return None
         context = new_context(self.actors, self.config)
-        factory = self.actors.factory.of(achieved.task)
+        factory = self.actors.environments.of(achieved.task)
         open_context(context, achieved.task, factory.tools, asked_by=f"{factory.where}.achieved")
         for (said, *following), tokens in list(zip(turns, replies, strict=True))[achieved.first_turn :]:
             if context.question is not None or len(tokens) > context.room:

@@ -27,7 +27,7 @@ class StoredEpisode:
 class StoredEpisodes:
     """Finds the episodes of trajectories, fresh or stored."""
 
-    factory: RunEnvironments
+    environments: RunEnvironments
     store: ReplayStore
 
     def of(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
@@ -39,7 +39,7 @@ class StoredEpisodes:
 
     def _of_one(self, row: Trajectory, tasks: Mapping[str, TaskRecord]) -> StoredEpisode | None:
         record = row.record
-        factory = self.factory.recorded(record.environment, record.environment_version)
+        factory = self.environments.recorded(record.environment, record.environment_version)
         messages = row.messages or (self._stored_messages(row.id) if factory is not None else ())
         replies = [i for i, message in enumerate(messages) if message.author in (LLM, DEMONSTRATION)]
         if factory is None or record.task not in tasks or not 0 < record.num_turns <= len(replies):

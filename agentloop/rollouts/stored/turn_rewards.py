@@ -16,7 +16,7 @@ def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
         return [
             None
             if episode is None
-            else episodes.factory.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
+            else episodes.environments.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
             for row, episode in zip(rows, episodes.of(rows), strict=True)
         ]
 

@@ -68,7 +68,7 @@ class LoopCollection:
         seed = derive_seed(config.run.seed, "collect", iteration, *([len(earlier)] if earlier else []))
         parts.generator.begin(seed=seed, temperature=config.rollout.temperature)
         tasks = [parts.source.train(index) for index, _ in groups]
-        self._recall([parts.actors.factory.task_hash(task) for task in tasks])
+        self._recall([parts.actors.environments.task_hash(task) for task in tasks])
         return parts.collector.collect(
             [(task, size) for task, (_, size) in zip(tasks, groups, strict=True)],
             CollectedBy(parts.run_id, iteration, self._state.attempt),

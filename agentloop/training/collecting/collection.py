@@ -55,4 +55,4 @@ def replay_request(components: Components, iteration: int) -> tuple[DrawRequest,
 
 def task_hash(components: Components, index: int) -> str:
     """Of the training task at an index."""
-    return components.actors.factory.task_hash(components.source.train(index))
+    return components.actors.environments.task_hash(components.source.train(index))

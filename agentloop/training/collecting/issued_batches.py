@@ -108,14 +108,14 @@ def issue_groups(
     plan: PlannedBatch | None = None,
 ) -> range:
     """The numbers, in the order of issue, of (task, size) groups whose episodes workers may run from now on."""
-    tickets, run, factory = components.store.tickets, components.run_id, components.actors.factory
+    tickets, run, environments = components.store.tickets, components.run_id, components.actors.environments
     last = tickets.last_number(run)
     first = 0 if last is None else last + 1
     numbers = range(first, first + len(groups))
     tasks, records = {}, []
     for number, (task, size) in zip(numbers, groups, strict=True):
-        hash = factory.task_hash(task)
-        tasks[hash] = TaskRecord(hash, factory.of(task).name, task.payload)
+        hash = environments.task_hash(task)
+        tasks[hash] = TaskRecord(hash, environments.of(task).name, task.payload)
         records += [TicketRecord(run, number, member, hash, iteration, purpose) for member in range(size)]
     tickets.issue(list(tasks.values()), records, plan)
     return numbers

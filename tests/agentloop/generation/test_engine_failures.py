@@ -52,13 +52,13 @@ def collected(*groups: list[Script]) -> Collected:
     """A group for every list of scripts, each on a task of its own."""
     playing = actors(ScriptedGenerator([script for group in groups for script in group]))
     rng = random.Random(0)
-    tasks = [(playing.factory.make_task(rng), len(group)) for group in groups]
+    tasks = [(playing.environments.make_task(rng), len(group)) for group in groups]
     return collect(playing, tasks, CONFIG)
 
 
 def episode(*script: str | Completion | GenerationFailed) -> Episode:
     playing = actors(ScriptedGenerator([script]))
-    (ended,) = run_episodes(playing, [playing.factory.make_task(random.Random(0))], CONFIG)
+    (ended,) = run_episodes(playing, [playing.environments.make_task(random.Random(0))], CONFIG)
     return ended
 
 
@@ -149,7 +149,7 @@ def test_engine_that_loses_track_of_its_requests_fails_them_all() -> None:
             return super().generate(requests)[:1]
 
     playing = actors(Forgetful([["done"], ["done"]]))
-    tasks = [playing.factory.make_task(random.Random(0))] * 2
+    tasks = [playing.environments.make_task(random.Random(0))] * 2
     problems = [ended.problem for ended in run_episodes(playing, tasks, CONFIG)]
     assert problems == ["1 replies to 2 requests"] * 2
 
@@ -199,10 +199,10 @@ def test_evaluation_is_over_the_tasks_that_the_engine_let_through(tmp_path: Path
     with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None, first=qwen2)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=4)
         playing = replace(parts.actors, generator=flaky)
-        result = evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.factory))
+        result = evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.environments))
         assert 0 < flaky.lost == result.engine_failures
         assert result.tasks == 8 - flaky.lost
         assert result.metrics()["eval/engine_failures"] == flaky.lost
         flaky.dead = True
         with pytest.raises(UserError, match="connection refused"):
-            evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.factory))
+            evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.environments))
