@@ -32,9 +32,9 @@ def write_demonstrations(
 ) -> ExportReport:
     """Rows that ended with an answer, a line each in OpenAI's chat format, with the tools that they were shown.
 
-    Replies that the run did not train on have weight 0, so `sft` only shows them. Tokens and log-probs are left behind,
-    and rows of another environment or version, whose tools are not known. Raises ReplayError for a file that can't be
-    written.
+    Replies that are not the policy's, as examples in a prompt, have weight 0, so `sft` only shows them. Tokens and
+    log-probs are left behind, and so are rows of another environment or version, whose tools are not known. Raises
+    ReplayError for a file that can't be written.
     """
     known = [
         sa.and_(rows.c.environment == one.name, rows.c.environment_version == one.version) for one in environments.all

@@ -12,16 +12,18 @@ import pytest
 
 import agentloop
 from agentloop.analysis.stored_demonstrations import write_demonstrations
-from agentloop.environments import open_tasks
+from agentloop.environments import load_environment, open_tasks
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.from_python.train_result import TrainResult
-from context.messages import to_template
+from context.authors import HISTORY, LLM
+from context.messages import Message, to_template
 from replay.errors import ReplayError
 from replay.exchange import ExportReport
 from replay.exchange.openai_chat import read_line
 from replay.queries.filters import condition
 from tests.agentloop.training.from_python.test_train_functions import ROWS, small
 from tests.fakes.environments import functions
+from tests.fakes.records import group, new_store, task, trajectory
 from tests.fakes.runs import rows
 
 FILE = Path(functions.__file__)
@@ -85,3 +87,16 @@ def test_conversations_are_lines_of_json(run: TrainResult, tmp_path: Path) -> No
     with pytest.raises(ReplayError, match=r"FILE must end in \.jsonl, \.jsonl\.gz or \.jsonl\.zst, got "):
         written(run, tmp_path / "wins.parquet", "success")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
+    asked, example = Message("user", "And 2 times 3?"), Message("assistant", "It is 4.", HISTORY)
+    said = (Message("user", "What is 2 times 2?"), example, asked, Message("assistant", "It is 6.", LLM))
+    row = trajectory("t1", messages=said, stop_reason="answered")
+    environments = replace(load_environment("lookup_chain", {}), version="1")
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.append([task()], [group()], [row])
+        write_demonstrations(store, environments, tmp_path / "wins.jsonl", run=None, where=condition("success"))
+    conversation = read_line((tmp_path / "wins.jsonl").read_bytes(), Counter())
+    assert [message.content for message in conversation.opening] == ["What is 2 times 2?", "It is 4.", "And 2 times 3?"]
+    assert [reply.message.content for reply, _ in conversation.turns] == ["It is 6."]
