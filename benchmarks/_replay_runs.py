@@ -81,7 +81,7 @@ def starting_point(task: str, seed: int, work: Path) -> Path:
             seed_process(config)
             starting_model(folder, LastFigures())
             target.parent.mkdir(exist_ok=True)
-            folder.model.rename(target)
+            folder.start.rename(target)
             shutil.rmtree(folder.path)
     return target
 
