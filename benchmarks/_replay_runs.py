@@ -22,6 +22,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environment
 from agentloop.rollouts.evaluation import evaluate
+from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import Components, build_components, starting_model
@@ -177,7 +178,8 @@ def held_out_success(parts: Components) -> float:
     config, factory = parts.config, parts.actors.environments
     options = {**config.environment.options, "delay_s": 0.0}
     quick = load_environment(config.environment.name, options, factory.registered)
-    return evaluate(replace(parts.actors, environments=quick), parts.source, config).success
+    actors = replace(parts.actors, environments=quick)
+    return evaluate(actors, parts.source, config, scorer=open_scorer(config, quick)).success
 
 
 def commit() -> str:
