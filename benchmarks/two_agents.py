@@ -1,0 +1,118 @@
+"""What the two agents of examples/ learn, from their demonstrations to held-out tasks, for several seeds.
+
+`--run` makes the runs that the results lack, each as the pages tell it: data, `agentloop sft`, `agentloop train`.
+`--report` writes the tables of docs/sql-agent.md and docs/coding-agent.md. Without either: the gains so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks._replay_report import with_tables
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "evidence" / "two_agents.jsonl"
+AGENTS = ("sql_agent", "coding_agent")
+SEEDS = range(5)
+Result = dict[str, Any]
+
+
+def learn(agent: str, seed: int, folder: Path) -> Result:
+    """Held-out success of the warmed-up and of the trained model, and what it took."""
+    began, cpu = time.monotonic(), _cpu_seconds()
+    data, config = folder / agent, f"examples/{agent}"
+    _done(sys.executable, "-m", f"examples.{agent}.make_data", data, "--seed", seed)
+    common = _sets({"run.seed": seed, "run.folder": folder})
+    start = _command("sft", f"{config}/sft.yaml", *common, *_sets({"sft.data": data / "demonstrations.jsonl"}))
+    places = {"model.path": start["model"], "tasks.data": data / "{split}.jsonl"}
+    if agent == "sql_agent":
+        places["environment.options.folder"] = data / "databases"
+    trained = _command("train", f"{config}/train.yaml", *common, *_sets(places))
+    return {
+        "agent": agent,
+        "seed": seed,
+        "before": trained["success_before"],
+        "after": trained["success_after"],
+        "cpu_s": round(_cpu_seconds() - cpu),
+        "wall_s": round(time.monotonic() - began),
+    }
+
+
+def _sets(values: dict[str, object]) -> list[str]:
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def _command(*words: object) -> dict[str, Any]:
+    program = Path(sys.executable).with_name("agentloop")
+    found: dict[str, Any] = json.loads(_done(program, words[0], "--json", *words[1:]))
+    return found
+
+
+def _done(*words: object) -> str:
+    return subprocess.run([str(word) for word in words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _cpu_seconds() -> float:
+    """Of programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def read(path: Path) -> list[Result]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(results: Sequence[Result]) -> str:
+    """One agent's seeds as markdown."""
+    head = "| seed | held-out success before | after | points | CPU-minutes |\n|---|---|---|---|---|\n"
+    return head + "".join(
+        f"| {row['seed']} | {row['before']:.1%} | {row['after']:.1%} | {100 * (row['after'] - row['before']):+.1f} "
+        f"| {row['cpu_s'] / 60:.0f} |\n".replace("%", " %")
+        for row in sorted(results, key=lambda row: row["seed"])
+    )
+
+
+def report(results: Sequence[Result]) -> None:
+    for agent in AGENTS:
+        page = ROOT / "docs" / f"{agent.replace('_', '-')}.md"
+        found = {agent: table([row for row in results if row["agent"] == agent])}
+        page.write_text(with_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+def missing(agents: Sequence[str], seeds: Sequence[int], results: Sequence[Result]) -> Iterator[tuple[str, int]]:
+    made = {(row["agent"], row["seed"]) for row in results}
+    yield from ((agent, seed) for seed in seeds for agent in agents if (agent, seed) not in made)
+
+
+def main(arguments: Sequence[str] = ()) -> dict[str, float]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.two_agents", description=__doc__)
+    parser.add_argument("--run", action="store_true", help="the runs that the results lack: minutes each")
+    parser.add_argument("--report", action="store_true", help="the tables of the two pages")
+    parser.add_argument("--agents", nargs="*", choices=AGENTS, default=list(AGENTS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    for agent, seed in missing(given.agents, given.seeds, read(given.results)) if given.run else ():
+        with tempfile.TemporaryDirectory() as folder:
+            row = learn(agent, seed, Path(folder))
+        print(f"{agent} seed {seed}: {row['before']:.1%} -> {row['after']:.1%}", flush=True)
+        with given.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    results = read(given.results)
+    if given.report:
+        report(results)
+    return {f"{row['agent']}_{row['seed']}_points": 100 * (row["after"] - row["before"]) for row in results}
+
+
+if __name__ == "__main__":
+    for name, value in main(sys.argv[1:]).items():
+        print(f"{name:<40} {value:6.1f}")

@@ -1,0 +1,42 @@
+"""An agent that answers questions about a database by writing SQL, as long as it takes to get it right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentloop import Message, Task
+from agentloop.environments.sql import QueryFailed, ReadOnlyDatabase, SqlQueries
+
+SYSTEM_PROMPT = "Answer with a query: the rows of your last one are the answer. Then say: Done."
+DONE = "Done."
+
+
+class SqlAgent(SqlQueries):
+    """Reward 1 if the last query gives the rows of the right one, in order where the question asks for one, else 0.
+
+    A task names its database, a file in `folder`, so each episode opens its own.
+    """
+
+    deterministic = True
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        return Task((Message("system", SYSTEM_PROMPT), Message("user", row["question"])), row)
+
+    def start(self, task: Task) -> None:
+        self.database = ReadOnlyDatabase(self._folder / task.payload["database"])
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        calls = [call for message in messages for call in message.tool_calls if call.name == "run_sql"]
+        if not calls or messages[-1].content != DONE:
+            return 0.0
+        try:
+            given = self.database.query(str(calls[-1].arguments.get("query")))
+        except QueryFailed:
+            return 0.0
+        right = self.database.query(task.payload["sql"])
+        return float(given.same_rows(right))
