@@ -81,11 +81,15 @@ def table(results: Sequence[Result]) -> str:
     )
 
 
+def page(agent: str) -> Path:
+    return ROOT / "docs" / f"{agent.replace('_', '-')}.md"
+
+
 def report(results: Sequence[Result]) -> None:
     for agent in AGENTS:
-        page = ROOT / "docs" / f"{agent.replace('_', '-')}.md"
         found = {agent: table([row for row in results if row["agent"] == agent])}
-        page.write_text(with_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+        path = page(agent)
+        path.write_text(with_tables(path.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 def missing(agents: Sequence[str], seeds: Sequence[int], results: Sequence[Result]) -> Iterator[tuple[str, int]]:

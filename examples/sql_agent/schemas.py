@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ class Table:
     """Its key is `<name>_id`, and it refers to each of `parents` by theirs."""
 
     name: str
-    parents: Sequence[str]
+    parents: tuple[str, ...]
     number: str
     """A column of whole numbers."""
     text: str
@@ -76,8 +76,8 @@ def paths(schema: Schema, joins: int) -> list[tuple[str, ...]]:
 def random_schema(rng: random.Random) -> Schema:
     """Four tables in a line and a fifth that one of them refers to, in any order."""
     names, numbers, texts = (rng.sample(words, 5) for words in (TABLES, NUMBERS, TEXTS))
-    parents: list[list[str]] = [[names[1]], [names[2]], [names[3]], [], []]
-    parents[rng.randrange(3)].append(names[4])
+    parents = [(names[1],), (names[2],), (names[3],), (), ()]
+    parents[rng.randrange(3)] += (names[4],)
     tables = [Table(*given) for given in zip(names, parents, numbers, texts, strict=True)]
     rng.shuffle(tables)
     return {table.name: table for table in tables}
@@ -107,5 +107,5 @@ def schema_of(connection: sqlite3.Connection) -> Schema:
         columns = [str(column[1]) for column in connection.execute(f"PRAGMA table_info({name})").fetchall()]
         _, *parents = [column.removesuffix("_id") for column in columns if column.endswith("_id")]
         number, text = (column for column in columns if not column.endswith("_id"))
-        schema[name] = Table(name, parents, number, text)
+        schema[name] = Table(name, tuple(parents), number, text)
     return schema

@@ -1,0 +1,119 @@
+"""The SQL agent's questions are answered by their queries, and judged by rows; none that it is judged by is learned."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agentloop import Message, Task, ToolCall
+from examples.sql_agent.agent import DONE, SqlAgent
+from examples.sql_agent.make_data import HARBOUR, demonstrated, held_out_questions, new_questions, row
+from examples.sql_agent.questions import ASKED, CONDITIONS, HELD_OUT, JOINS, TRAINED, Question, Template
+from examples.sql_agent.schemas import Table, paths, random_schema, schema_of
+
+BOX, SHIP, PORT = (
+    Table("box", ("ship",), "weight", "label"),
+    Table("ship", ("port",), "length", "color"),
+    Table("port", (), "depth", "origin"),
+)
+
+
+@pytest.fixture(scope="module")
+def questions_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("databases")
+
+
+@pytest.fixture(scope="module")
+def asked(questions_folder: Path) -> list[tuple[Question, Task]]:
+    """A few of those to train on, and those to be judged by."""
+    rng = random.Random(3)
+    made = [*new_questions(30, questions_folder, rng), *held_out_questions(questions_folder, rng)]
+    agent = SqlAgent(str(questions_folder))
+    return [(question, agent.task_from_row(row(question, schema, path))) for question, schema, path in made]
+
+
+def reward(questions_folder: Path, task: Task, queries: Sequence[str], answer: str = DONE) -> float:
+    agent = SqlAgent(str(questions_folder))
+    agent.start(task)
+    replies = [Message("assistant", "", tool_calls=(ToolCall("run_sql", {"query": query}),)) for query in queries]
+    return agent.reward(task, [*task.messages(), *replies, Message("assistant", answer)])
+
+
+def test_question_and_query_of_three_tables() -> None:
+    question = Question(Template("max", "below", 2), [BOX, SHIP, PORT], "west", 40)
+    assert question.english == "What is the largest weight of box in ship in port where depth is below 40?"
+    assert question.query() == (
+        "SELECT max(weight) FROM box JOIN ship USING (ship_id) JOIN port USING (port_id) WHERE depth < 40"
+    )
+
+
+def test_rows_of_the_harbour_are_those_counted_by_hand() -> None:
+    question = Question(Template("list", "is", 1), [SHIP, PORT], "west", 0)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(HARBOUR.read_text(encoding="utf-8"))
+        assert connection.execute(question.query()).fetchall() == [(60,)]  # ship 9 is the one of port 3
+
+
+def test_the_right_query_succeeds_and_no_other_comparison_or_function(
+    questions_folder: Path, asked: list[tuple[Question, Task]]
+) -> None:
+    for question, task in asked:
+        assert reward(questions_folder, task, [question.query()]) == 1.0
+        assert reward(questions_folder, task, ["SELECT oops", question.query()]) == 1.0
+        wrong = [question.query(asked=name) for name in ASKED if name != question.template.asked]
+        wrong += [question.query(condition=name) for name in CONDITIONS if name != question.template.condition]
+        assert [reward(questions_folder, task, [query]) for query in wrong] == [0.0] * len(wrong)
+
+
+def test_what_is_no_answer_has_no_reward(questions_folder: Path, asked: list[tuple[Question, Task]]) -> None:
+    question, task = asked[0]
+    assert reward(questions_folder, task, []) == 0.0
+    assert reward(questions_folder, task, [question.query()], answer="It is 4.") == 0.0
+    assert reward(questions_folder, task, [question.query(), "DROP TABLE box"]) == 0.0
+    assert reward(questions_folder, task, [question.query() + " AND 0"]) == 0.0
+
+
+def test_no_template_and_no_schema_is_both_learned_and_judged_by(asked: list[tuple[Question, Task]]) -> None:
+    assert not set(TRAINED) & set(HELD_OUT)
+    for name, parts in (("asked", ASKED), ("condition", CONDITIONS), ("joins", JOINS)):
+        assert {getattr(template, name) for template in TRAINED} == set(parts)
+        assert {getattr(template, name) for template in HELD_OUT} == set(parts)
+    judged = [question for question, task in asked if task.payload["database"] == "harbour.sqlite"]
+    trained = [question for question, task in asked if task.payload["database"] != "harbour.sqlite"]
+    assert {question.template for question in judged} <= set(HELD_OUT)
+    assert {question.template for question in trained} <= set(TRAINED)
+    rng = random.Random(5)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(HARBOUR.read_text(encoding="utf-8"))
+        harbour = set(schema_of(connection).values())
+    assert all(len(harbour & set(random_schema(rng).values())) <= 1 for _ in range(1000))
+
+
+def test_schemas_have_questions_of_up_to_three_joins() -> None:
+    rng = random.Random(7)
+    for _ in range(100):
+        schema = random_schema(rng)
+        for joins in JOINS:
+            found = paths(schema, joins)
+            assert found
+            assert all(after in schema[before].parents for path in found for before, after in pairwise(path))
+
+
+def test_demonstrations_are_careless_as_often_as_is_said(questions_folder: Path) -> None:
+    rng = random.Random(11)
+    first_right, wrong_keys = 0, 0
+    asked = list(new_questions(300, questions_folder, rng))
+    for question, schema, path in asked:
+        said = demonstrated(question, schema, path, rng)["messages"]
+        results = [message["content"] for message in said if message["role"] == "tool"]
+        wrong_keys += results[0].startswith("[cannot join")
+        calls = [message["tool_calls"][0] for message in said if message.get("tool_calls")]
+        first_right += question.query() in calls[-1]["function"]["arguments"]
+    assert 0.05 <= wrong_keys / len(asked) <= 0.16  # 0.1
+    assert 0.34 <= first_right / len(asked) <= 0.51  # 0.65 squared
