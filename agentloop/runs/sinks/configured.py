@@ -44,22 +44,29 @@ def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: in
         from agentloop.runs.sinks.tensorboard import TensorBoardSink  # here: it brings a package that few runs need
 
         return TensorBoardSink(folder, keep_through=keep_through)
-    if name == "wandb":
-        return _wandb(folder, warn)
+    if name in ("wandb", "trackio"):
+        return _service(name, folder, warn)
     if ":" in name:
         return _own_sink(name, folder)
-    raise UserError(f"metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName, got {name!r}. Correct it.")
+    raise UserError(
+        f"metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}. Correct it."
+    )
 
 
-def _wandb(folder: Path, warn: Callable[[str], None]) -> MetricSink | None:
-    from agentloop.runs.sinks.wandb import WandbSink
-
+def _service(name: str, folder: Path, warn: Callable[[str], None]) -> MetricSink | None:
+    """A sink that may be at the other end of a network."""
     try:
-        return WandbSink(folder)
+        if name == "wandb":
+            from agentloop.runs.sinks.wandb import WandbSink
+
+            return WandbSink(folder)
+        from agentloop.runs.sinks.trackio import TrackioSink
+
+        return TrackioSink(folder)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a network's failure, in whatever form, is no reason not to train
-        warn(f"metrics sink wandb failed: {one_line(error)}. It gets nothing; the database still gets everything.")
+        warn(f"metrics sink {name} failed: {one_line(error)}. It gets nothing; the database still gets everything.")
         return None
 
 

@@ -188,7 +188,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["sft", "small.yaml"], "sft.data must be named for sft, got null."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
-    (training("metrics.sinks=[tensorbord]"), "metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName"),
+    (
+        training("metrics.sinks=[tensorbord]"),
+        "metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName",
+    ),
     (training("replay.attach={wins: nowhere}"), "database must be an existing file, got nothing at nowhere"),
     (
         ["train", "runs"],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from agentloop.runs.sinks import open_sinks
 from agentloop.training.train import train
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 
+os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # it is looked at once, as trackio is imported
 Rows = list[tuple[int, float]]
 _BLOCK = 1 << 15
 
@@ -102,6 +105,13 @@ def wandb_history(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(("_runtime", "_time"))} for row in found]
 
 
+def trackio_history(run: str) -> list[dict[str, float]]:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    found = SQLiteStorage.get_logs("agentloop", run)
+    return [{name: value for name, value in row.items() if name != "timestamp"} for row in found]
+
+
 def test_tensorboard_has_every_known_value_at_its_iteration(folder: Path) -> None:
     log_all(folder, "tensorboard", [(1, {"actor/entropy": 0.5, "time/x": math.nan}), (2, {"actor/entropy": 0.25})])
     assert tensorboard_scalars(folder, "actor/entropy") == [(1, 0.5), (2, 0.25)]
@@ -124,7 +134,17 @@ def test_wandb_keeps_an_offline_run_with_our_id_in_the_run_folder(folder: Path) 
     assert config["run"] == {"seed": 7}
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log_all(folder, "trackio", [(1, {"actor/entropy": 0.5, "time/x": math.nan})])
+    log_all(folder, "trackio", [(2, {"actor/entropy": 0.25})], keep_through=1)
+    assert trackio_history("mine-001-abc123") == [{"actor/entropy": 0.5, "step": 1}, {"actor/entropy": 0.25, "step": 2}]
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")],
+)
 def test_sink_without_its_package_is_refused_with_the_extra(
     folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +223,7 @@ def test_wandb_whose_server_stops_answering_holds_up_neither_the_run_nor_its_end
 
 def test_run_gives_every_sink_what_the_database_has(tmp_path: Path) -> None:
     model = save_qwen2(tmp_path / "qwen2")
-    config = small_config(tmp_path / "runs", model, metrics={"sinks": ("tensorboard", "wandb")})
+    config = small_config(tmp_path / "runs", model, metrics={"sinks": ("tensorboard", "wandb", "trackio")})
     display = SilentDisplay()
     result = train(config, display=display)
     assert [note for note in display.notes if "metrics sink" in note] == []
@@ -215,5 +235,7 @@ def test_run_gives_every_sink_what_the_database_has(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["iteration"], line[name]) for line in lines] == stored
     assert [(row["_step"], row[name]) for row in wandb_history(result.folder)] == stored
+    run = f"{result.folder.name}-{json.loads((result.folder / 'run.json').read_text())['id'][:8]}"
+    assert [(row["step"], row[name]) for row in trackio_history(run)] == stored
     assert tensorboard_scalars(result.folder, name) == [(i, pytest.approx(value, rel=1e-6)) for i, value in stored]
     assert len(stored) == 3
