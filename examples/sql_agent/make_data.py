@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/sql_agent"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=4000, help="each on a database of its own")
+    parser.add_argument("--demonstrations", type=int, default=5000, help="each on a database of its own")
     parser.add_argument("--questions", type=int, default=1000, help="to train on, each on a database of its own")
     given = parser.parse_args()
     databases = given.folder / "databases"

@@ -21,10 +21,10 @@ ASKED = {
 }
 """What a question asks for, in English and in SQL."""
 CONDITIONS = {
-    "is": ("{text} is {word}", "{text} = '{word}'"),
-    "is_not": ("{text} is not {word}", "{text} != '{word}'"),
-    "above": ("{number} is above {bound}", "{number} > {bound}"),
-    "below": ("{number} is below {bound}", "{number} < {bound}"),
+    "equals": ("{text} equals {word}", "{text} = '{word}'"),
+    "differs": ("{text} differs from {word}", "{text} != '{word}'"),
+    "exceeds": ("{number} exceeds {bound}", "{number} > {bound}"),
+    "falls_below": ("{number} falls below {bound}", "{number} < {bound}"),
 }
 JOINS = (1, 2, 3)
 _TRIES = 20

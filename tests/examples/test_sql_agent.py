@@ -46,15 +46,15 @@ def reward(questions_folder: Path, task: Task, queries: Sequence[str], answer: s
 
 
 def test_question_and_query_of_three_tables() -> None:
-    question = Question(Template("max", "below", 2), [BOX, SHIP, PORT], "west", 40)
-    assert question.english == "What is the largest weight of box in ship in port where depth is below 40?"
+    question = Question(Template("max", "falls_below", 2), [BOX, SHIP, PORT], "west", 40)
+    assert question.english == "What is the largest weight of box in ship in port where depth falls below 40?"
     assert question.query() == (
         "SELECT max(weight) FROM box JOIN ship USING (ship_id) JOIN port USING (port_id) WHERE depth < 40"
     )
 
 
 def test_rows_of_the_harbour_are_those_counted_by_hand() -> None:
-    question = Question(Template("list", "is", 1), [SHIP, PORT], "west", 0)
+    question = Question(Template("list", "equals", 1), [SHIP, PORT], "west", 0)
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(HARBOUR.read_text(encoding="utf-8"))
         assert connection.execute(question.query()).fetchall() == [(60,)]  # ship 9 is the one of port 3
