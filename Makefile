@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak bench gpu setup-browser setup-sandbox setup-vllm screenshots clean
+.PHONY: help quickstart test soak oldest bench gpu setup-browser setup-sandbox setup-vllm screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -48,6 +48,14 @@ soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak tests -v --timeout 1800
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest tests/context tests/replay
 
+## make oldest       the tests on the oldest dependencies that pyproject.toml allows, but for torch (.oldest)
+oldest:
+	$(PYTHON) -m venv .oldest
+	.oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch uv
+	.oldest/bin/uv pip install --quiet --python .oldest/bin/python --resolution lowest-direct -e '.[dev]'
+	.oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl axolotl
+	.oldest/bin/python -m pytest tests/context tests/replay tests/agentloop
+
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
@@ -62,4 +70,4 @@ screenshots: $(VENV)/.dev
 
 ## make clean        remove the environments (never the runs)
 clean:
-	rm -rf $(VENV) .vllm
+	rm -rf $(VENV) .vllm .oldest

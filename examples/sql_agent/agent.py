@@ -14,7 +14,7 @@ DONE = "Done."
 
 
 class SqlAgent(SqlQueries):
-    """Reward 1 if the last query gives the rows of the right one, in order where the question asks for one, else 0.
+    """Reward 1 if the last query gives the rows of the right one, in whatever order, else 0.
 
     A task names its database, a file in `folder`, so each episode opens its own.
     """
