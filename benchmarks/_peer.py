@@ -13,7 +13,7 @@ import json
 import resource
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +84,7 @@ def run_config(asked: Order) -> RunConfig:
 class Phases:
     """CPU-seconds of one iteration by phase."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -7,33 +7,31 @@ from typing import Any
 
 import torch
 
+from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
+from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.components import Components, build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan
-from agentloop.training.train import _begin
+from agentloop.training.train import begin_run
 from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
 
 
-class TimedLoop(Loop):
+class TimedCollection(LoopCollection):
     def __init__(self, parts: Components, state: LoopState, phases: Phases) -> None:
         super().__init__(parts, state)
         self._phases = phases
         self.fresh = 0
 
-    def collect(self, iteration: int, planned: IterationPlan) -> Collected:
+    def collect(self, planned: IterationPlan) -> Collected:
         with self._phases.timed("generation"):
-            collected = super().collect(iteration, planned)
+            collected = super().collect(planned)
         self.fresh = len(collected.trajectories)
         return collected
-
-    def update(self, *arguments: Any) -> Any:
-        with self._phases.timed("update"):
-            return super().update(*arguments)
 
 
 def time_log_probs_without_gradient(phases: Phases) -> None:
@@ -56,12 +54,15 @@ def main() -> None:
     torch.manual_seed(asked.seed)
     display = open_display(stderr=True)
     with closing(build_components(folder, display, checkpoint=None, first=asked.model)) as parts:
-        loop = TimedLoop(parts, _begin(parts, None), talk.phases)
+        trainer = parts.trainer
+        assert isinstance(trainer, Trainer), "there is one rank"
+        loop = Loop(parts, begin_run(parts, None))
+        loop.collection = collection = TimedCollection(parts, loop.state, talk.phases)
         time_log_probs_without_gradient(talk.phases)
         talk.begin()
         for iteration in range(1, MOST_ITERATIONS + 1):
             loop.iterate(iteration)
-            if not talk.goes_on(parts.trainer._actor.model, fresh=loop.fresh):
+            if not talk.goes_on(trainer._actor.model, fresh=collection.fresh):
                 break
 
 

@@ -68,7 +68,8 @@ def _trainer(
     warnings.simplefilter("ignore", FutureWarning)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     clip = config.loss.fresh.ppo_clip
     folder = tempfile.mkdtemp()
@@ -92,10 +93,14 @@ def _trainer(
         ),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list([{"prompt": "x"}]),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        reward_funcs=_no_rewards,
     )
     trainer.current_gradient_accumulation_steps = passes
     return trainer
+
+
+def _no_rewards(completions: Sequence[Any], **_: Any) -> list[float | None]:
+    return [0.0] * len(completions)
 
 
 def _spans(count: int, size: int) -> Sequence[slice]:

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentloop.config import RunConfig
 from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
-from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
+from benchmarks._peer import MOST_ITERATIONS, Order, Phases, Talk, order, run_config
 from context import Message, Renderer, ToolCall
 from context.templates.rendering.reply_end import Sampled
 
@@ -36,8 +37,8 @@ class LookUps:
         self._environment: Environment
         self._task: Task
 
-    def reset(self, *, index: int, **_: Any) -> None:
-        self._task = self._source.train(index)
+    def reset(self, **row: Any) -> None:
+        self._task = self._source.train(row["index"])
         self._environment = self._factory.create()
         self._environment.start(self._task)
 
@@ -58,7 +59,7 @@ class LookUps:
         return self._environment.reward(self._task, [answer])
 
 
-def reward(completions: Sequence[Any], environments: Sequence[LookUps], **_: Any) -> list[float]:
+def reward(completions: Sequence[Any], environments: Sequence[LookUps], **_: Any) -> list[float | None]:
     pairs = zip(environments, completions, strict=True)
     return [environment._reward(completion[-1]) for environment, completion in pairs]
 
@@ -105,8 +106,8 @@ class EachBatch(TrainerCallback):
     def __init__(self, talk: Talk, *, updates: int, fresh: int) -> None:
         self._talk, self._updates, self._fresh = talk, updates, fresh
 
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: torch.nn.Module, **_: Any) -> None:
-        if state.global_step % self._updates == 0 and not self._talk.goes_on(model, fresh=self._fresh):
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if state.global_step % self._updates == 0 and not self._talk.goes_on(others["model"], fresh=self._fresh):
             control.should_training_stop = True
 
 
@@ -148,22 +149,23 @@ def grpo_config(config: RunConfig, *, updates: int) -> GRPOConfig:
     )
 
 
-def make_trainer(config: RunConfig, *, updates: int) -> TimedTrainer:
-    factory, source = open_tasks(config)
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
+    environments, source = open_tasks(config)
+    (factory,) = environments.all
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
     tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
     tasks = MOST_ITERATIONS * config.batch.trajectories // config.batch.group_size
     rows = [{"prompt": _prompt(source.train(index)), "index": index} for index in range(tasks)]
     trainer = TimedTrainer(
-        model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32),
-        args=grpo_config(config, updates=updates),
+        model=AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32),
+        args=grpo_config(config, updates=asked.updates),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(rows),
         reward_funcs=reward,
         environment_factory=partial(LookUps, source, factory),
     )
     trainer.phases, trainer.tool_descriptions = Phases(), factory.tools
-    trainer.renderer = load_model(config.model, config.model.path).renderer(config.context.author_table())
+    trainer.renderer = load_model(config.model, asked.model).renderer(config.context.author_table())
     return trainer
 
 
@@ -176,7 +178,7 @@ def main() -> None:
     talk = Talk(asked.weights)
     config = run_config(asked)
     torch.set_num_threads(config.run.threads)
-    trainer = make_trainer(config, updates=asked.updates)
+    trainer = make_trainer(config, asked)
     trainer.phases = talk.phases
     trainer.add_callback(EachBatch(talk, updates=asked.updates, fresh=config.batch.trajectories))
     talk.begin()

@@ -45,4 +45,5 @@ class ShortFirst(TaskSource):
 
 
 def short_first(parts: Components, task: str) -> Components:
-    return replace(parts, source=ShortFirst(parts.config, parts.actors.environments, STAGES[task]))
+    (factory,) = parts.actors.environments.all
+    return replace(parts, source=ShortFirst(parts.config, factory, STAGES[task]))

@@ -69,7 +69,9 @@ def jobs(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int], found:
         for task in tasks:
             for arm in arms:
                 setting = settings[tuned_as[task], ARMS[arm].contender]
-                there = setting is None or (task, arm, setting, seed) in found
-                if task in ARMS[arm].tasks and not there:
-                    ready.append(Job(task, arm, setting, seed))
+                if setting is None or task not in ARMS[arm].tasks:
+                    continue
+                job = Job(task, arm, setting, seed)
+                if job.key not in found:
+                    ready.append(job)
     return ready

@@ -37,7 +37,7 @@ def colours(arms: Sequence[str]) -> dict[str, str]:
 def mean_curves(by_arm: Mapping[str, Sequence[Result]], titles: Mapping[str, str], summary: str) -> str:
     """Success of the newest fresh episodes, mean of the runs; one that ended keeps its last evaluations' success."""
     left, right, top, bottom, width, height = 48, 230, 16, 34, 780, 330
-    fresh = np.arange(0, BUDGET + 1, _STEP)
+    fresh = range(0, BUDGET + 1, _STEP)
 
     def x(value: float) -> float:
         return left + value / BUDGET * (width - left - right)

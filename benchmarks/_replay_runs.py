@@ -20,7 +20,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
-from agentloop.environments import load_environment
+from agentloop.environments import load_environments
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.process import seed_process
@@ -175,9 +175,8 @@ def recent_success(iterations: list[list[float]], episodes: int) -> float:
 
 def held_out_success(parts: Components) -> float:
     """As `agentloop evaluate` has it, without the tools' delay: evaluations are no part of what is measured."""
-    config, factory = parts.config, parts.actors.environments
-    options = {**config.environment.options, "delay_s": 0.0}
-    quick = load_environment(config.environment.name, options, factory.registered)
+    config = parts.config
+    quick = load_environments(config, {}, options={"delay_s": 0.0})
     actors = replace(parts.actors, environments=quick)
     return evaluate(actors, parts.source, config, scorer=open_scorer(config, quick)).success
 

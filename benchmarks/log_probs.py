@@ -129,7 +129,8 @@ def _gpu_seconds(action: Callable[[], object]) -> float:
     action()
     ended.record()
     torch.cuda.synchronize()
-    return began.elapsed_time(ended) / 1e3
+    milliseconds: float = began.elapsed_time(ended)
+    return milliseconds / 1e3
 
 
 def _bound(case: Case) -> float:

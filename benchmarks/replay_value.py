@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks._replay_arms import ARMS, BUDGET, MAIN_TASKS, SEEDS, TASKS, TUNING_BUDGET, TUNING_SEEDS, Job, Key
@@ -78,7 +79,7 @@ def quick() -> None:
 def figures(results: Sequence[Result]) -> dict[str, float]:
     """Median fresh episodes and CPU-seconds to the target; infinite where most seeds did not get there."""
     return {
-        f"{task}_{arm}_{name}": interval(costs(each, lambda result, name=name: to_target(result, name))).median
+        f"{task}_{arm}_{name}": interval(costs(each, partial(to_target, name=name))).median
         for task in TASKS
         for arm, each in runs_of(results, task).items()
         for name in ("fresh", "cpu")

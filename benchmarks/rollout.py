@@ -87,7 +87,8 @@ def tiny_model() -> PreTrainedModel:
         head_dim=32,
         tie_word_embeddings=True,
     )
-    return Qwen3ForCausalLM(config).eval()
+    model: PreTrainedModel = Qwen3ForCausalLM(config).eval()
+    return model
 
 
 def act(engine: Engine, episodes: int) -> float:

@@ -46,7 +46,7 @@ def measure(rounds: int, folder: Path) -> Times:
     """
     random = np.random.default_rng(0)
     store = add_run(ReplayStore.create(folder / "store.sqlite"))
-    others = {
+    others: dict[str, Raw | Pickled] = {
         "raw": Raw(folder / "raw.sqlite"),
         "pickle": Pickled(folder / "pickle.sqlite", tensors=True),
         "pickle_numpy": Pickled(folder / "pickle_numpy.sqlite", tensors=False),

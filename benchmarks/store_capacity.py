@@ -145,9 +145,11 @@ class Run:
                 draws.reserve_given(connection, drawn)
             else:
                 request = DrawRequest(RUN, iteration, iteration - 1, (Pick(DRAWN),), first_slot=ROWS)
-                drawn = [row.draw for row in self._drawing.draw(connection, request, self._sampler)]
-        known = {"advantage": 0.31, "drift_mean": 1.02, "drift_max": 1.3, "ess_share": 0.07}
-        measured = [replace(draw, **known) for draw in [*fresh, *drawn]]  # type: ignore[arg-type]
+                found = self._drawing.draw(connection, request, self._sampler)
+                drawn = [row.draw for row in found if row.draw is not None]
+        measured = [
+            replace(draw, advantage=0.31, drift_mean=1.02, drift_max=1.3, ess_share=0.07) for draw in [*fresh, *drawn]
+        ]
         metrics = {f"actor/replay/quantity_{number}": iteration / 7 for number in range(METRICS)}
         record = IterationRecord(RUN, iteration, iteration - 1, ROWS, DRAWN, ROWS, len(drawn), 0.33, 2, metrics)
         with work.of("commit"):
@@ -155,13 +157,8 @@ class Run:
 
     def _row(self, group: GroupRecord, slot: int) -> Trajectory:
         row = self._rows[slot]
-        changes = {
-            "id": name(group.iteration, slot),
-            "group": group.id,
-            "task": group.task,
-            "iteration": group.iteration,
-        }
-        return replace(row, record=replace(row.record, **changes))  # type: ignore[arg-type]
+        id, iteration = name(group.iteration, slot), group.iteration
+        return replace(row, record=replace(row.record, id=id, group=group.id, task=group.task, iteration=iteration))
 
     def close(self) -> None:
         self._database.close()

@@ -37,7 +37,7 @@ class Raw:
     def __init__(self, url: str) -> None:
         self._connection = psycopg.connect(url)
         columns = ", ".join(f"{field} bytea" for field in FIELDS)
-        self._connection.execute(f"create table raw (id text primary key, {columns}, messages text)")  # type: ignore[arg-type]  # names of this project
+        self._connection.execute(f"create table raw (id text primary key, {columns}, messages text)")
         self._connection.commit()
 
     def append(self, rows: Sequence[Trajectory]) -> None:
@@ -48,7 +48,7 @@ class Raw:
 
     def read(self, ids: Sequence[str]) -> list[TokenSequence]:
         query = f"select {', '.join(FIELDS)} from raw where id = any(%s)"  # noqa: S608  names of this project
-        found = self._connection.execute(query, (list(ids),), binary=True).fetchall()  # type: ignore[arg-type]  # as above
+        found = self._connection.execute(query, (list(ids),), binary=True).fetchall()
         self._connection.commit()
         return [raw_tokens(row) for row in found]
 

@@ -62,8 +62,8 @@ def read(path: Path, start: Barrier, done: Event, answers: Any) -> None:
 
 
 def _renamed(row: Trajectory, iteration: int, slot: int) -> Trajectory:
-    place = {"iteration": iteration, "slot": slot, "member": slot, "group": f"group-{iteration}"}
-    return replace(row, record=replace(row.record, id=row_id(iteration, slot), **place))
+    id, group = row_id(iteration, slot), f"group-{iteration}"
+    return replace(row, record=replace(row.record, id=id, iteration=iteration, slot=slot, group=group, member=slot))
 
 
 def measure(folder: Path, count: int) -> dict[str, float]:

@@ -32,6 +32,7 @@ from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import make_actors
 from agentloop.rollouts.evaluation import evaluate
+from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import starting_model
@@ -70,16 +71,17 @@ class Run:
 
     def to_target(self, what: str) -> float:
         """Sum of `what` over the iterations until then; infinite if it did not happen."""
-        return math.inf if self.reached is None else sum(told[what] for told in self.iterations[: self.reached])
+        return math.inf if self.reached is None else math.fsum(told[what] for told in self.iterations[: self.reached])
 
     def of_iteration(self, phase: str | None = None) -> float:
         """Median CPU-seconds of an iteration, or of a phase of it, after the first, which pays for lazy set-up."""
         later = self.iterations[1:]
-        return statistics.median(told["cpu_s"] if phase is None else told["phases"].get(phase, 0.0) for told in later)
+        seconds: list[float] = [told["phases"].get(phase, 0.0) if phase else told["cpu_s"] for told in later]
+        return statistics.median(seconds)
 
     @property
     def peak_mib(self) -> float:
-        return max(told["peak_mib"] for told in self.iterations)
+        return max(float(told["peak_mib"]) for told in self.iterations)
 
 
 class Judge:
@@ -95,14 +97,17 @@ class Judge:
         self.seed, self.folder = seed, folder
         self._config = config
         self._loaded = load_model(config.model, self.model)
-        factory, self._source = open_tasks(config)
+        environments, self._source = open_tasks(config)
+        self._scorer = open_scorer(config, environments)
         self._generator = LocalGenerator(self._loaded.model, stop_ids=self._loaded.stop_ids)
-        self._actors = make_actors(config, factory, self._loaded, self._generator, vocab_size=self._loaded.vocab_size)
+        self._actors = make_actors(
+            config, environments, self._loaded, self._generator, vocab_size=self._loaded.vocab_size
+        )
 
     def success(self, weights: Path) -> float:
         load_weights(self._loaded.model, str(weights))
         self._generator.published(self._generator.policy_version + 1)
-        return evaluate(self._actors, self._source, self._config).success
+        return evaluate(self._actors, self._source, self._config, scorer=self._scorer).success
 
 
 def run_arm(judge: Judge, arm: str) -> Run:

@@ -10,6 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import RunConfig
+from agentloop.distributed.tensor_files import write_tensors
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.models.adapters import add_adapters
 from agentloop.runs.checkpoint import save_checkpoint
@@ -63,7 +65,7 @@ def measure(way: Mapping[str, Any], folder: Path) -> dict[str, float]:
     optimizer.step(optimizer.gradient_norm())
     state = sum(tensor.nbytes for tensor in optimizer.state().values())
     held = sum(parameter.nbytes for parameter in model.parameters())
-    save_checkpoint(folder / "000001", model.save_pretrained, optimizer.state(), {})
+    save_checkpoint(folder / "000001", model.save_pretrained, partial(write_tensors, tensors=optimizer.state()), {})
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6,

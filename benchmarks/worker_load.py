@@ -151,8 +151,9 @@ def _work(url: str, number: int, seconds: float, sending: Connection, lock: Lock
 
 def _row(made: Trajectory, claim: Claim) -> Trajectory:
     number, member = claim.place
-    place = {"id": f"row-{number}-{member}", "group": f"group-{number}", "member": member}
-    return replace(made, record=replace(made.record, **place, iteration=1, slot=number * GROUP + member))
+    slot, group = number * GROUP + member, f"group-{number}"
+    record = replace(made.record, id=f"row-{number}-{member}", iteration=1, slot=slot, group=group, member=member)
+    return replace(made, record=record)
 
 
 def _seconds_of(postmaster: int) -> float:

@@ -201,7 +201,7 @@ def sum_gradients_in_float32(parameters: Iterable[Tensor]) -> None:
     for parameter in parameters:
         if parameter.dtype in _HALF_PRECISION and parameter.grad_dtype is not None:
             parameter.grad_dtype = None  # any dtype may be added, and to any
-            parameter.register_post_accumulate_grad_hook(_to_float32)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(_to_float32)
 
 
 def _to_float32(parameter: Tensor) -> None:

@@ -46,7 +46,7 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
         losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
         whole = losses.sum()
         if torch.is_grad_enabled():
-            (whole / tokens).backward()  # type: ignore[no-untyped-call]
+            (whole / tokens).backward()
         total += float(whole.detach())
         for place, i in enumerate(cut):
             of_tokens[i] = tuple(losses[place, : len(rows[i])].tolist())

@@ -96,7 +96,7 @@ class TritonRows(TorchRows):
 
     def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
         count, width = logits.shape
-        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(logits):
             _absorb[(count,)](
                 logits,
                 columns,
@@ -128,7 +128,7 @@ class TritonRows(TorchRows):
             logits if operand == logits.dtype else spare.view(-1).view(operand)[: count * width].view(count, width)
         )
         base, slope, at_target = cotangents.of_rows(sums)
-        with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(logits):
             _differentiate[(count, triton.cdiv(width, _block(width)))](
                 logits,
                 gradient,
