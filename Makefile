@@ -27,7 +27,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 quickstart: $(VENV)/.core
 	$(BIN)/agentloop train configs/quickstart.yaml
 
-## make test         everything CI checks: style, types, layers, tests (under 6 minutes)
+## make test         everything CI checks: style, types, layers, tests (12 to 20 minutes)
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.check
 
