@@ -286,8 +286,10 @@ def sft(
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:
         print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
-        again = "go on with --resume" if result.exit_code else f"go on with --set model.path={result.model}"
-        print(f"folder: {result.folder}   {again}")
+        sets = [word for setting in overrides or [] for word in ("--set", setting)]
+        resumed = shlex.join([_program(), "sft", str(config), *sets, "--resume"])
+        print(f"folder: {result.folder}")
+        print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")
     raise typer.Exit(result.exit_code)
 
 

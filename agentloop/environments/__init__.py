@@ -1,7 +1,7 @@
 """Where the agent acts: environments with tasks, tools and rewards."""
 
 from agentloop.environments.environment import Achieved, Environment, Task, tool
-from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.factory import EnvironmentFactory, load_environment, makes_tasks
 from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.open_tasks import load_environments, open_tasks
@@ -26,6 +26,7 @@ __all__ = [
     "call_tool",
     "load_environment",
     "load_environments",
+    "makes_tasks",
     "open_tasks",
     "tool",
 ]

@@ -289,6 +289,11 @@ def _file_of(name: str) -> Path:
     return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).expanduser().resolve()
 
 
+def makes_tasks(name: str) -> bool:
+    """Whether the environment makes tasks up, so that it may have some to demonstrate; not where all are rows."""
+    return getattr(_find(name), "make_task", None) is not Environment.make_task
+
+
 def _find(name: str) -> type:
     if name in BUILT_IN:
         return BUILT_IN[name]

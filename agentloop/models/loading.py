@@ -131,6 +131,11 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if (Path(path) / "run.json").exists():
+            raise UserError(
+                f"model.path must be a model, got {str(path)!r}, a run's folder. Name {str(Path(path) / 'model')!r}, "
+                "which is there once a training is done."
+            ) from error
         raise UserError(
             f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({reason}). "
             "Check the path; a folder is made by save_pretrained of both model and tokenizer."

@@ -103,16 +103,18 @@ class PlainDisplay:
         self._run = _RunClock(clock)
         self._phase = ""
         self._phase_began = self._shown_at = clock()
+        self._phase_done = 0
 
     def phase(self, name: str, done: int, total: int) -> None:
         self._run.phase(name)
         now = self._clock()
         if name != self._phase:
-            self._phase, self._phase_began = name, now
+            self._phase, self._phase_began, self._phase_done = name, now, done
             if name not in _OF_EVERY_ITERATION and not self._run.iterating:
                 self.note(f"{name} ...")
-        elif 0 < done < total and now - self._shown_at >= _LONGEST_SILENCE:
-            self.note(f"{name} {done}/{total}  {time_left(now - self._phase_began, done, total)}")
+        elif self._phase_done < done < total and now - self._shown_at >= _LONGEST_SILENCE:
+            first = self._phase_done  # what a resumed training had done before
+            self.note(f"{name} {done}/{total}  {time_left(now - self._phase_began, done - first, total - first)}")
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         self._phase = ""

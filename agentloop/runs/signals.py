@@ -14,7 +14,7 @@ from types import FrameType
 from agentloop.runs.watchdog import watched
 
 _SHOW_CURSOR = b"\x1b[?25h\n"
-_WORKING = "stopping after this iteration; again to stop at once (--resume continues either way)"
+_WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
 _IDLE = "stopped: nothing was under way that had to be finished (--resume continues)"
 
 

@@ -15,7 +15,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.environments import RunEnvironments, TaskSource, load_environments, open_tasks
+from agentloop.environments import RunEnvironments, TaskSource, load_environments, makes_tasks, open_tasks
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.learning.kl_penalty import reward_penalty
@@ -107,10 +107,11 @@ def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
 
 def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     section = config.warm_up
-    if config.parts[0].environment.is_rows:
+    without = [part.environment.name for part in config.parts if not makes_tasks(part.environment.name)]
+    if without:
         raise UserError(
-            "model.path must name a model when environment.name is rows, got null: nobody shows the built-in one "
-            "how to go about its tasks. Name one, or write an environment class with demonstrate."
+            f"model.path must name a model, got null: environment {without[0]!r} makes no tasks of its own to warm the "
+            "built-in one up with. Name one, for example from agentloop sft, or write make_task and demonstrate."
         )
     environments = load_environments(config, {}, options=section.options)
     if not environments.can_demonstrate:

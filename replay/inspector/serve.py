@@ -53,6 +53,10 @@ def quiet_server(app: ASGIApp) -> uvicorn.Server:
         server_header=False,
         # Nothing stands before it whose word about a request would count.
         proxy_headers=False,
+        # What is refused must not depend on which parsers other packages have brought.
+        http="h11",
+        ws="none",
+        loop="asyncio",
         lifespan="on",
         timeout_graceful_shutdown=2,
     )

@@ -98,6 +98,14 @@ def reward(episode):
     return {}[episode.stop_reason]
 
 
+class OnlyRows(Environment):
+    def task_from_row(self, row):
+        return Task(row["question"], dict(row))
+
+    def reward(self, task, messages):
+        return 0.0
+
+
 def objective(inputs):
     return inputs.no_such_thing
 
@@ -204,6 +212,14 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     ([*training("run.name=other"), "--resume"], "--resume must find a run named 'other' under new, got none."),
     # models
+    (
+        training("model.path=runs/small-001"),
+        "model.path must be a model, got 'runs/small-001', a run's folder. Name ",
+    ),
+    (
+        in_mine("OnlyRows", "model.path=null", "tasks.data=chat.json"),
+        "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
+    ),
     (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),

@@ -47,13 +47,21 @@ def test_plain_display_speaks_of_a_long_phase_every_fifteen_seconds() -> None:
     for update in range(1, 61):
         clock.now = update * 1.0
         display.phase("warm-up", update, 600)
-    # begun at second 1; spoken of at 16, 31 and 46: then 584 x 15/16, 569 x 30/31 and 554 x 45/46 seconds are left
+    # begun at second 1; spoken of at 16, 31 and 46: an update takes a second, so 584, 569 and 554 seconds are left
     assert written.getvalue().splitlines() == [
         "warm-up ...",
-        "warm-up 16/600  left <= 9:07",
-        "warm-up 31/600  left <= 9:10",
-        "warm-up 46/600  left <= 9:01",
+        "warm-up 16/600  left <= 9:44",
+        "warm-up 31/600  left <= 9:29",
+        "warm-up 46/600  left <= 9:14",
     ]
+
+
+def test_a_resumed_phase_goes_by_the_updates_since_then() -> None:
+    display, written, clock = plain()
+    for update in range(257, 289):
+        clock.now += 2.0
+        display.phase("sft", update, 744)
+    assert written.getvalue().splitlines()[1] == "sft 265/744  left <= 15:58"  # 479 updates of two seconds
 
 
 def test_plain_display_gives_an_iteration_one_line() -> None:

@@ -139,7 +139,7 @@ def test_model_may_be_given_with_its_tokenizer(tmp_path: Path, qwen2: Path) -> N
             "collection.by must be loop for functions.*workers and vowels",
         ),
         ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
-        ({"model": None}, "model.path must name a model when environment.name is rows"),
+        ({"model": None}, "model.path must name a model, got null: environment 'rows' makes no tasks of its own"),
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
     ],
 )
