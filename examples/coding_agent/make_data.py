@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.chat_rows import Call, demonstration, write_lines
+from examples.chat_rows import Call, demonstration, or_other, write_lines
 from examples.coding_agent.agent import DONE, CodingAgent, verdict
 from examples.coding_agent.problems import CHANGED, COMBINED, HELD_OUT, KEPT, TRAINED, Problem, Template
 
-CARELESS = 0.35
-"""How often a part of a demonstration's code does something else than what is asked."""
 TRIES_AGAIN = 0.5
-"""How often it tries again where the example told that it was wrong."""
+"""How often a demonstration tries again where the example told that it was wrong."""
 MOST_TRIES = 3
 HELD_OUT_PROBLEMS = 256
 
@@ -25,13 +23,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/coding_agent"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=int, default=4000)
-    parser.add_argument("--problems", type=int, default=2000, help="to train on")
+    parser.add_argument("--tasks", type=int, default=2000, help="problems to train on")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(given.seed)
     posed = problems(TRAINED, given.demonstrations, rng)
     write_lines(given.folder / "demonstrations.jsonl", (demonstrated(problem, row, rng) for problem, row in posed))
-    write_lines(given.folder / "train.jsonl", (row for _, row in problems(TRAINED, given.problems, rng)))
+    write_lines(given.folder / "train.jsonl", (row for _, row in problems(TRAINED, given.tasks, rng)))
     write_lines(given.folder / "test.jsonl", (row for _, row in problems(HELD_OUT, HELD_OUT_PROBLEMS, rng)))
 
 
@@ -57,11 +55,10 @@ def demonstrated(problem: Problem, row: dict[str, Any], rng: random.Random) -> d
 
 
 def _careless(template: Template, rng: random.Random) -> Template:
-    def or_other(right: str, names: Iterable[str]) -> str:
-        return rng.choice([name for name in names if name != right]) if rng.random() < CARELESS else right
-
     return Template(
-        or_other(template.kept, KEPT), or_other(template.changed, CHANGED), or_other(template.combined, COMBINED)
+        or_other(template.kept, KEPT, rng),
+        or_other(template.changed, CHANGED, rng),
+        or_other(template.combined, COMBINED, rng),
     )
 
 

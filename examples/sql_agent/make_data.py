@@ -6,21 +6,18 @@ import argparse
 import random
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.environments.sql import QueryFailed, ReadOnlyDatabase
-from examples.chat_rows import demonstration, write_lines
+from examples.chat_rows import demonstration, or_other, write_lines
 from examples.sql_agent.agent import DONE, SqlAgent
 from examples.sql_agent.questions import ASKED, CONDITIONS, HELD_OUT, TRAINED, Question, ask
 from examples.sql_agent.schemas import Schema, described, random_schema, schema_of, write_random_rows
 
-CARELESS = 0.35
-"""How often a demonstration's query asks for, and how often it compares, something else than the question does."""
 WRONG_KEY = 0.1
-"""How often its first query joins by a key that there is not: it reads the error, and tries again."""
+"""How often a demonstration's first query joins by a key that there is not: it reads the error, and tries again."""
 HELD_OUT_QUESTIONS = 128
 HARBOUR = Path(__file__).with_name("harbour.sql")
 
@@ -33,7 +30,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/sql_agent"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--demonstrations", type=int, default=5000, help="each on a database of its own")
-    parser.add_argument("--questions", type=int, default=1000, help="to train on, each on a database of its own")
+    parser.add_argument("--tasks", type=int, default=1000, help="questions to train on, likewise")
     given = parser.parse_args()
     databases = given.folder / "databases"
     databases.mkdir(parents=True, exist_ok=True)
@@ -41,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as passing:
         asked = new_questions(given.demonstrations, Path(passing), rng)
         write_lines(given.folder / "demonstrations.jsonl", (demonstrated(*each, rng) for each in asked))
-    write_lines(given.folder / "train.jsonl", (row(*each) for each in new_questions(given.questions, databases, rng)))
+    write_lines(given.folder / "train.jsonl", (row(*each) for each in new_questions(given.tasks, databases, rng)))
     write_lines(given.folder / "test.jsonl", (row(*each) for each in held_out_questions(databases, rng)))
 
 
@@ -76,32 +73,21 @@ def row(question: Question, schema: Schema, path: Path) -> dict[str, str]:
 
 
 def demonstrated(question: Question, schema: Schema, path: Path, rng: random.Random) -> dict[str, Any]:
-    task = SqlAgent(str(path.parent)).task_from_row(row(question, schema, path))
-    database = ReadOnlyDatabase(path)
-    calls = [({"query": query}, _seen(database, query)) for query in _queries(question, schema, rng)]
+    agent = SqlAgent(str(path.parent))
+    task = agent.task_from_row(row(question, schema, path))
+    agent.start(task)
+    calls = [({"query": query}, agent.run_sql(query)) for query in _queries(question, schema, rng)]
     return demonstration(SqlAgent, task, calls, answer=DONE)
-
-
-def _seen(database: ReadOnlyDatabase, query: str) -> str:
-    try:
-        return database.query(query).observation()
-    except QueryFailed as error:
-        return f"[{error}]"
 
 
 def _queries(question: Question, schema: Schema, rng: random.Random) -> Iterator[str]:
     """What a careless colleague would have run."""
-    asked = _or_other(question.template.asked, ASKED, rng)
-    condition = _or_other(question.template.condition, CONDITIONS, rng)
+    asked = or_other(question.template.asked, ASKED, rng)
+    condition = or_other(question.template.condition, CONDITIONS, rng)
     if rng.random() < WRONG_KEY:
         wrong = rng.choice([name for name, table in schema.items() if table not in question.path[:2]])
         yield question.query(asked=asked, condition=condition, first_key=wrong)
     yield question.query(asked=asked, condition=condition)
-
-
-def _or_other(right: str, names: Iterable[str], rng: random.Random) -> str:
-    others: Sequence[str] = [name for name in names if name != right]
-    return rng.choice(others) if rng.random() < CARELESS else right
 
 
 if __name__ == "__main__":

@@ -42,15 +42,14 @@ class Template:
 _ALL = [Template(*parts) for parts in product(ASKED, CONDITIONS, JOINS)]
 
 
-def _is_held_out(number: int) -> bool:
+def _is_held_out(template: Template) -> bool:
     """A quarter: each asks for, compares and joins what others do, and no other does all three."""
-    asked, rest = divmod(number, len(CONDITIONS) * len(JOINS))
-    condition, joins = divmod(rest, len(JOINS))
-    return (asked + condition + joins) % 4 == 0
+    parts = (template.asked, ASKED), (template.condition, CONDITIONS), (template.joins, JOINS)
+    return sum([*names].index(name) for name, names in parts) % 4 == 0
 
 
-HELD_OUT = tuple(template for number, template in enumerate(_ALL) if _is_held_out(number))
-TRAINED = tuple(template for number, template in enumerate(_ALL) if not _is_held_out(number))
+HELD_OUT = tuple(template for template in _ALL if _is_held_out(template))
+TRAINED = tuple(template for template in _ALL if not _is_held_out(template))
 
 
 @dataclass(frozen=True)

@@ -17,24 +17,9 @@ NUMBERS = ("size", "price", "age", "speed", "depth", "rank", "cost", "score", "h
 TEXTS = ("color", "kind", "city", "shape", "style", "mood", "grade", "label", "brand", "taste", "sound", "origin")
 WORDS = (
     *("red", "blue", "green", "old", "new", "cold", "warm", "soft", "loud", "east", "west", "north", "south", "iron"),
-    *(
-        "gold",
-        "salt",
-        "round",
-        "flat",
-        "wild",
-        "calm",
-        "sweet",
-        "dark",
-        "light",
-        "plain",
-        "rough",
-        "dry",
-        "oak",
-        "silk",
-    ),
+    *("gold", "salt", "round", "flat", "wild", "calm", "sweet", "dark", "light", "plain", "rough", "dry"),
+    *("oak", "silk"),
 )
-
 VALUES = range(10, 100, 5)
 
 
