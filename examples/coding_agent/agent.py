@@ -15,8 +15,6 @@ DONE = "Done."
 class CodingAgent(Environment):
     """Reward 1 if the code that was tried last passes all hidden tests, else 0. Everything runs in a sandbox."""
 
-    deterministic = True
-
     def __init__(self, *, sandbox: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
         self._sandbox = PythonSandbox(sandbox, limits)
         self._example: Mapping[str, Any] = {}

@@ -19,8 +19,6 @@ class SqlAgent(SqlQueries):
     A task names its database, a file in `folder`, so each episode opens its own.
     """
 
-    deterministic = True
-
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
 
