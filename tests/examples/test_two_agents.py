@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.docs.blocks import ROOT, blocks
 from tests.docs.test_blocks import SMALL, checkout, typed
 from tests.fakes.runs import rows
 
-ROWS = ["--demonstrations", "24"]
+ROWS = ["--demonstrations", "24", "--tasks", "16"]
 SMALLER = [*SMALL, "run.iterations=2", "tiny.layers=1", "sft.every=2"]
 
 
@@ -48,9 +47,7 @@ def test_table_of_the_page_is_that_of_the_results(agent: str) -> None:
 
 
 def test_runs_that_the_results_lack() -> None:
-    results = [
-        json.loads('{"agent": "sql_agent", "seed": 0, "before": 0.25, "after": 0.5, "cpu_s": 90, "wall_s": 100}')
-    ]
+    results: list[two_agents.Result] = [{"agent": "sql_agent", "seed": 0, "before": 0.25, "after": 0.5, "cpu_s": 90}]
     assert list(two_agents.missing(["sql_agent", "coding_agent"], [0, 1], results)) == [
         ("coding_agent", 0),
         ("sql_agent", 1),
