@@ -13,6 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 import torch
 from sqlalchemy import orm
+from sqlalchemy.orm import Mapped
 
 from context.messages import to_template
 from context.tokens.token_sequence import TokenSequence
@@ -68,9 +69,9 @@ class _Base(orm.DeclarativeBase):
 
 class _Experience(_Base):
     __tablename__ = "experience"
-    id: orm.Mapped[str] = orm.mapped_column(primary_key=True)
-    reward: orm.Mapped[float]
-    content: orm.Mapped[Any] = orm.mapped_column(sa.PickleType)
+    id: Mapped[str] = orm.mapped_column(primary_key=True)
+    reward: Mapped[float]
+    content: Mapped[Any] = orm.mapped_column(sa.PickleType)
 
 
 @dataclass
