@@ -27,16 +27,12 @@ Result = dict[str, Any]
 
 
 def learn(agent: str, seed: int, folder: Path) -> Result:
-    """Held-out success of the warmed-up and of the trained model, and what it took."""
+    """Held-out success of the warmed-up and of the trained model, and what it took; all files are in `folder`."""
     began, cpu = time.monotonic(), _cpu_seconds()
-    data, config = folder / agent, f"examples/{agent}"
-    _done(sys.executable, "-m", f"examples.{agent}.make_data", data, "--seed", seed)
-    common = _sets({"run.seed": seed, "run.folder": folder})
-    start = _command("sft", f"{config}/sft.yaml", *common, *_sets({"sft.data": data / "demonstrations.jsonl"}))
-    places = {"model.path": start["model"], "tasks.data": data / "{split}.jsonl"}
-    if agent == "sql_agent":
-        places["environment.options.folder"] = data / "databases"
-    trained = _command("train", f"{config}/train.yaml", *common, *_sets(places))
+    (folder / "examples").symlink_to(ROOT / "examples")
+    _done(folder, sys.executable, "-m", f"examples.{agent}.make_data", "--seed", seed)
+    start = _command(folder, "sft", agent, {"run.seed": seed})
+    trained = _command(folder, "train", agent, {"run.seed": seed, "model.path": start["model"]})
     return {
         "agent": agent,
         "seed": seed,
@@ -47,18 +43,17 @@ def learn(agent: str, seed: int, folder: Path) -> Result:
     }
 
 
-def _sets(values: dict[str, object]) -> list[str]:
-    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-
-
-def _command(*words: object) -> dict[str, Any]:
+def _command(folder: Path, command: str, agent: str, values: dict[str, object]) -> dict[str, Any]:
     program = Path(sys.executable).with_name("agentloop")
-    found: dict[str, Any] = json.loads(_done(program, words[0], "--json", *words[1:]))
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    said = _done(folder, program, command, f"examples/{agent}/{command}.yaml", "--json", *sets)
+    found: dict[str, Any] = json.loads(said)
     return found
 
 
-def _done(*words: object) -> str:
-    return subprocess.run([str(word) for word in words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+def _done(folder: Path, *words: object) -> str:
+    command = [str(word) for word in words]
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _cpu_seconds() -> float:
