@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentloop import Environment, Message, Task, ToolCall
+from agentloop import Environment, Task
 from agentloop.environments.tools.tool_schema import tools_of
-from context.messages import to_template
 
 CARELESS = 0.35
 """How often one part of a demonstration is another than what is asked."""
@@ -26,12 +25,13 @@ def or_other(right: str, names: Iterable[str], rng: random.Random) -> str:
 def demonstration(environment: type[Environment], task: Task, calls: Sequence[Call], *, answer: str) -> dict[str, Any]:
     """A conversation that calls the environment's only tool, and ends with an answer."""
     (tool,) = tools_of(environment).values()
-    messages = list(task.messages())
-    for arguments, result in calls:
-        messages.append(Message("assistant", "", tool_calls=(ToolCall(tool.name, arguments),)))
-        messages.append(Message("tool", result))
-    messages.append(Message("assistant", answer))
-    return {"messages": [to_template(message) for message in messages], "tools": [tool.schema]}
+    messages: list[dict[str, Any]] = [{"role": said.role, "content": said.content} for said in task.messages()]
+    for number, (arguments, result) in enumerate(calls):
+        function = {"name": tool.name, "arguments": json.dumps(arguments)}
+        call = {"type": "function", "id": str(number), "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": str(number), "content": result})
+    return {"messages": [*messages, {"role": "assistant", "content": answer}], "tools": [tool.schema]}
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

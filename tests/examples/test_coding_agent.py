@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -53,6 +54,8 @@ def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     assert reward(row, [problem.code]) == 1.0
     assert reward(row, ["oops", "def solve(xs): return sum(x ** 2 for x in xs if not x % 2)"]) == 1.0
     assert reward(row, [f"def solve(xs): return {example['result']}"]) == 0.0
+    for test in row["tests"]:
+        assert reward(row, [f"def solve(xs): return {test['result']}"]) == 0.0  # right once is not right
     assert reward(row, [problem.code, "def solve(xs): return None"]) == 0.0
     assert reward(row, [problem.code], answer="Done") == 0.0
     assert reward(row, []) == 0.0
@@ -88,5 +91,5 @@ def test_demonstrations_are_careless_as_often_as_is_said() -> None:
     for problem, row in problems(TRAINED, 400, rng):
         said = demonstrated(problem, row, rng)["messages"]
         call = next(message["tool_calls"][0] for message in said if message.get("tool_calls"))
-        first_right += call["function"]["arguments"] == {"code": problem.code}
+        first_right += json.loads(call["function"]["arguments"]) == {"code": problem.code}
     assert 0.20 <= first_right / 400 <= 0.35  # 0.65 to the third

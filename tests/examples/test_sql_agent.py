@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 from collections.abc import Sequence
@@ -114,6 +115,6 @@ def test_demonstrations_are_careless_as_often_as_is_said(questions_folder: Path)
         results = [message["content"] for message in said if message["role"] == "tool"]
         wrong_keys += results[0].startswith("[cannot join")
         calls = [message["tool_calls"][0] for message in said if message.get("tool_calls")]
-        first_right += calls[-1]["function"]["arguments"] == {"query": question.query()}
+        first_right += json.loads(calls[-1]["function"]["arguments"]) == {"query": question.query()}
     assert 0.05 <= wrong_keys / len(asked) <= 0.16  # 0.1
     assert 0.34 <= first_right / len(asked) <= 0.51  # 0.65 squared
