@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-_RULES = {"model_type": "be an object", "dict_type": "be an object", "recursion_depth_exceeded": "be nested less deep"}
+_DEEP = "be nested less deep"
+_RULES = {
+    "model_type": "be an object",
+    "dict_type": "be an object",
+    "recursion_depth_exceeded": _DEEP,
+    "recursion_loop": _DEEP,  # the same before pydantic 2.14: what is read from JSON has no loop
+}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 

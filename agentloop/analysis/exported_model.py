@@ -41,7 +41,8 @@ def _export(folder: RunFolder, weights: Path, target: Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")
     with explained(target, option="--to", advice="Choose another folder."):
-        shutil.copytree(weights, target, ignore=shutil.ignore_patterns(COMPLETE), dirs_exist_ok=True)
+        left = shutil.ignore_patterns(COMPLETE)  # and modes: what is given away is not private, as a run's weights are
+        shutil.copytree(weights, target, ignore=left, dirs_exist_ok=True, copy_function=shutil.copyfile)
         if (target / _ADAPTER).exists():
             _merge(folder, target)
         (target / "README.md").write_text(_card(folder, weights), encoding="utf-8")

@@ -76,10 +76,17 @@ def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> list[tuple
         ),
         ("rows that fed updates", f"{draws['fresh']:,} fresh, {draws['replay']:,} replayed"),
         ("environment", config.environment.name),
-        ("model it began with", "the built-in one" if config.model.path is None else Path(config.model.path).name),
+        ("model it began with", _named(config.model.path)),
         ("run", f"`{folder.run_id}`"),
         *((f"{name} hash", f"`{hashes[name]}`") for name in ("tokenizer", "template") if name in hashes),
     ]
+
+
+def _named(model: str | None) -> str:
+    """A hub's model by its id; of a folder its last two names, as what `sft` writes is called `model`."""
+    if model is None:
+        return "the built-in one"
+    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).exists() else model
 
 
 def _held_out(evaluated: Sequence[tuple[int, float]], config: RunConfig) -> list[tuple[str, str]]:

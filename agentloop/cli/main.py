@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import closing
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,8 +90,19 @@ app = typer.Typer(
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"agentloop {version('agentloop-replay')}")
+        raise typer.Exit
+
+
 @app.callback()
-def begin(context: typer.Context) -> None:
+def begin(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     if context.invoked_subcommand not in (None, "train"):
         check_alone(str(context.invoked_subcommand))
 
@@ -159,7 +171,7 @@ def train(
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
-    settings = _settings(config, overrides or [], resume, run)
+    settings = _settings("train", config, overrides or [], resume is not None and run is None)
     if own_rank():
         train_worker(settings)
         return
@@ -182,17 +194,18 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-def _settings(config: Path, overrides: Sequence[str], resume: str | None, run: Path | None) -> RunConfig:
+def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     """The configuration in a file; of a run's folder, the run's own, to go on with."""
     from agentloop.config.config_file import load_config
     from agentloop.runs.run_folder import config_to_resume
 
     if not config.is_dir():
         return load_config(config, overrides)
-    if resume is None or run is not None:
+    if not resume:
+        alone = ", and without --run" if command == "train" else ""
         raise UserError(
-            f"CONFIG must be a YAML file but with --resume, and without --run, got the folder {str(config)!r}. To go "
-            f"on with the run in it: {_program()} train {shlex.quote(str(config))} --resume"
+            f"CONFIG must be a YAML file but with --resume{alone}, got the folder {str(config)!r}. To go on with the "
+            f"run in it: {shlex.join([_program(), command, str(config), '--resume'])}"
         )
     return config_to_resume(config, overrides)
 
@@ -267,27 +280,34 @@ def evaluate(
     epilog="Example: agentloop sft configs/model.yaml --set model.path=PATH --set sft.data=demonstrations.jsonl"
 )
 def sft(
-    config: ConfigFile,
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="YAML file of the run; with --resume also the folder of a training."),
+    ],
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the newest training of this name from its last checkpoint.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the training in the folder CONFIG, or the newest of the configuration's name, from its last "
+            "checkpoint.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on demonstrations of your own, to go on from with train."""
-    from agentloop.config.config_file import load_config
     from agentloop.runs.display import open_display
     from agentloop.supervised.sft import sft as train_supervised
 
-    settings = load_config(config, overrides or [])
+    settings = _settings("sft", config, overrides or [], resume)
     with closing(open_display(stderr=as_json)) as display:
-        result = train_supervised(settings, resume=resume, display=display)
+        run = config if config.is_dir() else None
+        result = train_supervised(settings, resume=resume, run=run, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:
         print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
-        sets = [word for setting in overrides or [] for word in ("--set", setting)]
-        resumed = shlex.join([_program(), "sft", str(config), *sets, "--resume"])
+        resumed = shlex.join([_program(), "sft", str(result.folder), "--resume"])
         print(f"folder: {result.folder}")
         print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")
     raise typer.Exit(result.exit_code)

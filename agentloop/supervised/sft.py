@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -66,18 +67,19 @@ class _Progress:
     """(update, held-out loss), oldest first."""
 
 
-def sft(config: RunConfig, *, resume: bool = False, display: RunDisplay | None = None) -> SftResult:
+def sft(
+    config: RunConfig, *, resume: bool = False, run: Path | None = None, display: RunDisplay | None = None
+) -> SftResult:
     """Train `model.path`, or a new built-in model, on `sft.data` in a folder of its own, <folder>/<name>-sft-001.
 
-    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped.
+    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped; with
+    `run`, the one in that folder, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
-    config = _own_run(config)
-    if config.sft.data is None:
-        raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
+    config = config if run is not None else _own_run(config)
     display = display or open_display()
     try:
-        folder, data = (resumed_run_folder(config), None) if resume else _begun(config, display)
+        folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
         with folder.lock(), graceful_stop(display.note) as stop:
             checkpoint = newest_checkpoint(folder.checkpoints)
             saved = checkpoint.model if checkpoint else None
@@ -109,8 +111,20 @@ def _own_run(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 
 
+def _resumed(config: RunConfig, run: Path | None) -> RunFolder:
+    folder = resumed_run_folder(config, run)
+    if folder.environments:
+        raise UserError(
+            f"CONFIG must be the folder of a training by sft, got {str(folder.path)!r}, which train wrote. To go on "
+            f"with it: agentloop train {shlex.quote(str(folder.path))} --resume"
+        )
+    return folder
+
+
 def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
     """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
+    if config.sft.data is None:
+        raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
     if config.model.path is not None:
         data = _Data.of(config, config.model.path, display)
         return create_run_folder(config), data

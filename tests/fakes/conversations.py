@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from context import ContextManager, Message, Renderer, Reply, Segment, TokenSequence, ToolCall, loss_mask, response_mask
-from context.authors import ENV, TEMPLATE
+from context.authors import ENV, HISTORY, TEMPLATE
 
 TOOLS = [
     {
@@ -124,7 +124,8 @@ def laws(episode: Episode, renderer: Renderer, *, hinted: bool = False) -> None:
         assert not (sampled & ~action).any()
         assert (np.isnan(tokens.behavior_log_probs) == (~sampled | hinted)).all()
         assert ((tokens.policy_versions >= 0) == sampled).all()
-        contents = ~action & (tokens.authors != authors.code(TEMPLATE))
+        shown = (tokens.authors == authors.code(TEMPLATE)) | (tokens.authors == authors.code(HISTORY))
+        contents = ~action & ~shown  # a reply is shown again as it was sampled, with its stop token
         assert controls.isdisjoint(tokens.token_ids[contents].tolist())
         said += tokens.token_ids[sampled].tolist()
         if hinted:

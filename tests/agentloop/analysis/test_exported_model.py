@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     return train(small_config(tmp_path_factory.mktemp("runs"), model), display=SilentDisplay()).folder
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 @torch.no_grad()
 def logits(model: PreTrainedModel) -> torch.Tensor:
     found: torch.Tensor = model(IDS).logits
@@ -56,6 +63,7 @@ def trained(run: Path) -> PreTrainedModel:
 
 def test_exported_weights_are_those_of_the_last_checkpoint(run: Path, tmp_path: Path) -> None:
     export_run(run, str(tmp_path / "mine"))
+    assert (tmp_path / "mine" / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~_umask()
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
     assert torch.equal(logits(exported), logits(trained(run)))
     assert AutoTokenizer.from_pretrained(tmp_path / "mine").chat_template
@@ -98,6 +106,8 @@ def test_the_card_tells_success_rows_and_where_it_comes_from(run: Path, tmp_path
     assert f"`{id}`" in card
     assert "batch.group_size: 4" in card
     assert str(run.parent) not in card
+    # save_qwen2 wrote it to .../mine: a folder is named with the one around it.
+    assert re.search(r"\| model it began with \| [^/| ]+/mine \|", card)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(run: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,10 @@ def test_commands_are_those_of_the_documentation() -> None:
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
     environments = {"env", "env check", "env play"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
+
+
+def test_version_is_the_installed_one(shell: Shell, tmp_path: Path) -> None:
+    assert shell.type(["--version"], tmp_path) == (0, f"agentloop {version('agentloop-replay')}\n", "")
 
 
 HEAVY = {"torch", "transformers", "alembic", "pyarrow", "uvicorn"}

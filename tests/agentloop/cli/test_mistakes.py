@@ -205,6 +205,14 @@ MISTAKES: list[tuple[list[str], str]] = [
         ["train", "runs"],
         "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To go ",
     ),
+    (
+        ["sft", "runs"],
+        "CONFIG must be a YAML file but with --resume, got the folder 'runs'. To go on with the run in it: ",
+    ),
+    (
+        ["sft", "runs/small-001", "--resume"],
+        "CONFIG must be the folder of a training by sft, got 'runs/small-001', which train wrote.",
+    ),
     (["train", "empty", "--resume"], "RUN must be a run folder with a run.json, got 'empty'."),
     (
         ["train", "runs/small-001", "--resume", "--set", "replay.fraction=1"],

@@ -19,6 +19,7 @@ from agentloop.config import ModelSection, RunConfig, TinyModelSection
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.loading import LoadedModel, load_model
+from agentloop.runs.run_folder import config_to_resume
 from agentloop.supervised.demonstrations import DemonstrationReader
 from agentloop.supervised.sft import SftResult, sft
 from agentloop.supervised.supervised_update import learn, measure
@@ -223,7 +224,9 @@ def test_stopped_sft_resumes_bit_for_bit(
     stopped = sft(config, display=_StopAt(after))
     assert (stopped.exit_code, stopped.updates) == (143, after)
     assert not (stopped.folder / "model").exists()
-    resumed = sft(config, resume=True, display=SilentDisplay())
+    sft(config, display=_StopAt(1))  # the folder says which one is meant, though this is newer
+    mine = config_to_resume(stopped.folder, [])
+    resumed = sft(mine, resume=True, run=stopped.folder, display=SilentDisplay())
     assert resumed.folder == stopped.folder
     assert_same_bits(resumed.model / "model.safetensors", unbroken[0].model / "model.safetensors")
     assert logged(resumed) == logged(unbroken[0])
