@@ -104,9 +104,9 @@ def check_torch(version: str | None) -> Check:
 
 def check_transformers(version: str | None) -> Check:
     if version is None:
-        return Check("transformers", FAIL, "not installed", "pip install 'transformers>=5.3,<6'")
-    if not (5, 3) <= _numbers(version) < (6,):
-        return Check("transformers", FAIL, version, "Install a version from 5.3 up to, not including, 6.")
+        return Check("transformers", FAIL, "not installed", "pip install 'transformers>=5.8,<6'")
+    if not (5, 8) <= _numbers(version) < (6,):
+        return Check("transformers", FAIL, version, "Install a version from 5.8 up to, not including, 6.")
     return Check("transformers", OK, version)
 
 

@@ -58,7 +58,7 @@ def test_doctor_has_a_floor_for_torch(version: str | None, status: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "status"),
-    [("5.2.9", "fail"), ("5.3.0", "ok"), ("5.23.0", "ok"), ("6.0.0", "fail"), (None, "fail")],
+    [("5.7.9", "fail"), ("5.8.0", "ok"), ("5.23.0", "ok"), ("6.0.0", "fail"), (None, "fail")],
 )
 def test_doctor_has_a_range_for_transformers(version: str | None, status: str) -> None:
     assert check_transformers(version).status == status
