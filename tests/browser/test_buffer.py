@@ -187,7 +187,7 @@ def test_a_filter_that_cannot_be_read_is_told_beside_its_field(page: Page, serve
     page.locator("#wrong-where", has_text="Did you mean reward?").wait_for()
     assert listed(page) == before
     # What was typed is there to be mended, by a keyboard too.
-    assert page.evaluate("document.activeElement.id") == "where"
+    page.wait_for_function("document.activeElement.id === 'where'")
     page.locator("#where").fill("reward > 0.5")
     page.keyboard.press("Enter")
     page.locator("#overview:not([aria-busy])").wait_for()
