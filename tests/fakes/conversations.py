@@ -124,9 +124,10 @@ def laws(episode: Episode, renderer: Renderer, *, hinted: bool = False) -> None:
         assert not (sampled & ~action).any()
         assert (np.isnan(tokens.behavior_log_probs) == (~sampled | hinted)).all()
         assert ((tokens.policy_versions >= 0) == sampled).all()
-        shown = (tokens.authors == authors.code(TEMPLATE)) | (tokens.authors == authors.code(HISTORY))
-        contents = ~action & ~shown  # a reply is shown again as it was sampled, with its stop token
-        assert controls.isdisjoint(tokens.token_ids[contents].tolist())
+        contents = ~action & (tokens.authors != authors.code(TEMPLATE))
+        again = contents & (tokens.authors == authors.code(HISTORY))  # as it was sampled, with its stop token
+        assert controls.isdisjoint(tokens.token_ids[contents & ~again].tolist())
+        assert controls.isdisjoint(set(tokens.token_ids[again].tolist()) - {episode.stop})
         said += tokens.token_ids[sampled].tolist()
         if hinted:
             assert segment.behavior_context == "hinted"
