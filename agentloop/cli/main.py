@@ -301,8 +301,7 @@ def sft(
 
     settings = _settings("sft", config, overrides or [], resume)
     with closing(open_display(stderr=as_json)) as display:
-        run = config if config.is_dir() else None
-        result = train_supervised(settings, resume=resume, run=run, display=display)
+        result = train_supervised(settings, resume=config if config.is_dir() else resume, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:

@@ -67,16 +67,15 @@ class _Progress:
     """(update, held-out loss), oldest first."""
 
 
-def sft(
-    config: RunConfig, *, resume: bool = False, run: Path | None = None, display: RunDisplay | None = None
-) -> SftResult:
+def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay | None = None) -> SftResult:
     """Train `model.path`, or a new built-in model, on `sft.data` in a folder of its own, <folder>/<name>-sft-001.
 
-    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped; with
-    `run`, the one in that folder, whose configuration `config` is.
+    `resume` continues the newest of them from its last checkpoint, to the same weights as if it had never stopped; a
+    folder: the one in it, whose configuration `config` is.
     Raises UserError for what the user can mend, TrainingStopped for a loss or gradient that is no number.
     """
-    config = config if run is not None else _own_run(config)
+    run = resume if isinstance(resume, Path) else None
+    config = _own_run(config) if run is None else config
     display = display or open_display()
     try:
         folder, data = (_resumed(config, run), None) if resume else _begun(config, display)

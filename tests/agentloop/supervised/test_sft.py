@@ -226,7 +226,7 @@ def test_stopped_sft_resumes_bit_for_bit(
     assert not (stopped.folder / "model").exists()
     sft(config, display=_StopAt(1))  # the folder says which one is meant, though this is newer
     mine = config_to_resume(stopped.folder, [])
-    resumed = sft(mine, resume=True, run=stopped.folder, display=SilentDisplay())
+    resumed = sft(mine, resume=stopped.folder, display=SilentDisplay())
     assert resumed.folder == stopped.folder
     assert_same_bits(resumed.model / "model.safetensors", unbroken[0].model / "model.safetensors")
     assert logged(resumed) == logged(unbroken[0])
