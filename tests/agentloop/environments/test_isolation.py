@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agentloop.environments import ToolResult
-from tests.fakes.environments.faulty_tools import LIMITS, PIPES_OF_THE_TEST, call, open_pipes
+from agentloop.environments.tools import isolation
+from tests.fakes.environments.faulty_tools import LIMITS, call
 
 PATIENT = replace(LIMITS, timeout_s=10.0)
 """For tools that answer: a busy machine takes its time to fork."""
@@ -57,9 +58,10 @@ def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kin
     assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
 
 
-def test_isolated_tool_that_writes_rubbish_into_its_pipe_is_a_crash() -> None:
-    PIPES_OF_THE_TEST.update(open_pipes())
-    assert call("apart", {"kind": "rubbish"}, limits=PATIENT).error_kind == "crashed"
+def test_rubbish_in_the_pipe_of_an_isolated_tool_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = isolation._write_all
+    monkeypatch.setattr(isolation, "_write_all", lambda pipe, frame: write(pipe, b"\xff" * 20_000))
+    assert call("apart", {"kind": "ok"}, limits=PATIENT).error_kind == "crashed"
 
 
 def test_isolated_tool_leaves_no_child_behind() -> None:

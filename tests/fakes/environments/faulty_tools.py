@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -144,23 +143,6 @@ def _fork_then_hang() -> str:
     return ""
 
 
-def open_pipes() -> set[int]:
-    """File descriptors of this process that are pipes."""
-    numbers = map(int, os.listdir("/proc/self/fd"))
-    return {fd for fd in numbers if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)}
-
-
-PIPES_OF_THE_TEST: set[int] = set()
-
-
-def _write_rubbish() -> str:
-    """Write over the pipe that the answer will take, and no other one."""
-    for fd in open_pipes() - PIPES_OF_THE_TEST:
-        with suppress(OSError):
-            os.write(fd, b"\xff" * 20_000)
-    return "done"
-
-
 _CYCLE: list[Any] = []
 _CYCLE.append(_CYCLE)
 GIFTS: dict[str, Callable[[], Any]] = {
@@ -202,7 +184,6 @@ APART: dict[str, Callable[[], str]] = {
     "fork": _fork_sleepers,
     "fork, hang": _fork_then_hang,
     "spin, catching": lambda: _spin_catching() or "",
-    "rubbish": _write_rubbish,
 }
 
 
