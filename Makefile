@@ -54,7 +54,7 @@ oldest:
 	.oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch uv
 	.oldest/bin/uv pip install --quiet --python .oldest/bin/python --resolution lowest-direct -e '.[dev]'
 	.oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps trl axolotl
-	.oldest/bin/python -m pytest tests/context tests/replay tests/agentloop
+	.oldest/bin/python -m pytest -n 2 --dist loadfile tests/context tests/replay tests/agentloop
 
 ## make bench        reported figures, paired ratios
 bench: $(VENV)/.dev
