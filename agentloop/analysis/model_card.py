@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(PATH)  # this folder, or its name on the hub
 tokenizer = AutoTokenizer.from_pretrained(PATH)  # with the chat template it was trained with
+prompt = tokenizer.apply_chat_template(
+    MESSAGES, tools=TOOLS, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+reply = model.generate(**prompt, max_new_tokens=128)
 ```
+
+It knows the messages and tools of its environment: `agentloop env check --json` prints both.
 
 {figures}
 
@@ -69,7 +76,7 @@ def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> list[tuple
     draws = queries.summary(store, folder.run_id)["draws"]
     hashes = record.fingerprint or {}
     return [
-        *_held_out(evaluated, config),
+        *_held_out(evaluated, _tasks(store, folder)),
         (
             "iterations",
             str(weights.name if weights.parent == folder.policies else weights.parent.name).lstrip("0") or "0",
@@ -89,15 +96,23 @@ def _named(model: str | None) -> str:
     return "/".join(Path(model).resolve().parts[-2:]) if Path(model).exists() else model
 
 
-def _held_out(evaluated: Sequence[tuple[int, float]], config: RunConfig) -> list[tuple[str, str]]:
-    """The first and the last evaluation, with Wilson's interval over the tasks."""
-    tasks = config.evaluation.tasks
+def _tasks(store: ReplayStore, folder: RunFolder) -> int:
+    """How many an evaluation has: fewer than configured where data holds out fewer rows."""
+    section, kept = folder.config.evaluation, queries.held_out(store, folder.run_id, limit=1)["evaluations"]
+    return math.ceil(kept[-1]["episodes"] / section.samples) if kept else section.tasks
+
+
+def _held_out(evaluated: Sequence[tuple[int, float]], tasks: int) -> list[tuple[str, str]]:
+    """The first and the last evaluation, with Wilson's interval over the tasks: a wide one where each has samples."""
     names = {0: "held-out success, first", -1: "held-out success, last"}
     found = []
     for place, name in names.items() if evaluated else ():
         iteration, success = evaluated[place]
-        around = wilson(round(success * tasks), tasks)
+        around = wilson(success * tasks, tasks)
         found.append(
-            (name, f"{success:.1%} [{around.low:.1%}, {around.high:.1%}] of {tasks} tasks, iteration {iteration}")
+            (
+                name,
+                f"{success:.1%} (95 %: {around.low:.1%} to {around.high:.1%}) of {tasks} tasks, iteration {iteration}",
+            )
         )
     return found

@@ -8,11 +8,12 @@ from typing import Any
 
 from agentloop.analysis.stored_policies import sampling_actors, stored_weights
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
 from agentloop.environments import open_tasks
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
+from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import RunFolder, has_run, open_run_folder
 
@@ -32,12 +33,16 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
         first, saved = config.model.path or folder.start, stored_weights(folder, None)
         actors = sampling_actors(config, factory, first, saved=saved)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
-    (episode,) = run_episodes(actors, [source.train(task)], config)
-    return episode, config
+    scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
+    return scores.episodes[0], config
 
 
 def _config(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
     values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
+    if is_config_file(environment):
+        given = to_plain(load_config(Path(environment), overrides))
+        values |= {name: given[name] for name in ("environment", "environments", "tasks", "reward", "rollout")}
+        return load_plain(values, source="env play")
     named = {} if folder is None else {part.name: part for part in folder.config.parts}
     if environment in named:  # one of several, by the run's own name for it
         given = values["environments"][environment]

@@ -23,7 +23,7 @@ from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
 from context.wording import nearest
 
-__all__ = ["describe_config", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
+__all__ = ["describe_config", "is_config_file", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
 _ENTRIES = (Key, KeySection)
@@ -83,6 +83,11 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
     return given, {key: f"{source}:{line}" for key, line in document.lines.items()}
 
 
+def is_config_file(name: str) -> bool:
+    """Whether a word can only mean the file of a configuration."""
+    return name.endswith((".yaml", ".yml"))
+
+
 def _file_of(path: Path) -> Path:
     own = _OWN / f"{path.name}.yaml"
     return own if path.parent == Path() and own.is_file() and not path.exists() else path
@@ -120,8 +125,13 @@ def _text_of(path: Path) -> str:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        reason = (error.strerror or "unreadable").lower()
-        raise UserError(f"{path}: the file must be there to read, got: {reason}. Check the path.") from None
+        reason, own = (
+            (error.strerror or "unreadable").lower(),
+            ", ".join(sorted(file.stem for file in _OWN.glob("*.yaml"))),
+        )
+        raise UserError(
+            f"{path}: the file must be there to read, got: {reason}. Check the path; these are built in: {own}."
+        ) from None
     if len(content) > MAX_BYTES:
         raise UserError(f"{path}: the file must be at most {MAX_BYTES} bytes, got more. Shorten it.")
     try:

@@ -25,7 +25,7 @@ class Estimate:
     interval: Literal["wilson", "bootstrap"]
 
 
-def wilson(successes: int, trials: int) -> Estimate:
+def wilson(successes: float, trials: int) -> Estimate:
     """A proportion of independent trials with Wilson's score interval (Wilson 1927), which holds near 0 and 1 too.
 
     Centre (p + z^2 / 2n) / (1 + z^2 / n), half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n).

@@ -15,7 +15,7 @@ from agentloop.runs.watchdog import watched
 
 _SHOW_CURSOR = b"\x1b[?25h\n"
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
-_IDLE = "stopped: nothing was under way that had to be finished (--resume continues)"
+_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins anew)"
 
 
 @dataclass

@@ -106,7 +106,7 @@ def train(
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
                     if checkpoint is not None and loop.finished:
-                        display.note(f"nothing is left of {folder.path}: {_why_ended(loop.state, folder.config)}")
+                        display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
                     report = _run(loop, stop)
                     if loop.finished:
                         loop.collection.end_run()

@@ -16,7 +16,7 @@ from tests.fakes.runs import rows, save_qwen2
 
 NOTEBOOK = ROOT / "examples" / "ten_lines.ipynb"
 SMALL = {
-    '"iterations": 20': '"iterations": 2',
+    '"iterations": 30': '"iterations": 2',
     "range(3000)": "range(60)",
     '"trajectories": 128, "mini_batch": 64': '"trajectories": 16, "mini_batch": 16',
     '"tasks": 256': '"tasks": 4',

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentloop.cli.env.environment_check import EnvironmentCheck, check_environment
+from agentloop.cli.env.environment_check import EnvironmentCheck, check_environment, opened
 from agentloop.cli.env.play_by_hand import play_by_hand
 from agentloop.cli.env.tool_text import tool_lines
 from agentloop.cli.main import AsJson, Overrides
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_plain
-from agentloop.environments import open_tasks
+from agentloop.config.config_file import is_config_file, load_config, load_plain
 from context.conversation_text import conversation_text
 from context.messages import plain_message
 from context.visible import visible_lines
@@ -25,7 +25,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 Name = Annotated[
-    str, typer.Argument(metavar="FILE:CLASS", help="The environment, as environment.name names it; or a built-in one.")
+    str,
+    typer.Argument(
+        metavar="FILE:CLASS|CONFIG",
+        help="The environment, as environment.name names it; a built-in one; or a run's YAML file, where tools and "
+        "rewards are functions.",
+    ),
 ]
 
 
@@ -61,16 +66,17 @@ def play(
         _say_end(episode.stop_reason, episode.environment_reward, config)
         return
     config = _config(environment, overrides or [])
-    environments, source = open_tasks(config)
-    (factory,) = environments.all
+    factory, source, scorer = opened(config)
     for line in tool_lines(factory.tools):
         print(visible_lines(line))
-    reward = play_by_hand(factory, source.train(task), config, show=print, ask=_typed)
+    reward = play_by_hand(factory, source.train(task), config, scorer, show=print, ask=_typed)
     _say_end("answered" if reward is not None else "left", reward, config)
 
 
 def _config(environment: str, overrides: list[str]) -> RunConfig:
-    return load_plain({"environment": {"name": environment}}, overrides, source="env")
+    if is_config_file(environment):
+        return load_config(Path(environment), overrides)
+    return load_plain({"environment": {"name": environment}}, overrides, source="--set")
 
 
 def _typed() -> str | None:

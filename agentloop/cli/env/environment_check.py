@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
+from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.tools.event_loop import run_hook
 from agentloop.environments.tools.teardown import close_now
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.rollouts.demonstrated import demonstrate
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
 from context.messages import Message
 
@@ -39,7 +41,7 @@ class EnvironmentCheck:
     shared: int
     """Held-out tasks of an evaluation that are among those."""
     empty_rewards: tuple[float, float]
-    """Of an empty reply, asked twice."""
+    """Of an empty reply, asked twice; reward functions have been tried on it, too."""
     demonstrated: float | None
     """Share of demonstrations that are a success; None: there are none."""
 
@@ -70,12 +72,10 @@ class EnvironmentCheck:
 
 def check_environment(config: RunConfig) -> EnvironmentCheck:
     """Raises UserError for whatever would stop a run."""
-    environments, source = open_tasks(config)
-    (factory,) = environments.all
+    factory, source, scorer = opened(config)
     example, environment = source.train(0), factory.environment
     tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
-    reply = (*example.messages(), Message("assistant", "", author=LLM))
     return EnvironmentCheck(
         environment=factory.where,
         version=factory.version,
@@ -85,14 +85,26 @@ def check_environment(config: RunConfig) -> EnvironmentCheck:
         rows=source.summary,
         different=len(tasks),
         shared=sum(task in tasks for task in held_out),
-        empty_rewards=(_reward(factory, example, reply), _reward(factory, example, reply)),
+        empty_rewards=(_of_nothing(factory, scorer, example), _of_nothing(factory, scorer, example)),
         demonstrated=_demonstrated(factory, config.rollout.success_reward) if factory.can_demonstrate else None,
     )
 
 
-def _reward(factory: EnvironmentFactory, task: Task, messages: Sequence[Message]) -> float:
+def opened(config: RunConfig) -> tuple[EnvironmentFactory, TaskSource, RewardScorer]:
+    """Raises UserError where a configuration has several environments."""
+    environments, source = open_tasks(config)
+    if len(environments.all) > 1:
+        raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
+    return environments.all[0], source, open_scorer(config, environments)
+
+
+def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:
+    """The reward of an empty reply."""
+    messages = (*task.messages(), Message("assistant", "", author=LLM))
     with factory.started(task) as environment:
-        return float(run_hook(environment.reward, task, messages))
+        reward = float(run_hook(environment.reward, task, messages))
+    (episode,) = scorer.score([Episode.answered(task, messages, reward)]).episodes
+    return episode.environment_reward
 
 
 def _demonstrated(factory: EnvironmentFactory, success: float) -> float:

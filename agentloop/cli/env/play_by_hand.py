@@ -11,7 +11,9 @@ from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
+from agentloop.rollouts.rewards import RewardScorer
 from context.authors import LLM
 from context.conversation_text import conversation_text
 from context.messages import Message, ToolCall, plain_message
@@ -22,12 +24,15 @@ Ask = Callable[[], str | None]
 """What the person typed; None: nothing comes any more."""
 
 
-def play_by_hand(factory: EnvironmentFactory, task: Task, config: RunConfig, *, show: Show, ask: Ask) -> float | None:
+def play_by_hand(
+    factory: EnvironmentFactory, task: Task, config: RunConfig, scorer: RewardScorer, *, show: Show, ask: Ask
+) -> float | None:
     """The reward of the episode; None where the person left it without an answer."""
-    return run_coroutine(_play(factory, task, config, show, ask))
+    played = run_coroutine(_play(factory, task, config, show, ask))
+    return None if played is None else scorer.score([played]).episodes[0].environment_reward
 
 
-async def _play(factory: EnvironmentFactory, task: Task, config: RunConfig, show: Show, ask: Ask) -> float | None:
+async def _play(factory: EnvironmentFactory, task: Task, config: RunConfig, show: Show, ask: Ask) -> Episode | None:
     environment, threads = factory.create(), WorkerThreads(1)
     hooks = EpisodeHooks(environment, task, threads, config.rollout, advice="Mend it.")
     try:
@@ -42,7 +47,7 @@ async def _play(factory: EnvironmentFactory, task: Task, config: RunConfig, show
         threads.close()
 
 
-async def _replied(hooks: EpisodeHooks, show: Show, ask: Ask) -> float | None:
+async def _replied(hooks: EpisodeHooks, show: Show, ask: Ask) -> Episode | None:
     limits = ToolLimits(hooks.limits.tool_timeout_s, hooks.limits.tool_output_chars)
     messages = list(hooks.task.messages())
     await hooks.start()
@@ -50,7 +55,7 @@ async def _replied(hooks: EpisodeHooks, show: Show, ask: Ask) -> float | None:
     while (reply := _typed_reply(show, ask)) is not None:
         messages.append(reply)
         if not reply.tool_calls:
-            return await hooks.reward(messages)
+            return Episode.answered(hooks.task, messages, await hooks.reward(messages))
         (call,) = reply.tool_calls
         result = await call_tool(hooks.environment, call, limits, hooks.threads)
         messages.append(Message("tool", result.content, author="env", name=call.name))

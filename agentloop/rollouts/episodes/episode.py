@@ -68,6 +68,24 @@ class Episode:
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
 
+    @classmethod
+    def answered(cls, task: Task, messages: Sequence[Message], reward: float) -> Episode:
+        """One that no policy sampled: it ended with an answer, and has no tokens."""
+        calls = [len(message.tool_calls) for message in messages if message.role == "assistant"]
+        return cls(
+            task,
+            segments=(),
+            messages=tuple(messages),
+            environment_reward=reward,
+            stop_reason=StopReason.ANSWERED,
+            problem=None,
+            error_kind=None,
+            num_turns=len(calls),
+            num_tool_calls=sum(calls),
+            entropies=(),
+            rewrites={},
+        )
+
     @property
     def failed(self) -> bool:
         """True: the engine failed it, so it says nothing about the policy."""
@@ -81,7 +99,7 @@ class Episode:
     @property
     def num_tokens(self) -> int:
         """Tokens of its longest training sequence, prompt and replies."""
-        return max(len(segment.tokens) for segment in self.segments)
+        return max((len(segment.tokens) for segment in self.segments), default=0)
 
 
 async def rollout(

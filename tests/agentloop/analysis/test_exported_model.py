@@ -22,10 +22,12 @@ from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
+from agentloop.rollouts.intervals import wilson
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from replay.store import ReplayStore
+from tests.docs.blocks import ROOT
 from tests.fakes.hub_server import HubServer, hub_server
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
@@ -108,6 +110,24 @@ def test_the_card_tells_success_rows_and_where_it_comes_from(run: Path, tmp_path
     assert str(run.parent) not in card
     # save_qwen2 wrote it to .../mine: a folder is named with the one around it.
     assert re.search(r"\| model it began with \| [^/| ]+/mine \|", card)
+
+
+def test_the_card_counts_the_tasks_there_were_and_not_their_samples(model: Path, tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path / "runs",
+        model,
+        run={"iterations": 1},
+        environment={"name": f"{ROOT / 'examples' / 'word_problems.py'}:WordProblems"},
+        tasks={"data": str(ROOT / "examples" / "word_problems.jsonl")},
+        evaluation={"tasks": 1000, "samples": 2},
+    )
+    run = train(config, display=SilentDisplay()).folder
+    tasks = evaluate_run(run).evaluation.tasks
+    assert tasks < 50
+    export_run(run, str(tmp_path / "mine"))
+    around = wilson(0, tasks)
+    told = f"0.0% (95 %: 0.0% to {around.high:.1%}) of {tasks} tasks, iteration 1 |"
+    assert told in (tmp_path / "mine" / "README.md").read_text()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(run: Path, tmp_path: Path) -> None:

@@ -101,6 +101,62 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path) -> No
     assert refused.startswith("environment.name must be a built-in environment or path/to/file.py:ClassName, got 'noth")
 
 
+FUNCTIONS = """
+def double(number: int) -> int:
+    'Twice a number.'
+    return 2 * number
+
+def right(episode, answer):
+    return float(episode.answer == answer) + 0.25 * episode.num_tool_calls
+
+def misspelt(episode, anwser):
+    return 0.0
+
+def raising(episode):
+    return 1 / 0
+"""
+
+
+def functions(folder: Path, reward: str) -> str:
+    (folder / "functions.py").write_text(FUNCTIONS)
+    rows = [json.dumps({"prompt": f"Twice {number}?", "answer": str(2 * number)}) for number in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    (folder / "train.yaml").write_text(
+        f"environment: {{name: rows, tools: ['functions.py:double']}}\n"
+        f"reward: {{functions: ['functions.py:{reward}']}}\ntasks: {{data: rows.jsonl}}\n"
+    )
+    return "train.yaml"
+
+
+def test_functions_are_tried_by_the_file_of_their_run(shell: Shell, tmp_path: Path) -> None:
+    found = json.loads(shell.type(["env", "check", functions(tmp_path, "right"), "--json"], tmp_path)[1])
+    assert ([tool["function"]["name"] for tool in found["tools"]], found["empty_rewards"]) == (["double"], [0.0, 0.0])
+    refused = shell.refusal(["env", "check", functions(tmp_path, "misspelt")], tmp_path)
+    assert "got functions.py:misspelt with 'anwser', which is none. Did you mean answer?" in refused
+    refused = shell.refusal(["env", "check", functions(tmp_path, "raising")], tmp_path)
+    assert "must return a finite number for every episode, got ZeroDivisionError: division by zero at " in refused
+
+
+def test_an_episode_of_functions_has_their_reward(shell: Shell, tmp_path: Path, types: Typed) -> None:
+    config = functions(tmp_path, "right")
+    prompt = json.loads(shell.type(["env", "check", config, "--json"], tmp_path)[1])["example"]["messages"][0][
+        "content"
+    ]
+    number = int(prompt.removeprefix("Twice ").removesuffix("?"))
+    types(f"/double number={number}", str(2 * number))
+    code, output, _ = shell.type(["env", "play", config], tmp_path)
+    assert code == 0
+    assert output.endswith("answered: reward 1.25, a success\n")
+
+
+def test_several_environments_are_looked_at_one_by_one(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: fetch_place, share: 1}\n"
+    )
+    refused = shell.refusal(["env", "check", "two.yaml"], tmp_path)
+    assert refused == "CONFIG must have one environment, got 2. Name one of them."
+
+
 def test_episode_is_played_by_hand(shell: Shell, tmp_path: Path, types: Typed) -> None:
     payload = json.loads(shell.type(["env", "check", LIBRARY, "--json"], tmp_path)[1])["example"]["payload"]
     types("/count", "/cunt", "/count x", '/count {"prefix": 7}', str(payload["books"]))
@@ -131,6 +187,13 @@ def test_model_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
     assert lines[0].startswith("user: Say something of even length, number ")
     assert any(line.startswith("assistant: ") for line in lines)
     assert " reward " in lines[-1]
+
+
+def test_model_plays_what_functions_reward(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    config = functions(tmp_path, "right")
+    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1"]
+    code, output, _ = shell.type(["env", "play", config, "--model", qwen2, *sets], tmp_path)
+    assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
 
 
 def test_newest_policy_of_a_run_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:

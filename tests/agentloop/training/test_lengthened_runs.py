@@ -84,7 +84,7 @@ def test_lengthened_run_goes_on_with_its_own_file_too(run: Path, qwen2: Path) ->
 def test_resumed_run_that_has_ended_says_how_it_goes_on(run: Path) -> None:
     display = SilentDisplay()
     assert lengthened(run, display=display).iterations == 2
-    assert f"nothing is left of {run}: it has made its 2 iterations. For more: --set run.iterations=NUMBER" in (
+    assert f"{run} has nothing left to do: it has made its 2 iterations. For more: --set run.iterations=NUMBER" in (
         display.notes
     )
 
@@ -96,7 +96,7 @@ def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: P
     ended, display = train(settings, display=SilentDisplay()), SilentDisplay()
     assert ended.iterations == 1
     assert lengthened(ended.folder, display=display).iterations == 1
-    (said,) = [note for note in display.notes if note.startswith("nothing is left")]
+    (said,) = [note for note in display.notes if "nothing left to do" in note]
     assert said.endswith("To go on all the same: --set run.stop_at_success=null")
     assert lengthened(ended.folder, "run.stop_at_success=null").iterations == 3
 
