@@ -167,11 +167,12 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
+    settings = _settings("train", config, overrides or [], resume is not None and run is None)
+    # After the configuration: they load torch, and a mistake in it is told at once.
     from agentloop.runs.display import open_display
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
-    settings = _settings("train", config, overrides or [], resume is not None and run is None)
     if own_rank():
         train_worker(settings)
         return
@@ -296,10 +297,10 @@ def sft(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on demonstrations of your own, to go on from with train."""
+    settings = _settings("sft", config, overrides or [], resume)
     from agentloop.runs.display import open_display
     from agentloop.supervised.sft import sft as train_supervised
 
-    settings = _settings("sft", config, overrides or [], resume)
     with closing(open_display(stderr=as_json)) as display:
         result = train_supervised(settings, resume=config if config.is_dir() else resume, display=display)
     if as_json:

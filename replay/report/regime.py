@@ -46,7 +46,8 @@ def regime(metrics: Metrics, config: Config) -> Regime | None:
         return None
     repeated, flat = _mean(metrics, "tools/repeated"), _mean(metrics, "rollout/groups_without_signal")
     from_memory = _mean(metrics, "tools/replayed")
-    facts = [f"{number(successes)} successes expected per batch of fresh episodes"]
+    expected = number(successes)
+    facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
     if flat is not None:
         facts.append(f"{_percent(flat)} of the groups without a signal")
     if repeated is not None:
