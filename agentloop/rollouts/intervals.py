@@ -29,6 +29,7 @@ def wilson(successes: float, trials: int) -> Estimate:
     """A proportion of independent trials with Wilson's score interval (Wilson 1927), which holds near 0 and 1 too.
 
     Centre (p + z^2 / 2n) / (1 + z^2 / n), half-width z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n).
+    Where a trial is a share of several samples, not 0 or 1, it is wider than it need be.
     """
     p = successes / trials
     scale = 1.0 + _Z**2 / trials
