@@ -96,9 +96,8 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
 
 
 def start_folder(run: Path) -> Path:
-    """Where a run keeps what it began with; runs of earlier versions have it where others have the trained model."""
-    start, former = run / START, run / MODEL
-    return former if former.is_dir() and not former.is_symlink() and not start.is_dir() else start
+    """Where a run keeps what it began with."""
+    return run / START
 
 
 def tokenizer(folder: Path | None) -> TokenCodec | None:

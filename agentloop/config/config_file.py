@@ -28,8 +28,6 @@ _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
 _ENTRIES = (Key, KeySection)
 _OWN = Path(__file__).parents[1] / "configs"
-_RENAMED = {("rollout", "recollect_rounds"): "dynamic_sampling_rounds"}
-"""Keys as runs of earlier versions have stored them."""
 
 KeyPath = tuple[str, ...]
 Place = Callable[[KeyPath], str]
@@ -110,14 +108,8 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 def load_plain(
     values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "stored configuration"
 ) -> RunConfig:
-    """What `to_plain` gave, back again, also of an earlier version, with overrides over it; keys it does not mention
-    have their defaults."""
-    sections = {name: section for name, section in values.items() if isinstance(section, Mapping)}
-    renamed = {
-        name: {_RENAMED.get((name, key), key): value for key, value in section.items()}
-        for name, section in sections.items()
-    }
-    return _loaded({**values, **renamed}, {}, overrides, source=source)
+    """What `to_plain` gave, back again, with overrides over it; keys it does not mention have their defaults."""
+    return _loaded(values, {}, overrides, source=source)
 
 
 def _text_of(path: Path) -> str:

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from agentloop.config.config_file import KeyPath, read_keys
+from agentloop.config.keys import value_at
 from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section, rule_in_words
@@ -145,7 +146,7 @@ def _rule(details: ErrorDetails, values: Mapping[str, Any]) -> tuple[KeyPath, st
         return key, f"{dotted} must be a known key, got an unknown one. The keys: {', '.join(section.model_fields)}."
     if details["type"] == "missing":
         return key, f"{dotted} must be given, got nothing. It is: {section.model_fields[key[-1]].description}"
-    return key, f"{dotted} must be {_rule_of(section, key)}, got {shown(_value_at(values, key))}."
+    return key, f"{dotted} must be {_rule_of(section, key)}, got {shown(value_at(values, key))}."
 
 
 def _key_of(details: ErrorDetails) -> KeyPath:
@@ -166,10 +167,3 @@ def _rule_of(section: type[Section], key: KeyPath) -> str:
     return (
         "a mapping of keys" if key in _SECTIONS or ("type" not in part and "anyOf" not in part) else rule_in_words(part)
     )
-
-
-def _value_at(values: Mapping[str, Any], key: KeyPath) -> Any:
-    value: Any = values
-    for name in key:
-        value = value[name]
-    return value

@@ -6,7 +6,6 @@ Nothing is ever written in place, so that a kill at any moment leaves the previo
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +22,9 @@ from torch import Tensor
 
 from agentloop.errors import UserError, one_line
 from agentloop.runs.run_folder import COMPLETE, explained
+from replay.storage.databases.backup import flush
 
 _STATE = "state"
-_FORMER_STATE = "state.safetensors"
 _RANDOM_TENSORS = "random.safetensors"
 _VALUES = "state.json"
 _UNFINISHED = ".unfinished"
@@ -59,13 +58,13 @@ def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
             unfinished.mkdir(parents=True)
             fill(unfinished)
             for path in [*unfinished.rglob("*"), unfinished]:
-                _fsync(path)
+                flush(path)
             _remove(target)
             unfinished.rename(target)
-            _fsync(target.parent)
+            flush(target.parent)
             (target / COMPLETE).touch()
-            _fsync(target / COMPLETE)
-            _fsync(target)
+            flush(target / COMPLETE)
+            flush(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -75,14 +74,6 @@ def _remove(directory: Path) -> None:
         # Unmarked first: a kill in the middle must not leave half a directory that looks complete.
         (directory / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(directory)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def save_checkpoint(
@@ -102,11 +93,6 @@ def save_checkpoint(
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
-    if (folder / _FORMER_STATE).exists():
-        raise UserError(
-            f"checkpoint must be one of this version of agentloop, got an earlier one's in {folder}. Go on with that "
-            f"version, or begin a new run with its weights: --set model.path={folder / 'model'}"
-        )
     with readable(folder):
         values = json.loads((folder / _VALUES).read_text())
         return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)

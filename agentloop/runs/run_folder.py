@@ -19,7 +19,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError
 from agentloop.runs.lengthening import what_iterations_do, with_former_schedules
-from replay.locate import DATABASE, LOCK, MODEL, START, start_folder
+from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases.open import Location
 
 COMPLETE = "COMPLETE"
@@ -55,9 +55,7 @@ class RunFolder:
     def name_model(self, checkpoint: Path) -> None:
         """The trained model is that of this checkpoint from now on."""
         with explained(self.model):
-            if self.start == self.model:  # as earlier versions left it
-                os.rename(self.model, self.path / START)
-            elif self.model.is_dir() and not self.model.is_symlink():  # as a copy that follows links leaves it
+            if self.model.is_dir() and not self.model.is_symlink():  # as a copy that follows links leaves it
                 shutil.rmtree(self.model)
             unfinished = self.path / f"{self.model.name}.unfinished"
             unfinished.unlink(missing_ok=True)

@@ -78,10 +78,9 @@ class TaskQueue:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
-        """The queue of a checkpoint, also of an earlier version, which called `pending` owed."""
+        """The queue of a checkpoint."""
         turns = values.get("turns")
-        pending = list(values.get("pending", values.get("owed", ())))
-        return cls(values["next"], pending, None if turns is None else EnvironmentTurns(**turns))
+        return cls(values["next"], list(values["pending"]), None if turns is None else EnvironmentTurns(**turns))
 
     def upcoming(self, count: int) -> list[int]:
         """The next `count`; what is pending comes first."""

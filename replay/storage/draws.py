@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,8 +42,6 @@ from replay.storage.format.schema import (
 from replay.storage.statements import execute, insert, insert_columns
 from replay.storage.validate import checked, refused
 from replay.storage.write import add_metrics
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from agentloop.environments.sandbox.python_sandbox import PythonSandbox
 
-_LONGEST_ERROR = 200
 _HARNESS = """\
 import json, os
 results = os.fdopen(os.dup(1), "w")

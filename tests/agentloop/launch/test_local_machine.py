@@ -115,7 +115,7 @@ def test_what_a_role_started_in_a_session_of_its_own_ends_with_it(tmp_path: Path
     }
     with launched(write_roles(tmp_path, roles)) as launch:
         run = launch.run
-        until(lambda: len(left_over(run)) == 3, launch.printed)
+        until(lambda: len(left_over(run)) == 3 and bool(starts(run, "engine-0")), launch.printed)
         os.kill(starts(run, "engine-0")[0], signal.SIGKILL)
         until(lambda: len(starts(run, "engine-0")) == 2, launch.printed)
         until(lambda: len(left_over(run)) == 3, launch.printed)
