@@ -72,7 +72,7 @@ def test_a_condition_filters_and_a_chip_takes_it_away(page: Page, server: Served
     page.get_by_label("Remove turns > 1").click()
     page.get_by_label("Remove reward >= 0.5").click()
     page.wait_for_function("!location.search.includes('where=')")
-    assert listed(page) == whole
+    wait_until_listed(page, whole)
 
 
 def test_a_condition_that_is_none_is_told_where_it_was_typed(

@@ -38,7 +38,7 @@ def run(*arguments: str | Path) -> Result:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run folder with its model's files."""
-    model = tmp_path / "run" / "model"
+    model = tmp_path / "run" / "start"
     model.mkdir(parents=True)
     (model / "tokenizer.json").write_text(family("chatml").tokenizer.to_str())
     (model / "chat_template.jinja").write_text(CHATML)
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_check_prints_every_case_and_the_verdict(folder: Path) -> None:
-    result = run("check", folder / "model")
+    result = run("check", folder / "start")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["system", "message", "append-only"]
@@ -66,7 +66,7 @@ def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
 
 
 def test_check_as_json_holds_the_same(folder: Path) -> None:
-    answer = json.loads(run("check", folder / "model", "--json").stdout)
+    answer = json.loads(run("check", folder / "start", "--json").stdout)
     assert (answer["state"], answer["shows_thinking"], len(answer["cases"])) == ("append_only", False, 12)
     assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": [], "borders": 0}
 
@@ -81,7 +81,7 @@ def test_check_of_a_template_that_can_do_nothing_exits_1(tmp_path: Path) -> None
 def test_show_prints_a_file_by_author(folder: Path, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
     chat.write_text(json.dumps({"messages": CHAT}))
-    for arguments in ((chat, folder), (chat, "--model", folder / "model")):
+    for arguments in ((chat, folder), (chat, "--model", folder / "start")):
         lines = run("show", *arguments).stdout.splitlines()
         assert "Code of <|im_end|> pearl?" in lines
         assert lines[lines.index("78") - 1].startswith("env · ")

@@ -27,7 +27,7 @@ USES = "select iteration, slot, stream from draws where trajectory = ?"
 @pytest.fixture(scope="module")
 def run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "quickstart-001"
-    (folder / "model").mkdir(parents=True)
+    (folder / "start").mkdir(parents=True)
     words = {
         word: id
         for id, word in enumerate(
@@ -36,7 +36,7 @@ def run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="zero"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    tokenizer.save(str(folder / "start" / "tokenizer.json"))
     buffer = databases.new(folder / "replay.sqlite")
     if not databases.is_sqlite:
         (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {"database": buffer}}}))

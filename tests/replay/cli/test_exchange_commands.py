@@ -145,7 +145,7 @@ CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "c
 
 
 def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_path: Path) -> None:
-    save_model(run / "model")
+    save_model(run / "start")
     file = tmp_path / "chat.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output

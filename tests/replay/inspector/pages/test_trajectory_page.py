@@ -281,9 +281,9 @@ def test_a_tokenizer_that_is_written_after_the_database_is_found(tmp_path: Path)
     new_store(tmp_path / "replay.sqlite").close()
     with open_buffer(str(tmp_path)) as source:
         assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
-        (tmp_path / "model").mkdir()
+        (tmp_path / "start").mkdir()
         written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()
-        (tmp_path / "model" / "tokenizer.json").write_text(written, encoding="utf-8")
+        (tmp_path / "start" / "tokenizer.json").write_text(written, encoding="utf-8")
         assert unread(source, RUN) is None
         found = codec_of(source)(RUN)
         assert found is not None and found.decode([1]) == "\u00e9"
