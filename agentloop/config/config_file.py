@@ -117,10 +117,8 @@ def _text_of(path: Path) -> str:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        reason, own = (
-            (error.strerror or "unreadable").lower(),
-            ", ".join(sorted(file.stem for file in _OWN.glob("*.yaml"))),
-        )
+        reason = (error.strerror or "unreadable").lower()
+        own = ", ".join(sorted(file.stem for file in _OWN.glob("*.yaml")))
         raise UserError(
             f"{path}: the file must be there to read, got: {reason}. Check the path; these are built in: {own}."
         ) from None
