@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,9 @@ def play_with(model: str, environment: str, overrides: Sequence[str], *, task: i
 
 
 def _config(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
-    values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
     if is_config_file(environment):
-        given = to_plain(load_config(Path(environment), overrides))
-        values |= {name: given[name] for name in ("environment", "environments", "tasks", "reward", "rollout")}
-        return load_plain(values, source="env play")
+        return _of_file(model, folder, Path(environment), overrides)
+    values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
     named = {} if folder is None else {part.name: part for part in folder.config.parts}
     if environment in named:  # one of several, by the run's own name for it
         given = values["environments"][environment]
@@ -52,3 +51,12 @@ def _config(model: str, folder: RunFolder | None, environment: str, overrides: S
         values["environment"] = {"name": environment}
     values.pop("environments", None)
     return load_plain(values, overrides, source="env play")
+
+
+def _of_file(model: str, folder: RunFolder | None, file: Path, overrides: Sequence[str]) -> RunConfig:
+    """The file's configuration, for this model or that of the run in `folder`."""
+    path = model if folder is None else folder.config.model.path
+    config = load_config(file, overrides if path is None else [*overrides, f"model.path={json.dumps(path)}"])
+    if folder is None:
+        return config
+    return config.model_copy(update={"model": folder.config.model, "lora": folder.config.lora})

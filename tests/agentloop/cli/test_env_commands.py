@@ -189,11 +189,18 @@ def test_model_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
     assert " reward " in lines[-1]
 
 
-def test_model_plays_what_functions_reward(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
-    config = functions(tmp_path, "right")
-    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1"]
-    code, output, _ = shell.type(["env", "play", config, "--model", qwen2, *sets], tmp_path)
-    assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
+def test_model_and_run_play_by_a_whole_file(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+    settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
+    train(settings, display=SilentDisplay())
+    config = tmp_path / functions(tmp_path, "right")
+    config.write_text(config.read_text() + "rollout: {max_tokens_per_turn: 8, max_turns: 1}\n")
+    for model in (qwen2, "runs/small-001"):
+        code, output, _ = shell.type(["env", "play", "train.yaml", "--model", model], tmp_path)
+        assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
+    config.write_text(config.read_text() + "context: {max_tokens: 16}\n")
+    for model in (qwen2, "runs/small-001"):
+        refused = shell.refusal(["env", "play", "train.yaml", "--model", model], tmp_path)
+        assert refused.startswith("context.max_tokens must leave room for a reply, got a first prompt of ")
 
 
 def test_newest_policy_of_a_run_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
