@@ -10,7 +10,7 @@ from typing import Any
 
 from agentloop.analysis.whatif.result import AskedObjective
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_over, read_keys, to_plain
+from agentloop.config.config_file import is_config_file, load_over, read_keys, to_plain
 from agentloop.config.sections.loss import OBJECTIVE_NAMES, LossSection, StreamLossSection
 from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
@@ -90,7 +90,7 @@ def _with_objective(config: RunConfig, name: str) -> RunConfig:
 
 
 def _from_file(config: RunConfig, path: Path) -> RunConfig:
-    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+    if not path.exists() and not is_config_file(path.name):
         raise UserError(
             f"--loss must be a YAML file, {OWN}, or one of {', '.join(OBJECTIVE_NAMES)}, got {shown(str(path))}."
         )
