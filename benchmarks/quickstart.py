@@ -86,7 +86,8 @@ def _outcome(side: Path, seed: int, model: Path, folder: Path) -> Outcome:
     with closing(sqlite3.connect(Path(str(told["folder"])) / "replay.sqlite")) as database:
         last = [success for (success,) in database.execute(_LAST)]
         ((run, called),) = database.execute(_CALLS)
-    return Outcome(took if min(last) >= TARGET else math.inf, run / called)
+    # A checkout from before observations were replayed has no such metric: it runs every call.
+    return Outcome(took if min(last) >= TARGET else math.inf, run / called if called else 1.0)
 
 
 def _train(side: Path, *settings: str) -> dict[str, object]:

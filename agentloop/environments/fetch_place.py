@@ -1,8 +1,9 @@
 """A goal-conditioned environment with a state: fetch an item, and place it in a container.
 
-Each item and each container stands in a room of its own, from which another item and another container can be seen. An
-agent goes to the wanted item, takes it, goes to the wanted container and puts it there; what it sees on the way leads
-it astray. One that carries another item, or uses another container, has done what another task asks: see `achieved`.
+Each item and each container stands in a room of its own, from which another item and two other containers can be seen.
+An agent goes to the wanted item, takes it, goes to the wanted container and puts it there; what it sees on the way
+leads it astray. One that carries another item, or uses another container, has done what another task asks: see
+`achieved`. Two containers, for one that is always the only one in sight teaches to follow sight as much as the task.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.lookup_chain import KEYS as WORDS
@@ -23,8 +24,10 @@ SYSTEM_PROMPT = 'Go to the item, take it, go to the container, put it there. Ans
 MAX_CALLS = 8
 """Most tool calls a demonstration makes."""
 _UNKNOWN = {"error": "not here"}
-Seen = Mapping[str, Mapping[str, str]]
-"""The item and the container that can be seen from the room of each item and container."""
+Seen = Mapping[str, Mapping[str, Any]]
+"""The `item` and the `containers` that can be seen from the room of each item and container."""
+_IN_SIGHT = 2
+"""Containers."""
 
 
 class House:
@@ -37,13 +40,13 @@ class House:
         self.placed: dict[str, str] = {}
         """Containers by item."""
 
-    def go(self, place: str) -> dict[str, str]:
+    def go(self, place: str) -> dict[str, Any]:
         if place not in self.seen:
             return _UNKNOWN
         self.at = place
         return self._view(place)
 
-    def take(self, item: str) -> dict[str, str]:
+    def take(self, item: str) -> dict[str, Any]:
         if self.holds is not None or item != self.at or not self.is_item(item):
             return _UNKNOWN
         self.holds = item
@@ -57,9 +60,9 @@ class House:
         placed, self.holds = self.holds, None
         return {"item": placed, "container": container}
 
-    def _view(self, place: str) -> dict[str, str]:
+    def _view(self, place: str) -> dict[str, Any]:
         """In one order: a stored payload does not keep that of its keys."""
-        return {kind: self.seen[place][kind] for kind in ("item", "container")}
+        return {kind: self.seen[place][kind] for kind in ("item", "containers")}
 
     def is_item(self, name: str) -> bool:
         return any(seen["item"] == name for seen in self.seen.values())
@@ -93,12 +96,13 @@ class FetchPlace(Environment):
         """There are so many `items` and `containers`.
 
         At an item the demonstrator takes it with probability `p_take`, else goes to the one it sees; with an item in
-        hand it goes to the wanted container with probability `p_goal`, else to the one it sees; at a container it puts
+        hand it goes to the wanted container with probability `p_goal`, else to one it sees; at a container it puts
         the item there with probability `p_put`. A call takes `delay_s` seconds.
         """
-        if not (items >= 2 and containers >= 2 and items + containers <= len(WORDS)):
+        if not (items >= 2 and containers > _IN_SIGHT and items + containers <= len(WORDS)):
             raise ValueError(
-                f"items and containers must be >= 2, and at most {len(WORDS)} together, got {items} and {containers}"
+                f"items must be >= 2, containers > {_IN_SIGHT} and both together at most {len(WORDS)}, got {items} "
+                f"and {containers}"
             )
         if not all(0.0 <= p <= 1.0 for p in (p_take, p_goal, p_put)):
             raise ValueError(f"p_take, p_goal and p_put must be between 0 and 1, got {p_take}, {p_goal} and {p_put}")
@@ -115,7 +119,7 @@ class FetchPlace(Environment):
         seen = {
             place: {
                 "item": rng.choice([item for item in items if item != place]),
-                "container": rng.choice([container for container in containers if container != place]),
+                "containers": rng.sample([container for container in containers if container != place], _IN_SIGHT),
             }
             for place in names
         }
@@ -128,13 +132,13 @@ class FetchPlace(Environment):
         self._house = House(task.payload["seen"])
 
     @tool
-    def go(self, place: str) -> dict[str, str]:
+    def go(self, place: str) -> dict[str, Any]:
         """Go to the room of an item or a container, and look around."""
         time.sleep(self.delay_s)
         return self._house.go(place)
 
     @tool
-    def take(self, item: str) -> dict[str, str]:
+    def take(self, item: str) -> dict[str, Any]:
         """Take the item of this room."""
         time.sleep(self.delay_s)
         return self._house.take(item)
@@ -189,10 +193,10 @@ class FetchPlace(Environment):
                 return _call("take", "item", house.at)
             return _call("go", "place", seen["item"])
         if house.is_item(house.at):
-            return _call("go", "place", container if rng.random() < self.p_goal else seen["container"])
+            return _call("go", "place", container if rng.random() < self.p_goal else rng.choice(seen["containers"]))
         if rng.random() < self.p_put or not may_wander:
             return _call("put", "container", house.at)
-        return _call("go", "place", seen["container"])
+        return _call("go", "place", rng.choice(seen["containers"]))
 
 
 def _answer(item: str, container: str) -> str:
