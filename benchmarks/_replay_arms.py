@@ -37,12 +37,14 @@ _FETCH: Values = {
     "warm_up.updates_after_target": 400,
     "rollout.max_tokens_per_turn": 64,  # twice what any right reply takes: an iteration waits for one that rambles
 }
+_CARELESS_FETCH = {"p_take": 0.3, "p_goal": 0.3, "p_put": 0.3}
 
 _OWN = {
     "dense": StudyTask("look-ups, 2 to 5 hops"),
     "sparse": StudyTask("look-ups, 3 to 6 hops", _SPARSE),
     "very_sparse": StudyTask("look-ups, 6 to 8 hops", {"environment.options.hops": [6, 8]}, "sparse"),
     "fetch": StudyTask("fetch and place", _FETCH),
+    "fetch_rare": StudyTask("fetch and place, rarer successes", {**_FETCH, "warm_up.options": _CARELESS_FETCH}),
 }
 MAIN_TASKS = tuple(_OWN)
 
@@ -56,7 +58,7 @@ def _slow(name: str) -> StudyTask:
 
 TASKS = {**_OWN, **{f"{name}_50ms": _slow(name) for name in MAIN_TASKS}}
 _SLOW_TOOLS = tuple(name for name in TASKS if name not in _OWN)
-_LOOK_UPS = tuple(name for name in MAIN_TASKS if name != "fetch")
+_LOOK_UPS = ("dense", "sparse", "very_sparse")
 
 
 @dataclass(frozen=True)
