@@ -14,6 +14,7 @@ import pytest
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases.backup import backup_path
+from replay.storage.format.schema import OLDEST
 from tests.fakes.records import RUN, iterate, policy, run_record, sql, trajectory
 from tests.replay.storage.old_databases import fill_old
 from tests.replay.storage.test_kill_points import Contents, columns_and_rows
@@ -102,12 +103,12 @@ def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path
 
 
 def leave_as_written(path: Path) -> None:
-    fill_old(path, "0003")
+    fill_old(path, OLDEST)
 
 
 def leave_log(path: Path) -> None:
     """As a trainer that was killed leaves it: with half of its rows in the log."""
-    fill_old(path, "0003")
+    fill_old(path, OLDEST)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("pragma journal_mode=wal")
         connection.execute("update trajectories set state_reason = 'left in the log'")
@@ -133,7 +134,7 @@ def test_power_cut_in_a_migration_leaves_the_old_schema_or_the_new_with_its_copy
     def check(path: Path, told: list[str]) -> None:
         found.append(columns_and_rows(path))
         assert found[-1] == new or (found[-1] == old and not told)
-        backup = backup_path(path, "0003")
+        backup = backup_path(path, OLDEST)
         if found[-1] == new:
             assert columns_and_rows(backup) == old
         ReplayStore.create(path).close()

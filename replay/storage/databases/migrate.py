@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import DatabaseRefused
-from replay.storage.format.schema import REVISION, VERSION_TABLE, buffer_state, metadata
+from replay.storage.format.schema import OLDEST, REVISION, VERSION_TABLE, buffer_state, metadata
 
 _MIGRATIONS = Path(__file__).parents[1] / "migrations"
 _VERSION = sa.Table(
@@ -30,7 +30,7 @@ def stored_revision(connection: sa.Connection) -> str | None:
 
 
 def check_revision(revision: str | None, where: str, *, migrates: bool) -> None:
-    """Refuse what is not ours or newer; what is older or nothing yet, unless it is about to be migrated."""
+    """Refuse what is not ours, newer or too old; what is older or nothing yet, unless it is about to be migrated."""
     if revision is None and migrates:
         return
     if revision is None or not re.fullmatch(r"[0-9]{4}", revision):
@@ -43,6 +43,11 @@ def check_revision(revision: str | None, where: str, *, migrates: bool) -> None:
             f"database must have schema {REVISION} or older, got {revision} at {where}, written by a newer agentloop. "
             "Upgrade agentloop."
         )
+    if revision < OLDEST:
+        raise DatabaseRefused(
+            f"database must have schema {OLDEST} or newer, got {revision} at {where}, which can't be migrated. "
+            "Open it with the agentloop that wrote it, or choose another."
+        )
     if revision < REVISION and not migrates:
         raise DatabaseRefused(
             f"database must have schema {REVISION}, got {revision} at {where}. Migrate it: agentloop replay migrate"
@@ -52,17 +57,11 @@ def check_revision(revision: str | None, where: str, *, migrates: bool) -> None:
 def migrate(connection: sa.Connection) -> None:
     """To the newest schema within the caller's transaction: the old schema or the new one, never between."""
     if stored_revision(connection) is None:
-        # What the migrations of an empty database come to, in less time.
         metadata.create_all(connection, checkfirst=False)
         connection.execute(buffer_state.insert(), [{"name": "changed", "value": 1}, {"name": "draws", "value": 0}])
         _VERSION.create(connection, checkfirst=False)
         connection.execute(_VERSION.insert().values(version_num=REVISION))
         return
-    upgrade(connection, REVISION)
-
-
-def upgrade(connection: sa.Connection, revision: str) -> None:
-    """From the schema that is there, or none, to `revision`, one migration after another."""
     # Alembic takes longer to import than everything else here.
     from alembic import command
     from alembic.config import Config
@@ -70,5 +69,4 @@ def upgrade(connection: sa.Connection, revision: str) -> None:
     attributes: dict[str, Any] = {"connection": connection}
     config = Config(attributes=attributes)
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    config.set_main_option("recursive_version_locations", "true")
-    command.upgrade(config, revision)
+    command.upgrade(config, REVISION)

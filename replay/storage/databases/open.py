@@ -18,7 +18,8 @@ Location = str | Path
 def create_database(location: Location) -> Database:
     """Open the database for writing, at the newest schema; made if there is none.
 
-    Raises DatabaseRefused for a database of something else or of a newer agentloop, and leaves it as it is.
+    Raises DatabaseRefused for a database of something else, of a newer agentloop or of a schema before the first
+    migration, and leaves it as it is.
     """
     place = parsed(location)
     return sqlite.create(place) if isinstance(place, Path) else postgres.create(place)

@@ -16,6 +16,8 @@ from replay.storage.format.column_types import Checked, ExactText, JsonText, Mea
 
 REVISION = "0012"
 """The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
+OLDEST = "0011"
+"""The oldest schema that migrations begin from."""
 VERSION_TABLE = "replay_schema_version"
 
 

@@ -18,7 +18,7 @@ from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
-from replay.storage.format.schema import REVISION
+from replay.storage.format.schema import OLDEST, REVISION
 from tests.fakes.records import (
     LLM,
     RUN,
@@ -223,9 +223,9 @@ def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Loca
 
 def test_forget_names_the_copies_that_migrations_made(tmp_path: Path) -> None:
     path = tmp_path / "replay [1].sqlite"
-    fill_old(path, "0003")
+    fill_old(path, OLDEST)
     ReplayStore.create(path).close()
-    copy = tmp_path / "replay [1].sqlite.schema-0003.backup"
+    copy = tmp_path / f"replay [1].sqlite.schema-{OLDEST}.backup"
     (tmp_path / "replay [1].sqlite.other").touch()
     result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
     assert result.exit_code == 1
@@ -286,15 +286,14 @@ def told(path: Path) -> Any:
     return [sql(path, f"select * from {table} order by 1, 2, 3") for table in ("runs", "groups", "draws", "messages")]
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002"])
-def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path, revision: str) -> None:
+def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
-    fill_old(path, revision)
+    fill_old(path, OLDEST)
     before = told(path)
-    backup = tmp_path / f"replay.sqlite.schema-{revision}.backup"
+    backup = tmp_path / f"replay.sqlite.schema-{OLDEST}.backup"
     assert ask("stats", str(path)).stderr.endswith("Migrate it: agentloop replay migrate\n")
     result = ask("migrate", str(path))
-    assert result.stdout == f"migrated from schema {revision} to {REVISION}; it is kept as it was in {backup}\n"
+    assert result.stdout == f"migrated from schema {OLDEST} to {REVISION}; it is kept as it was in {backup}\n"
     assert told(backup) == before
     assert backup.stat().st_mode & 0o777 == 0o600
     assert ask("stats", str(path)).exit_code == 0
@@ -306,12 +305,13 @@ def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path, revision: str) -> None
     ("spoil", "message"),
     [
         ("update replay_schema_version set version_num = '9999'", "written by a newer agentloop"),
+        ("update replay_schema_version set version_num = '0010'", f"must have schema {OLDEST} or newer, got 0010"),
         ("drop table replay_schema_version", "must be one of agentloop's"),
     ],
 )
-def test_migrate_refuses_what_is_newer_or_foreign_and_leaves_it(tmp_path: Path, spoil: str, message: str) -> None:
+def test_migrate_refuses_what_it_can_not_migrate_and_leaves_it(tmp_path: Path, spoil: str, message: str) -> None:
     path = tmp_path / "replay.sqlite"
-    fill_old(path, "0002")
+    fill_old(path, OLDEST)
     sql(path, spoil)
     before = path.read_bytes()
     result = ask("migrate", str(path))
@@ -323,9 +323,9 @@ def test_migrate_refuses_what_is_newer_or_foreign_and_leaves_it(tmp_path: Path, 
 
 def test_migrate_without_room_for_the_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
-    fill_old(path, "0002")
+    fill_old(path, OLDEST)
     before = path.read_bytes()
-    (tmp_path / "replay.sqlite.schema-0002.backup.unfinished").mkdir()
+    (tmp_path / f"replay.sqlite.schema-{OLDEST}.backup.unfinished").mkdir()
     result = ask("migrate", str(path))
     assert (result.exit_code, "database must be copied before it is migrated" in result.stderr) == (2, True)
     assert path.read_bytes() == before

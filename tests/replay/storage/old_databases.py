@@ -1,4 +1,7 @@
-"""Databases as the agentloop of an earlier schema left them: the same experience every time, kept here as SQL."""
+"""Databases as the agentloop of an earlier schema left them: the same experience every time, kept here as SQL.
+
+The rows stand in the file of SQLite alone, and are copied to a server.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,31 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
-
 from replay.storage.databases import Location
-from replay.storage.databases.migrate import upgrade
 from replay.storage.format.encoding import decompress_text
 from tests.fakes.records import sql
 
 SCHEMAS = Path(__file__).with_name("schemas")
-REVISIONS = sorted(file.stem for file in SCHEMAS.glob("*.sql"))
-_TABLES = ("runs", "policies", "tasks", "groups", "trajectories", "segments", "messages", "draws")
+REVISIONS = sorted(folder.name for folder in SCHEMAS.iterdir())
+_TABLES = (
+    *("replay_schema_version", "buffer_state", "runs", "policies", "tasks", "groups", "trajectories", "segments"),
+    *("messages", "draws"),
+)
+"""Those with rows, each after the ones it names."""
 
 
 def fill_old(location: Location, revision: str) -> list[str]:
     """An empty database becomes one of that schema; the ids of its trajectories."""
     with closing(sqlite3.connect(":memory:")) as source:
-        source.executescript((SCHEMAS / f"{revision}.sql").read_text())
+        source.executescript((SCHEMAS / revision / "sqlite.sql").read_text())
         if isinstance(location, Path):
             with closing(sqlite3.connect(location)) as target:
                 source.backup(target)
         else:
-            _upgrade(location, revision)
+            sql(location, (SCHEMAS / revision / "postgresql.sql").read_text())
             for name in _TABLES:
                 _copy(source, name, location)
         return [id for (id,) in source.execute("select id from trajectories")]
-
-
-def _upgrade(url: str, revision: str) -> None:
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        upgrade(connection, revision)
-    engine.dispose()
 
 
 def _copy(source: sqlite3.Connection, name: str, url: str) -> None:

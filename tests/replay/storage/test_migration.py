@@ -19,15 +19,13 @@ import sqlalchemy as sa
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.storage.databases import Location
 from replay.storage.databases.backup import backup_path
-from replay.storage.format.schema import REVISION
+from replay.storage.format.schema import OLDEST, REVISION
 from tests.fakes.databases import SQLITE, Databases
 from tests.fakes.records import run_record, sql
 from tests.fakes.small_processes import SMALL
 from tests.replay.storage.old_databases import fill_old
 from tests.replay.storage.test_kill_points import columns_and_rows
 from tests.replay.storage.test_machine import in_child
-
-OLD = "0003"
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def look(location: Location) -> None:
         with closing(ReplayStore.open(location, read_only=True)) as store, store.reading() as connection:
             assert connection.exec_driver_sql("select version_num from replay_schema_version").scalar() == REVISION
     except DatabaseRefused as error:
-        assert any(found in str(error) for found in (f"got {OLD}", "got nothing", "something else or none")), error
+        assert any(found in str(error) for found in (f"got {OLDEST}", "got nothing", "something else or none")), error
 
 
 def _open(location: Location, barrier: Barrier, sending: Connection) -> None:
@@ -85,12 +83,12 @@ def _open(location: Location, barrier: Barrier, sending: Connection) -> None:
 
 
 def leave_as_written(location: Location) -> None:
-    fill_old(location, OLD)
+    fill_old(location, OLDEST)
 
 
 def write_ahead(location: Location) -> None:
     """As an agentloop of that schema leaves a file."""
-    fill_old(location, OLD)
+    fill_old(location, OLDEST)
     if isinstance(location, Path):
         sql(location, "pragma journal_mode=wal")
 
@@ -118,7 +116,7 @@ def check_at_once(
         assert sum(each.migrated for each in outcomes) == 1, f"round {number}"
         assert sql(location, "select version_num from replay_schema_version") == [(REVISION,)]
         if isinstance(location, Path):
-            backup = backup_path(location, OLD)
+            backup = backup_path(location, OLDEST)
             files = {location.name, backup.name} if is_old else {location.name}
             assert {file.name for file in location.parent.iterdir()} == files
             assert (columns_and_rows(backup) if is_old else {}) == before, f"round {number}"
@@ -157,7 +155,7 @@ def killed_in_its_commit(path: Path, made: Path) -> Path:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("pragma cache_size=2")
         connection.execute("begin immediate")
-        connection.execute("update messages set content = hex(randomblob(20000))")
+        connection.execute("update messages set said = randomblob(40000)")
         for side in ("", "-journal"):
             shutil.copy(f"{path}{side}", made)
         connection.execute("rollback")
@@ -170,18 +168,18 @@ def test_migration_killed_in_its_commit_is_undone_and_done_again(tmp_path: Path)
     assert path.read_bytes() != (tmp_path / "replay.sqlite").read_bytes()
     with closing(ReplayStore.create(path)) as store:
         assert len(store.read([id for (id,) in sql(path, "select id from trajectories")])) == 5
-    assert columns_and_rows(backup_path(path, OLD)) == columns_and_rows(tmp_path / "replay.sqlite")
+    assert columns_and_rows(backup_path(path, OLDEST)) == columns_and_rows(tmp_path / "replay.sqlite")
 
 
 def test_unfinished_copy_of_a_killed_migration_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     write_ahead(path)
     before = columns_and_rows(path)
-    for stale in (backup_path(path, OLD), tmp_path / f"{backup_path(path, OLD).name}.unfinished"):
+    for stale in (backup_path(path, OLDEST), tmp_path / f"{backup_path(path, OLDEST).name}.unfinished"):
         stale.write_bytes(b"half of it")
     ReplayStore.create(path).close()
-    assert columns_and_rows(backup_path(path, OLD)) == before
-    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, backup_path(path, OLD).name]
+    assert columns_and_rows(backup_path(path, OLDEST)) == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, backup_path(path, OLDEST).name]
 
 
 def refusal_within(limit: int, path: Path) -> str:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, queries
 from replay.storage.databases import open_database
-from replay.storage.format.schema import REVISION, metadata
+from replay.storage.format.schema import OLDEST, REVISION, metadata
 from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
 from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import listed
@@ -40,12 +40,18 @@ def newer(url: str) -> None:
     sql(url, "update replay_schema_version set version_num = '9999'")
 
 
+def too_old(url: str) -> None:
+    fill_old(url, OLDEST)
+    sql(url, "update replay_schema_version set version_num = '0010'")
+
+
 @pytest.mark.every_server
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
         (newer, f"must have schema {REVISION} or older, got 9999 .* Upgrade agentloop"),
+        (too_old, f"must have schema {OLDEST} or newer, got 0010 .*, which can't be migrated"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -123,7 +129,7 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres
 @pytest.mark.every_server
 def test_migrations_give_exactly_the_declared_tables(new_database: NewDatabase) -> None:
     migrated = new_database(empty=True)
-    fill_old(migrated, REVISIONS[0])
+    fill_old(migrated, OLDEST)
     ReplayStore.create(migrated).close()
     engine = sa.create_engine(migrated)
     inspector = sa.inspect(engine)

@@ -22,10 +22,8 @@ from replay.storage.databases import Location
 from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
-from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.storage.old_databases import fill_old
 
 TABLES = ("trajectories", "segments", "messages", "token_scores")
 
@@ -240,26 +238,4 @@ def test_work_of_an_iteration_does_not_grow_with_rows_that_went(tmp_path: Path) 
     assert counts(store, "trajectories", "reclaimed") == [40, 440]
     # 10 iterations of 8 rows had gone by, and 55.
     assert found[60] <= 1.1 * found[15]
-    store.close()
-
-
-def test_rows_evicted_under_an_earlier_schema_are_reclaimed(databases: Databases, tmp_path: Path) -> None:
-    location = databases.new(tmp_path / "replay.sqlite", empty=True)
-    a, b, *_ = fill_old(location, "0005")
-    sql(
-        location,
-        "update trajectories set state = 'evicted', state_reason = 'capacity.age at iteration 3, was eligible'",
-    )
-    sql(location, "update trajectories set state = 'eligible', state_reason = null where id in (?, ?)", a, b)
-    for table in ("segments", "messages"):
-        sql(location, f"delete from {table} where trajectory <> ?", a)
-    sql(location, "update trajectories set state = 'evicted', state_reason = null where id = ?", b)
-    before = sql(location, "select * from draws order by run, iteration, slot")
-    store = ReplayStore.create(location)
-    assert counts(store, "trajectories", "reclaimed") == [1, 4]
-    assert sql(store, "select state_reason from reclaimed where id = ?", b) == [("evicted",)]
-    # Weights are known since 0010.
-    assert sql(store, "select * from draws order by run, iteration, slot") == [(*draw, None) for draw in before]
-    assert store.verify().dangling == {}
-    assert store.read([a])[0].id == a
     store.close()
