@@ -25,8 +25,7 @@ def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
     """What one update learned from, in the order of its slots, what came of it, and the policy it made.
 
     `histograms` are those of `replay.storage.format.ratio_histograms`, whose inner edges are `edges`; quantiles are
-    middles of bins. There are none of updates of before they were kept. `groups`: of the rows that went in, with their
-    slots.
+    middles of bins. `groups`: of the rows that went in, with their slots.
     """
     with store.reading() as connection:
         record = committed(connection, run, number)

@@ -35,7 +35,7 @@ class TokenMeaning:
     """Hash of the author table."""
     fingerprint: Mapping[str, Any] | None
     tokenizers: frozenset[str]
-    """Hashes from its policies, for runs from before there were fingerprints."""
+    """Hashes from its policies, for runs without a fingerprint."""
 
     def mismatch(self, other: TokenMeaning) -> int:
         """Bits of RUN_FIELDS and AUTHORS."""

@@ -137,7 +137,7 @@ def _whole(row: Sequence[Any], stored: _Stored, *, by_hash: bool) -> Trajectory 
     """Raises BlobError where it is not what was written."""
     *values, checksum, reason = row
     record = record_of(values)
-    # Rows from before there were checksums, rows changed on purpose, and rows without content any more have none.
+    # Who changes a row on purpose takes its checksum away: docs/replay.md.
     is_checked = checksum is not None
     if is_checked and record_checksum(values) != checksum:
         raise BlobError("a record of another checksum: it was changed since it was written")

@@ -32,7 +32,7 @@ RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
 _REAL_FIELDS = {column.key for column in real_columns(RECORD_COLUMNS)}
 _reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
 FACT_COLUMNS = [trajectories.c[name] for name in ("token_hash", "num_bytes", "num_messages", "segments_checksum")]
-"""What a row says of its content besides its record; None of rows from before it was written, or that gives it away."""
+"""What a row says of its content besides its record; None where it would give that away."""
 CHECKED_COLUMNS = [*RECORD_COLUMNS, *FACT_COLUMNS]
 """What stands under a row's checksum, but for the state."""
 _CHECKED = [column.key for column in CHECKED_COLUMNS]

@@ -76,7 +76,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) -> None:
     store = filled(location)
-    # Rows from before there were checksums.
+    # As of rows that were changed on purpose.
     changed = "update trajectories set record_checksum = null"
     sql(store, f"{changed}, num_action_tokens = 99 where iteration = 2 and slot = 3")
     sql(store, f"{changed}, mean_behavior_log_prob = -9 where iteration = 1 and slot = 0")
