@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from agentloop.analysis.whatif.result import LeftOut
 from agentloop.config import RunConfig
 from agentloop.runs.run_folder import RunFolder
-from agentloop.user_code import load_sampler
 from replay import queries
 from replay.queries import chosen
 from replay.records import COMMITTED, ELIGIBLE, FRESH, REPLAY, BatchRow, DrawRecord, age_bucket
@@ -143,7 +142,6 @@ def _of_iteration(
 ) -> Iterator[DrawRecord]:
     """In the order of their slots, which is that of the update."""
     run, replay = folder.run_id, folder.config.replay
-    corrects = load_sampler(replay.sampler, 0, replay.sampler_options).corrects
     with store.reading() as connection:
         within = set(connection.scalars(sa.select(_rows.id).where(chosen(None, filter))))
     for fed in queries.iteration(store, run, iteration)["trajectories"]:
@@ -154,10 +152,10 @@ def _of_iteration(
             left_out["only observed: it was in no loss"].append(id)
         elif advantage is None:
             left_out["no advantage is known"].append(id)
-        elif fed["weight"] is None and corrects and stream == REPLAY:
-            left_out["an earlier version drew it, and did not store its importance weight"].append(id)
+        elif fed["weight"] is None:
+            left_out["no importance weight is known"].append(id)
         else:
-            weight, age = 1.0 if fed["weight"] is None else fed["weight"], fed["staleness"]
+            weight, age = fed["weight"], fed["staleness"]
             yield DrawRecord(run, iteration, fed["slot"], id, stream, None, age, advantage=advantage, weight=weight)
 
 

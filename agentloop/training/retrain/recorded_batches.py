@@ -11,9 +11,8 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import RunFolder
-from agentloop.user_code import load_sampler
 from replay.queries.iteration import committed, fed
-from replay.records import EVICTED, FRESH, REPLAY, BatchRow, DrawRecord, Trajectory
+from replay.records import EVICTED, FRESH, BatchRow, DrawRecord, Trajectory
 from replay.storage.read import Loaded, load
 from replay.store import ReplayStore
 
@@ -54,9 +53,8 @@ def check_recorded(store: ReplayStore, folder: RunFolder, iterations: Sequence[i
 def recorded_batch(store: ReplayStore, folder: RunFolder, iteration: int) -> RecordedBatch:
     """One that was checked before: advantages and weights are those of the draws."""
     version, draws, loaded = _read(store, folder, iteration)
-    weights = _weights(draws, folder.config)
     rows = []
-    for draw, weight in zip(draws, weights, strict=True):
+    for draw in draws:
         trajectory = loaded.whole[draw["trajectory"]]
         record = DrawRecord(
             folder.run_id,
@@ -66,10 +64,10 @@ def recorded_batch(store: ReplayStore, folder: RunFolder, iteration: int) -> Rec
             draw["stream"],
             draw["probability"],
             draw["staleness"],
-            weight=weight,
+            weight=draw["weight"],
         )
         advantage = _advantage(draw, trajectory, folder.config)
-        rows.append(BatchRow(trajectory, record, advantage, trajectory.record.reward, weight))
+        rows.append(BatchRow(trajectory, record, advantage, trajectory.record.reward, record.weight))
     return RecordedBatch(iteration, version, rows)
 
 
@@ -86,6 +84,12 @@ def _read(store: ReplayStore, folder: RunFolder, iteration: int) -> tuple[int, l
             )
         if config.replay.mode == "observe":
             draws = [draw for draw in draws if draw["stream"] == FRESH]
+        unknown = [draw["slot"] for draw in draws if draw["weight"] is None]
+        if unknown:
+            raise UserError(
+                f"importance weights of iteration {iteration} must be stored, got none of slot {unknown[0]}. Retrain "
+                "from a checkpoint after it."
+            )
         ids = [draw["trajectory"] for draw in draws]
         # Messages are what an environment gives turns their rewards by.
         loaded = load(connection, ids, with_messages=config.advantage.credit == "turn")
@@ -95,24 +99,9 @@ def _read(store: ReplayStore, folder: RunFolder, iteration: int) -> tuple[int, l
 def _lost(store: ReplayStore, folder: RunFolder, iteration: int) -> list[str]:
     """The rows that are not there any more, by id, and why."""
     _, draws, loaded = _read(store, folder, iteration)
-    _weights(draws, folder.config)
     reasons = loaded.reclaimed | loaded.corrupt | {id: gone.reason or EVICTED for id, gone in loaded.gone.items()}
     ids = [draw["trajectory"] for draw in draws]
     return [f"{id} ({reasons.get(id, 'unknown')})" for id in ids if id not in loaded.whole]
-
-
-def _weights(draws: Sequence[Mapping[str, Any]], config: RunConfig) -> list[float]:
-    """What the sampler multiplied the loss of each row by. Only draws of before it was recorded have none."""
-    unknown = [draw for draw in draws if draw["weight"] is None]
-    if any(draw["stream"] == REPLAY for draw in unknown):
-        sampler = load_sampler(config.replay.sampler, 0, config.replay.sampler_options)
-        if sampler.corrects:
-            raise UserError(
-                f"draws must be stored with the importance weights of replay.sampler {config.replay.sampler}, got none "
-                f"in iteration {unknown[0]['iteration']}, which an earlier version of agentloop made. Retrain from a "
-                "checkpoint after it."
-            )
-    return [1.0 if draw["weight"] is None else draw["weight"] for draw in draws]
 
 
 def _advantage(draw: Mapping[str, Any], trajectory: Trajectory, config: RunConfig) -> float:

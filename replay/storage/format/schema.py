@@ -270,7 +270,7 @@ draws = sa.Table(
     _real("approx_kl", null=True),
     _real("clip_fraction", null=True),
     _integer("sequence", server_default="0"),
-    # What the sampler multiplied its loss by; none is known of draws of before it was written down.
+    # What the sampler multiplied its loss by.
     _real("weight", null=True),
     sa.Index("draws_by_trajectory", "trajectory"),
     sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),

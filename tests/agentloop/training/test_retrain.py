@@ -261,15 +261,11 @@ def test_rows_that_were_redacted_when_they_were_stored_are_named(tmp_path: Path,
         again(run)
 
 
-def test_draws_of_before_their_weights_were_recorded(copied: Path, tmp_path: Path, qwen2: Path) -> None:
-    """They are known where the sampler has none."""
-    sql(copied / "replay.sqlite", "update draws set weight = null where iteration = 2")
-    with pytest.raises(UserError, match="must be stored with the importance weights of replay.sampler advantage, got"):
+def test_an_importance_weight_that_is_not_stored_is_refused(copied: Path) -> None:
+    sql(copied / "replay.sqlite", "update draws set weight = null where iteration = 2 and slot = 3")
+    with pytest.raises(UserError, match="importance weights of iteration 2 must be stored, got none of slot 3"):
         again(copied)
     assert differing(again(copied, start=2)) == [(3, False)]
-    plain = train(settings(tmp_path / "plain", qwen2), display=SilentDisplay()).folder
-    sql(plain / "replay.sqlite", "update draws set weight = null")
-    assert again(plain).equal
 
 
 def test_what_cant_be_compared_is_refused_before_anything_is_computed(copied: Path) -> None:
