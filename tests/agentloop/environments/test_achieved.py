@@ -141,3 +141,9 @@ def test_a_wrong_trail_is_the_right_one_of_the_key_it_began_with() -> None:
 )
 def test_a_wrong_answer_solved_nothing(keys: tuple[str, ...], answer: str) -> None:
     assert LookupChain().achieved(ASKED, looked_up(*keys, answer=answer)) == ()
+
+
+def test_two_other_containers_are_in_sight_of_every_room() -> None:
+    """With one, what was in sight would always be the goal of a relabelled episode."""
+    rooms = FetchPlace().make_task(random.Random(0)).payload["seen"]
+    assert all(len({*seen["containers"]} - {place}) == 2 for place, seen in rooms.items())
