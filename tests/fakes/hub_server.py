@@ -50,7 +50,7 @@ class _Hub(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/(.+)/resolve/[^/]+/(.+)", path):
             self._file(found[1], found[2])
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", path):
-            self._json(self._described(found[1]))
+            self._describe(found[1])
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+(?:/(.*))?", path):
             self._listing(found[1], found[2] or "")
         else:
@@ -77,9 +77,12 @@ class _Hub(BaseHTTPRequestHandler):
             {"success": True, "commitOid": _COMMIT, "commitUrl": f"{self.server.url}/{repository}/commit/{_COMMIT}"}
         )
 
-    def _described(self, repository: str) -> dict[str, Any]:
-        names = self.server.repositories.get(repository, {})
-        return {"id": repository, "sha": _COMMIT, "siblings": [{"rfilename": name} for name in names], "tags": []}
+    def _describe(self, repository: str) -> None:
+        names = self.server.repositories.get(repository)
+        if names is None:
+            self._send(b"", 404, {"X-Error-Code": "RepoNotFound"})
+            return
+        self._json({"id": repository, "sha": _COMMIT, "siblings": [{"rfilename": name} for name in names], "tags": []})
 
     def _listing(self, repository: str, folder: str) -> None:
         files = {
