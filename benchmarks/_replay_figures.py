@@ -117,7 +117,7 @@ def less(arm: Sequence[Result], control: Sequence[Result], name: str) -> dict[in
     """How much more than the control an arm took to the target, in percent, on the seeds that both have.
 
     A control that never got there took at least all that it spent, and counts as that: it took more. An arm that never
-    did is infinitely worse, and no different where the control didn't either.
+    did is infinitely worse; where the control didn't either, what both spent is compared.
     """
     return _paired(arm, control, lambda mine, other: _relative(mine, other, name))
 
@@ -138,7 +138,7 @@ def _paired(
 
 def _relative(mine: Result, other: Result, name: str) -> float:
     took, base = to_target(mine, name), to_target(other, name)
-    if math.isinf(took):
-        return 0.0 if math.isinf(base) else math.inf
-    base = min(base, float(spent(other, name)[-1]))
+    if math.isinf(base):
+        base = float(spent(other, name)[-1])
+        took = min(took, float(spent(mine, name)[-1]))
     return 100.0 * (took - base) / base

@@ -30,12 +30,11 @@ MEASURES: Mapping[str, Callable[[Result], float]] = {
     f"success of the first {FIRST:,}, %": lambda result: 100 * mean_success(result, FIRST),
     "fresh to 80 %": lambda result: to_recent(result, "fresh"),
     "fresh to 90 %": lambda result: to_target(result, "fresh"),
-    "tool calls": lambda result: to_target(result, "calls"),
-    "of them run": lambda result: to_target(result, "runs"),
+    "tool calls run": lambda result: to_target(result, "runs"),
     "CPU-s": lambda result: to_target(result, "cpu"),
     "wall, s": lambda result: to_target(result, "wall"),
 }
-"""Columns of a task's table; the last four are what it took to 90 %, too."""
+"""Columns of a task's table; the last three are what it took to 90 %, too."""
 BESIDE = {"fresh": "fresh to 90 %", "runs": "tool calls run", "cpu": "CPU-s", "wall": "wall"}
 """Columns of what an arm took less than another, in percent."""
 COMPARED = (
@@ -100,7 +99,8 @@ def starts_table(results: Sequence[Result]) -> str:
             first = [each["iterations"][0] for each in results if (each["task"], each["start"]) == (task, model)]
             episodes = sum(row[0] for row in first)
             shares += [f"{sum(row[0] * row[2] for row in first) / episodes:.1%}".replace("%", " %")] if first else []
-        rows.append([TASKS[task].title, ", ".join(shares)])
+        if shares:
+            rows.append([TASKS[task].title, ", ".join(shares)])
     return _markdown(["task", "success of each start model"], rows)
 
 

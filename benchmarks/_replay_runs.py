@@ -38,9 +38,9 @@ WINDOW = 256
 """Fresh episodes whose success stands for held-out success: every task that is trained on is new."""
 _EVERY, _NEAR = 128, 0.8
 """Fresh episodes between evaluations, and the success of as many from which on there are any: they take time."""
-ITERATION = ("fresh", "replayed", "success", "calls", "runs", "cpu", "wall")
-"""What is kept of each iteration: rows of either stream; success of the fresh ones, their tool calls, and how many of
-those were run; CPU-seconds and seconds."""
+ITERATION = ("fresh", "replayed", "success", "runs", "cpu", "wall")
+"""What is kept of each iteration: rows of either stream; success of the fresh ones, and how many of their tool calls
+were run; CPU-seconds and seconds."""
 Result = dict[str, Any]
 
 
@@ -155,8 +155,7 @@ def _train(loop: Loop, display: LastFigures, *, budget: int) -> Result:
 def _figures(told: Mapping[str, float]) -> list[float]:
     fresh = int(told["batch/fresh"])
     runs = int(told.get("tools/runs", 0.0))
-    calls = round(runs / (1.0 - told.get("tools/replayed", 0.0)))
-    return [fresh, int(told["batch/replay"]), round(told.get("rollout/success", 0.0), 5), calls, runs]
+    return [fresh, int(told["batch/replay"]), round(told.get("rollout/success", 0.0), 5), runs]
 
 
 def _is_reached(evaluations: list[list[float]]) -> bool:

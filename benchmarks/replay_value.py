@@ -62,11 +62,11 @@ def _make(job: Job, results: Path, work: Path) -> bool:
 
 
 def line(job: Job, result: Result) -> str:
-    fresh, _, _, calls, runs, cpu, wall = (sum(column) for column in zip(*result["iterations"], strict=True))
+    fresh, _, _, runs, cpu, wall = (sum(column) for column in zip(*result["iterations"], strict=True))
     success = ", ".join(f"{success:.1%}" for _, success in result["evaluations"][-2:])
     return (
-        f"{job.task} {job.arm} {job.setting} seed {job.seed}: {success} after {fresh} fresh, {calls} calls "
-        f"({runs} run), {cpu:.0f} CPU-s, {wall:.0f} s"
+        f"{job.task} {job.arm} {job.setting} seed {job.seed}: {success} after {fresh} fresh, {runs} calls "
+        f"run, {cpu:.0f} CPU-s, {wall:.0f} s"
     )
 
 

@@ -21,8 +21,8 @@ SPOKEN = re.compile(r"\S+ \[[-+\d.,]+, (?:[-+\d.,]+|never)\]")
 
 
 def result(evaluations: list[list[float]], *, fresh: int = 128, success: float = 0.5, iterations: int = 6) -> Any:
-    """Iterations of 4 tool calls per fresh episode, half of them run, 2 CPU-seconds and 3 seconds each."""
-    row = [fresh, 0, success, 4 * fresh, 2 * fresh, 2.0, 3.0]
+    """Iterations of 2 tool calls run per fresh episode, 2 CPU-seconds and 3 seconds each."""
+    row = [fresh, 0, success, 2 * fresh, 2.0, 3.0]
     return {"iterations": [row] * iterations, "evaluations": evaluations}
 
 
@@ -164,4 +164,8 @@ def test_differences_are_taken_seed_by_seed_and_never_flatter_the_arm() -> None:
     arm = [reaching(3, seed=0), reaching(0, seed=1), reaching(3, seed=2), reaching(0, seed=3), reaching(3, seed=4)]
     # -25 %; never; half of the 6 iterations that the control had made in vain; no difference
     assert less(arm, control, "fresh") == {0: -25.0, 1: math.inf, 2: -50.0, 3: 0.0}
+    # Neither got there: what both spent on as many fresh episodes.
+    thrifty = {**reaching(0), "iterations": [[128, 0, 0.5, 64, 1.0, 3.0]] * 6}
+    found = {name: less([thrifty], [reaching(0)], name)[0] for name in ("fresh", "runs", "cpu", "wall")}
+    assert found == {"fresh": 0.0, "runs": -75.0, "cpu": -50.0, "wall": 0.0}
     assert points_less([result([[6, 1.0]]) | {"seed": 0}], [reaching(0)], 1536) == {0: pytest.approx(25.0)}
