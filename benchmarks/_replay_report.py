@@ -42,7 +42,10 @@ COMPARED = (
     ("hindsight", "on_policy"),
     ("hindsight", "hindsight_last"),
     ("hindsight_last", "on_policy"),
+    ("hindsight", "turn_credit"),
+    ("hindsight", "short_first"),
     ("turn_credit", "on_policy"),
+    ("short_first", "on_policy"),
     ("on_policy", "on_policy_rerun"),
     ("hindsight", "on_policy_rerun"),
 )
