@@ -93,7 +93,8 @@ def several(results: Sequence[Result], task: str) -> Runs:
 
 
 def starts_table(results: Sequence[Result]) -> str:
-    """Success of the warmed-up models in all first iterations that began with them; tuning has one of its own."""
+    """Success of the warmed-up models in all first iterations of the task's own; tuning has a model of its own."""
+    results = [each for each in results if not ARMS[each["arm"]].short_first]
     models = {each["start"]: None for each in sorted(results, key=lambda each: each["seed"])}
     rows = []
     for task in MAIN_TASKS:
