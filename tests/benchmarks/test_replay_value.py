@@ -13,7 +13,7 @@ from agentloop.config.config_file import load_config
 from benchmarks._replay_arms import ARMS, BUDGET, CONTENDERS, SEEDS, SETTINGS, STARTS, TASKS, TUNING_SEEDS, Job
 from benchmarks._replay_figures import interval, less, mean_success, points_less, to_recent, to_target
 from benchmarks._replay_jobs import jobs, score, tuned
-from benchmarks._replay_report import plots, tables, with_tables
+from benchmarks._replay_report import plots, starts_table, tables, with_tables
 from benchmarks._replay_runs import add_result, configuration, read_results
 from benchmarks.replay_value import PAGE, PLOTS, RESULTS, by_key, run
 
@@ -141,6 +141,12 @@ def test_recent_success_is_that_of_whole_iterations_with_256_fresh_episodes() ->
 def test_mean_success_goes_on_with_what_the_last_evaluations_gave() -> None:
     # 6 x 128 = 768 episodes at 0.5, 256 more at (0.9 + 0.96) / 2 = 0.93
     assert mean_success(result([[5, 0.9], [6, 0.96]]), 1024) == pytest.approx((768 * 0.5 + 256 * 0.93) / 1024)
+
+
+def test_start_models_are_not_measured_on_easier_tasks() -> None:
+    own = {**result([], success=0.25), "task": "sparse", "arm": "on_policy", "start": "a", "seed": 0}
+    easier = {**own, **result([], success=0.75), "arm": "short_first"}
+    assert "25.0 % |" in starts_table([own, easier])
 
 
 def test_run_that_never_got_there_counts_as_longer_than_any_other() -> None:
