@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentloop.algorithms.advantages import Member, mean_baseline
+from agentloop.algorithms.advantages import group_advantages
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.objectives.token_level import ppo_clip
 from agentloop.algorithms.ratios import trajectory_drift
@@ -84,13 +84,12 @@ def play(model, renderer, version):
 def collect(model, renderer, iteration):
     """A group of episodes of one task, each with its advantage in the group: (reward - mean) / deviation (GRPO)."""
     episodes = [play(model, renderer, version=iteration - 1) for _ in range(FRESH)]
-    baseline = mean_baseline([Member(outcome["reward"]) for _, outcome in episodes], normalise_std=True)
+    advantages = group_advantages([outcome["reward"] for _, outcome in episodes], normalise_std=True)
     place = {"run": RUN, "group": f"{RUN}-{iteration}", "task": TASK.hash, "iteration": iteration}
     trajectories = []
     for member, (context, outcome) in enumerate(episodes):
         name = {"id": f"{RUN}-{iteration}-{member}", "slot": member, "member": member}
-        advantage = baseline.of(outcome["reward"])
-        record = TrajectoryRecord(**name, **place, **outcome, **SETTING, advantage=advantage)
+        record = TrajectoryRecord(**name, **place, **outcome, **SETTING, advantage=advantages[member])
         trajectories.append(Trajectory(record, context.segments(), context.messages))
     return trajectories
 

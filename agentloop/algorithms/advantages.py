@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -34,63 +35,44 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What a reward is measured by: (reward - mean) / scale."""
-
-    mean: float
-    scale: float
-
-    def of(self, reward: float) -> float:
-        return (reward - self.mean) / self.scale
-
-
-@dataclass(frozen=True)
 class Rule:
-    """One way to make a baseline of the members a trajectory is compared with."""
+    """One way to compare a trajectory with others."""
 
-    baseline: Callable[[Sequence[Member]], Baseline]
-    """The baseline of at least one member."""
+    baseline: Callable[[Sequence[Member]], float]
+    """What a reward is measured by, of at least one member."""
     compares: Literal["group", "batch", "nothing"]
     """Whom a trajectory is compared with: its group, all of the batch, or nobody (`of_itself`)."""
     leaves_itself_out: bool = False
     divides: bool = False
-    """By the deviation of those it is compared with."""
+    """By the deviation of those it is compared with and its own reward."""
     whitens: bool = False
     """What comes out is whitened over the whole batch."""
     of_itself: Callable[[Member], float] | None = None
     """The advantage of a member by itself, where it is compared with nobody."""
 
 
-def mean_baseline(members: Sequence[Member], *, normalise_std: bool) -> Baseline:
-    """Mean, and sample standard deviation (n - 1) + 1e-6 if asked for, else 1.
-
-    (r - mean) / (std + 1e-6) is GRPO (Shao et al. 2024, arXiv 2402.03300), r - mean is Dr. GRPO (Liu et al. 2025,
-    arXiv 2503.20783). Of one member, or of equal rewards, the mean is exactly that reward and the scale 1: rounding
-    in the mean must not become a signal.
-    """
-    rewards = [member.reward for member in members]
-    if max(rewards) == min(rewards):
-        return Baseline(rewards[0], 1.0)
-    mean = math.fsum(rewards) / len(rewards)
-    if not normalise_std:
-        return Baseline(mean, 1.0)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-    return Baseline(mean, std + STD_EPSILON)
+def _mean(members: Sequence[Member]) -> float:
+    return _exact_mean([member.reward for member in members])
 
 
-def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
-    """GRPO's, or Dr. GRPO's, of the members of one group by their rewards."""
-    baseline = mean_baseline([Member(reward) for reward in rewards], normalise_std=normalise_std)
-    return [baseline.of(reward) for reward in rewards]
+def _exact_mean(values: Sequence[float]) -> float:
+    """The mean; of equal values exactly their value, for rounding must not become a signal."""
+    return values[0] if min(values) == max(values) else math.fsum(values) / len(values)
 
 
-def length_weighted_baseline(members: Sequence[Member]) -> Baseline:
-    """sum(L r) / sum(L), L in action tokens; scale 1 (OPO, Hao et al. 2025, arXiv 2505.23585)."""
+def _variance(values: Sequence[float]) -> float:
+    """The sample variance (n - 1); of equal values, or of one, exactly 0."""
+    mean = _exact_mean(values)
+    return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
+
+
+def length_weighted_mean(members: Sequence[Member]) -> float:
+    """sum(L r) / sum(L), L in action tokens (OPO, Hao et al. 2025, arXiv 2505.23585)."""
     rewards = [member.reward for member in members]
     lengths = [member.num_action_tokens for member in members]
     if max(rewards) == min(rewards) or sum(lengths) == 0:
-        return Baseline(rewards[0], 1.0)
-    return Baseline(math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths), 1.0)
+        return rewards[0]
+    return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
 
 
 def _over_greedy(member: Member) -> float:
@@ -98,22 +80,16 @@ def _over_greedy(member: Member) -> float:
     return 0.0 if math.isnan(member.greedy_reward) else member.reward - member.greedy_reward
 
 
-def _mean(members: Sequence[Member]) -> Baseline:
-    return mean_baseline(members, normalise_std=False)
-
-
-def _standardised(members: Sequence[Member]) -> Baseline:
-    return mean_baseline(members, normalise_std=True)
-
-
 RULES: Mapping[str, Rule] = {
-    "grpo": Rule(_standardised, "group", divides=True),
+    # Shao et al. 2024, arXiv 2402.03300: (r - mean) / (std + 1e-6).
+    "grpo": Rule(_mean, "group", divides=True),
+    # Liu et al. 2025, arXiv 2503.20783.
     "dr_grpo": Rule(_mean, "group"),
     # Ahmadian et al. 2024, arXiv 2402.14740.
     "rloo": Rule(_mean, "group", leaves_itself_out=True),
-    "opo": Rule(length_weighted_baseline, "group"),
+    "opo": Rule(length_weighted_mean, "group"),
     # Hu 2025, arXiv 2501.03262: one mean and one deviation for all tasks.
-    "reinforce++": Rule(_standardised, "batch", divides=True),
+    "reinforce++": Rule(_mean, "batch", divides=True),
     # Its second form: the mean of the group, and one deviation for all tasks.
     "reinforce++_baseline": Rule(_mean, "group", whitens=True),
     # Williams 1992: no baseline.
@@ -127,8 +103,18 @@ def rule_of(algorithm: str, *, normalise_std: bool) -> Rule:
     return RULES["dr_grpo" if algorithm == "grpo" and not normalise_std else algorithm]
 
 
+def group_advantages(rewards: Sequence[float], normalise_std: bool) -> list[float]:
+    """GRPO's, or Dr. GRPO's, of the members of one group by their rewards."""
+    everyone = tuple(range(len(rewards)))
+    rule = rule_of("grpo", normalise_std=normalise_std)
+    return advantages([Member(reward) for reward in rewards], [everyone] * len(rewards), rule)
+
+
 def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rule: Rule) -> list[float]:
-    """One per member; `compared[i]` are the positions of the members that i is compared with.
+    """One per member: (reward - baseline) / scale; `compared[i]` are the positions of those that i is compared with.
+
+    The baseline is that of the compared members. The scale is 1, or with `rule.divides` the deviation of the compared
+    members *and* i, + 1e-6: those of N members are at most sqrt(N) apart, however nearly equal the others are.
 
     A member that is compared with nobody, or with itself alone, has exactly 0. Trajectories weigh the same, however
     many tokens or segments they have, but for OPO, whose baseline weighs by length. Raises ValueError for a reward
@@ -141,30 +127,34 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
             )
     if rule.of_itself is not None:
         return [rule.of_itself(member) for member in members]
-    made: dict[tuple[int, ...], Baseline] = {}
+    baseline = cache(lambda positions: rule.baseline([members[p] for p in positions]))
+    variance = cache(lambda positions: _variance([members[p].reward for p in positions]))
     result = []
     for position, member in enumerate(members):
         others = tuple(p for p in compared[position] if not (rule.leaves_itself_out and p == position))
-        if not others:
-            result.append(0.0)
-            continue
-        if others not in made:
-            made[others] = rule.baseline([members[p] for p in others])
-        result.append(made[others].of(member.reward))
+        apart = member.reward - baseline(others) if others else 0.0
+        scale = math.sqrt(variance(_with(position, others))) + STD_EPSILON if rule.divides else 1.0
+        result.append(apart / scale)
     return result
 
 
+def _with(position: int, others: tuple[int, ...]) -> tuple[int, ...]:
+    return others if position in others else tuple(sorted((*others, position)))
+
+
 def whitened(values: Sequence[float], compared: Sequence[Sequence[int]]) -> list[float]:
-    """(A - mean) / sqrt(variance + 1e-8) of advantages over a group; mean and variance (n - 1) of those at `compared`.
+    """(A - mean) / sqrt(variance + 1e-8) of advantages over a group; the mean is that of those at `compared`, the
+    variance (n - 1) that of those and the member itself.
 
     A of exactly 0 stays exactly 0: group means leave a mean of 0, and only its rounding would make a signal of it.
     """
-    made: dict[tuple[int, ...], Baseline] = {}
+    mean = cache(lambda positions: _exact_mean([values[p] for p in positions]))
+    variance = cache(lambda positions: _variance([values[p] for p in positions]))
     result = []
-    for value, positions in zip(values, map(tuple, compared), strict=True):
-        if positions not in made:
-            made[positions] = _whitening([values[p] for p in positions])
-        result.append(made[positions].of(value) if value != 0.0 else 0.0)
+    for position, (value, others) in enumerate(zip(values, map(tuple, compared), strict=True)):
+        measured = value != 0.0 and bool(others)
+        scale = math.sqrt(variance(_with(position, others)) + WHITENING_EPSILON)
+        result.append((value - mean(others)) / scale if measured else 0.0)
     return result
 
 
@@ -176,19 +166,10 @@ def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool)
     0, else they stay as they are.
     """
     known = [value for value in values if zero_is_measured or value != 0.0]
-    baseline = _whitening(known)
-    if not centre:
-        baseline = Baseline(0.0, baseline.scale if math.isfinite(baseline.scale) else 1.0)
-    return [baseline.of(value) if zero_is_measured or value != 0.0 else 0.0 for value in values]
-
-
-def _whitening(values: Sequence[float]) -> Baseline:
-    """Mean and deviation; with fewer than two different values the scale is infinite, so that all come out as 0."""
-    if len(set(values)) < 2:
-        return Baseline(0.0, math.inf)
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return Baseline(mean, math.sqrt(variance + WHITENING_EPSILON))
+    if len(set(known)) < 2:
+        return [0.0] * len(values) if centre else list(values)
+    mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
+    return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
 
 
 def returns(advantages: Tensor, values: Tensor) -> Tensor:

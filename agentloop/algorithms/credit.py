@@ -15,13 +15,14 @@ from agentloop.algorithms.advantages import STD_EPSILON, Member
 def relative_turn_rewards(
     member: Member, compared: Sequence[Member], *, centre: bool, normalise_std: bool
 ) -> tuple[float, ...]:
-    """z_k = (r_k - mean) / (std + 1e-6) of each turn of `member`, over the turns of all `compared`; without
-    `centre` r_k, without `normalise_std` the scale is 1.
+    """z_k = (r_k - mean) / (std + 1e-6) of each turn of `member`; without `centre` r_k, without `normalise_std` the
+    scale is 1.
 
-    A trajectory weighs the same however many turns it has: mean = mean_i(mean_k r_ik) and
-    std^2 = sum_i(mean_k (r_ik - mean)^2) / (n - 1), over the n of `compared` whose turn rewards are known. With one
-    turn each these are GRPO's. All equal: exactly 0 where `member` is among them. Compared with nobody, or with
-    itself alone: 0.
+    The mean is over the turns of all `compared`, the std over theirs and the member's own. A trajectory weighs the
+    same however many turns it has: mean = mean_i(mean_k r_ik) and std^2 = sum_i(mean_k (r_ik - m)^2) / (n - 1), with m
+    the mean of the n trajectories it is taken over. Trajectories of unknown turn rewards are left out. With one turn
+    each these are GRPO's; with K turns z_k is at most sqrt(K (n - 1) + 1). Turns that are equal to all that they are
+    compared with, and those compared with nobody, have exactly 0.
 
     Process supervision with GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.3), which weighs every step the same.
     """
@@ -33,15 +34,24 @@ def relative_turn_rewards(
     known = [other.turn_rewards for other in compared if other.turn_rewards]
     if not any(other is not member and other.turn_rewards for other in compared):
         return (0.0,) * len(own)
-    flat = [reward for rewards in known for reward in rewards]
-    if max(flat) == min(flat):
-        return tuple(reward - flat[0] for reward in own)
-    mean = math.fsum(math.fsum(rewards) / len(rewards) for rewards in known) / len(known)
-    scale = 1.0
-    if normalise_std and len(known) > 1:
-        spread = math.fsum(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards) for rewards in known)
-        scale = math.sqrt(spread / (len(known) - 1)) + STD_EPSILON
+    everyone = known if any(other is member for other in compared) else [*known, own]
+    mean = _mean_of_means(known)
+    scale = _deviation(everyone) + STD_EPSILON if normalise_std else 1.0
     return tuple((reward - mean) / scale for reward in own)
+
+
+def _mean_of_means(trajectories: Sequence[Sequence[float]]) -> float:
+    """Of equal rewards exactly their value: rounding must not become a signal."""
+    flat = [reward for rewards in trajectories for reward in rewards]
+    if max(flat) == min(flat):
+        return flat[0]
+    return math.fsum(math.fsum(rewards) / len(rewards) for rewards in trajectories) / len(trajectories)
+
+
+def _deviation(trajectories: Sequence[Sequence[float]]) -> float:
+    mean = _mean_of_means(trajectories)
+    squares = math.fsum(math.fsum((r - mean) ** 2 for r in rewards) / len(rewards) for rewards in trajectories)
+    return math.sqrt(squares / (len(trajectories) - 1))
 
 
 def turn_advantages(outcome: float, turn_terms: Sequence[float], *, gamma: float, coef: float) -> list[float]:

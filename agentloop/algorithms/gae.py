@@ -72,10 +72,22 @@ def _in_order(owners: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 def whitened(advantages: Tensor, mask: Tensor, population: Tensor) -> Tensor:
     """(A - mean) / sqrt(variance + 1e-8) where `mask`, 0 elsewhere; mean and variance (n - 1) are of `population`.
 
-    Without two different advantages in the population nothing is compared: then all are 0.
+    What is outside of the population is divided by the deviation of all that is in `mask`: it can't move the
+    population, and nearly equal advantages there can't blow it up. What is all equal is exactly 0.
     """
-    known = advantages[population].double()
-    if len(known) < 2 or bool((known == known[0]).all()):
+    if not bool(population.any()):
         return torch.zeros_like(advantages)
-    scaled = (advantages.double() - known.mean()) / (known.var() + WHITENING_EPSILON).sqrt()
-    return torch.where(mask, scaled, 0.0).to(advantages.dtype)
+    values = advantages.double()
+    mean = _mean(values[population])
+    scale = torch.where(population, _deviation(values[population]), _deviation(values[mask]))
+    return torch.where(mask, (values - mean) / scale, 0.0).to(advantages.dtype)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Of equal values exactly their value: rounding must not become a signal."""
+    return values[0] if bool((values == values[:1]).all()) else values.mean()
+
+
+def _deviation(values: Tensor) -> Tensor:
+    variance = values.var() if len(values) > 1 else values.new_zeros(())
+    return (variance + WHITENING_EPSILON).sqrt()

@@ -5,8 +5,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentloop.algorithms.advantages import RULES, Member, ReplayBaseline, advantages, compared_members
+from agentloop.algorithms.advantages import RULES, Member, ReplayBaseline, advantages, compared_members, whitened
 
 FRESH = [Member(reward, group="g", task="a") for reward in (1.0, 0.0, 0.0, 1.0)]
 REPLAYED = [Member(reward, group=f"old{reward}", task="a", replayed=True) for reward in (1.0, 0.25)]
@@ -35,28 +37,70 @@ def measured(members: list[Member], baseline: ReplayBaseline, algorithm: str = "
 def test_baseline_compares_with_whom_it_names(
     baseline: ReplayBaseline, fresh: list[float], replayed: list[float]
 ) -> None:
-    given = measured([*FRESH, *REPLAYED, OTHER], baseline)
-    assert given == pytest.approx([*fresh, *replayed, 0.0], abs=1e-15)
+    found = measured([*FRESH, *REPLAYED, OTHER], baseline)
+    assert found == pytest.approx([*fresh, *replayed, 0.0], abs=1e-15)
 
 
-def test_deviation_is_that_of_those_one_is_compared_with() -> None:
-    # Fresh only: mean 0.5, sample std sqrt(1/3). Of the others of a replayed 1: 1, 0, 0, 1, 0.25.
-    scale = math.sqrt(1 / 3) + 1e-6
-    assert measured([*FRESH, *REPLAYED], "fresh_only", "grpo")[4:] == pytest.approx([0.5 / scale, -0.25 / scale])
-    others = np.float64([1, 0, 0, 1, 0.25])
-    expected = (1 - others.mean()) / (others.std(ddof=1) + 1e-6)
-    assert measured([*FRESH, *REPLAYED], "leave_one_out", "grpo")[4] == pytest.approx(expected, rel=1e-9)
+def test_deviation_is_that_of_those_one_is_compared_with_and_of_oneself() -> None:
+    # Fresh 1, 0, 0, 1 and a replayed 1: mean 0.6, sample variance (3 x 0.16 + 2 x 0.36) / 4 = 0.3.
+    assert measured([*FRESH, *REPLAYED], "fresh_only", "grpo")[4] == pytest.approx(0.5 / (math.sqrt(0.3) + 1e-6))
+    # And a replayed 0.25: mean 0.45, variance (2 x 0.3025 + 2 x 0.2025 + 0.04) / 4 = 0.2625.
+    assert measured([*FRESH, *REPLAYED], "fresh_only", "grpo")[5] == pytest.approx(-0.25 / (math.sqrt(0.2625) + 1e-6))
 
 
-def test_deviation_of_equal_rewards_or_of_one_is_left_out() -> None:
-    """A replayed success among fresh failures is worth its distance to them, not a millionfold of it."""
-    failures = [Member(0.0, group="g", task="a")] * 3
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
+def test_leave_one_out_is_the_shared_advantage_times_n_by_n_less_one(algorithm: str) -> None:
+    """r - mean of the others = n / (n - 1) (r - mean of all), over one deviation."""
+    members = [*FRESH, *REPLAYED]
+    expected = [6 / 5 * value for value in measured(members, "shared", algorithm)]
+    assert measured(members, "leave_one_out", algorithm) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("baseline", ["fresh_only", "leave_one_out"])
+@pytest.mark.parametrize("apart", [0.0, 1e-12, 1e-9, 1e-4, 1e-3])
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++"])
+def test_replayed_success_among_nearly_equal_failures_is_worth_what_it_is_among_equal_ones(
+    algorithm: str, apart: float, baseline: ReplayBaseline
+) -> None:
+    """Penalties that tell eight failures apart: mean 0, variance of all nine (8 / 81 + 64 / 81) / 8 = 1/9, so 3."""
+    failures = [Member(-apart * number, group="g", task="a") for number in range(8)]
     success = Member(1.0, group="old", task="a", replayed=True)
-    assert measured([*failures, success], "fresh_only", "grpo") == [0.0, 0.0, 0.0, 1.0]
-    assert measured([failures[0], success], "leave_one_out", "grpo") == [-1.0, 1.0]
-    # The others of the success are all 0; those of a failure are 0, 0, 1: mean 1/3, sample std sqrt(1/3).
-    low = -1 / 3 / (math.sqrt(1 / 3) + 1e-6)
-    assert measured([*failures, success], "leave_one_out", "grpo") == pytest.approx([low, low, low, 1.0])
+    assert measured([*failures, success], baseline, algorithm)[-1] == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_success_among_equal_failures_is_worth_the_same_whatever_the_unit_of_rewards() -> None:
+    for unit in (0.01, 1.0, 100.0):
+        failures = [Member(0.0, group="g", task="a")] * 3
+        success = Member(unit, group="old", task="a", replayed=True)
+        # Among 4: sqrt(4) = 2.
+        found = measured([*failures, success], "fresh_only", "grpo")
+        assert found == pytest.approx([0.0, 0.0, 0.0, 2.0], rel=1e-3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rewards=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12),
+    scale=st.sampled_from([1e-9, 1e-4, 1.0]),
+    replayed=st.integers(0, 12),
+    baseline=st.sampled_from(["stored", "split", "fresh_only", "shared", "leave_one_out"]),
+    algorithm=st.sampled_from(["grpo", "reinforce++"]),
+)
+def test_advantage_that_is_divided_is_at_most_the_root_of_the_number_compared(
+    rewards: list[float], scale: float, replayed: int, baseline: ReplayBaseline, algorithm: str
+) -> None:
+    members = [
+        Member(reward * scale, group="g", task="a", replayed=position < replayed)
+        for position, reward in enumerate(rewards)
+    ]
+    for value in measured(members, baseline, algorithm):
+        assert abs(value) <= math.sqrt(len(members)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-5])
+def test_replayed_advantages_that_are_whitened_by_nearly_equal_fresh_ones_are_bounded(apart: float) -> None:
+    values = [apart * (-1) ** number for number in range(8)] + [0.75]
+    compared = [tuple(range(8))] * 9
+    assert whitened(values, compared)[-1] == pytest.approx(3.0, rel=0.01)
 
 
 @pytest.mark.parametrize("baseline", ["stored", "split", "fresh_only", "shared", "leave_one_out"])
@@ -111,7 +155,7 @@ def test_random_batches_follow_the_rule_written_out(algorithm: str, baseline: Re
         for _ in range(count)
     ]
     members = [members[i] for i in rng.permutation(len(members))]
-    given = measured(members, baseline, algorithm)
+    found = measured(members, baseline, algorithm)
     for i, member in enumerate(members):
         others = []
         for j, other in enumerate(members):
@@ -123,7 +167,7 @@ def test_random_batches_follow_the_rule_written_out(algorithm: str, baseline: Re
             }[baseline]
             if other.task == member.task and wanted and not (algorithm == "rloo" and j == i):
                 others.append(other)
-        assert given[i] == pytest.approx(written_out(member, others, algorithm), rel=1e-9, abs=1e-12)
+        assert found[i] == pytest.approx(written_out(member, others, algorithm), rel=1e-9, abs=1e-12)
 
 
 def written_out(member: Member, others: list[Member], algorithm: str) -> float:
@@ -132,6 +176,7 @@ def written_out(member: Member, others: list[Member], algorithm: str) -> float:
     weights = [o.num_action_tokens if algorithm == "opo" else 1 for o in others]
     mean = sum(w * o.reward for w, o in zip(weights, others, strict=True)) / sum(weights)
     scale = 1.0
-    if algorithm == "grpo" and len({o.reward for o in others}) > 1:
-        scale = math.sqrt(sum((o.reward - mean) ** 2 for o in others) / (len(others) - 1)) + 1e-6
+    if algorithm == "grpo":
+        everyone = [o.reward for o in others] + [member.reward] * all(o is not member for o in others)
+        scale = float(np.std(np.float64(everyone), ddof=1)) + 1e-6 if len(everyone) > 1 else 1.0
     return (member.reward - mean) / scale

@@ -106,18 +106,21 @@ def test_gae_of_a_batch_without_action_tokens_is_zero() -> None:
 @pytest.mark.parametrize(
     ("advantages", "expected"),
     [
-        # Of the population, which is all but the last: mean 3, variance (4 + 0 + 4) / 2 = 4.
-        ([1.0, 3.0, 5.0, 9.0], [-1.0, 0.0, 1.0, 3.0]),
-        # Mean 2/3, variance 1/3: zeros count.
+        # Of the population, which is all but the last: mean 3, variance (4 + 0 + 4) / 2 = 4. Of all: mean 4.5,
+        # variance (12.25 + 2.25 + 0.25 + 20.25) / 3 = 35 / 3, by which the last one's 6 is divided.
+        ([1.0, 3.0, 5.0, 9.0], [-1.0, 0.0, 1.0, 6 / math.sqrt(35 / 3)]),
+        # Mean 2/3, variance 1/3: zeros count. Of all: mean 1/2, variance 1/3.
         ([1.0, 1.0, 0.0, 0.0], [0.577350, 0.577350, -1.154701, -1.154701]),
-        # Nothing to compare with is no signal, for the last one too.
-        ([0.3, 0.3, 0.3, 0.9], [0.0, 0.0, 0.0, 0.0]),
-        ([0.0, 0.0, 0.0, 0.9], [0.0, 0.0, 0.0, 0.0]),
+        # One of N that is apart from all others is sqrt(N) away, equal or nearly equal as they are.
+        ([0.3, 0.3, 0.3, 0.9], [0.0, 0.0, 0.0, 2.0]),
+        ([0.0, 0.0, 0.0, 0.9], [0.0, 0.0, 0.0, 2.0]),
+        ([0.0, 1e-7, -1e-7, 0.9], [0.0, 0.001, -0.001, 2.0]),
+        ([0.3, 0.3, 0.3, 0.3], [0.0, 0.0, 0.0, 0.0]),
         # Differences of rounding stay small: 0.333e-6 / sqrt(0.333e-12 + 1e-8).
         ([1.0, 1.0, 0.999999, 1.0], [0.003333, 0.003333, -0.006667, 0.003333]),
     ],
 )
-def test_whitening_measures_all_by_the_populations_mean_and_deviation(
+def test_whitening_measures_by_the_populations_mean_and_what_is_outside_by_the_deviation_of_all(
     advantages: list[float], expected: list[float]
 ) -> None:
     fresh = torch.tensor([[True, True, True, False]])
@@ -125,7 +128,9 @@ def test_whitening_measures_all_by_the_populations_mean_and_deviation(
     assert found[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_whitening_of_one_token_is_zero_and_so_is_what_is_not_trained() -> None:
+def test_whitening_of_what_is_compared_with_nobody_or_not_trained_is_zero() -> None:
     mask, alone = torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]])
-    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, alone)[0].tolist() == [0.0, 0.0, 0.0]
+    # Two values, 2 and 5, that differ: the second is sqrt(2) deviations away from the first.
+    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, alone)[0].tolist() == pytest.approx([0.0, math.sqrt(2), 0.0])
+    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), alone, alone)[0].tolist() == [0.0, 0.0, 0.0]
     assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, mask)[0, 2] == 0.0
