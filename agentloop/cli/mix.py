@@ -119,6 +119,7 @@ def _next_batch(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"replayed   {plan['replay']} of {plan['planned_replay']} planned ({share(plan['fraction'], 1)} configured)"
     yield ""
     yield table(["rule", "left", "left out"], [[s["rule"], str(s["left"]), str(s["out"])] for s in answer["funnel"]])
+    yield from answer["empty_sources"]
     if not batch["rows"]:
         return
     for spread in answer["spreads"]:

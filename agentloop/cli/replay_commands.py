@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from context.visible import visible
+from replay import queries
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
-from replay.cli.exchange_commands import ENDINGS, conversations_text, import_text, progress_line
+from replay.cli.exchange_commands import ENDINGS, import_text, progress_line
 from replay.cli.tables import number, table
 from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of
@@ -174,6 +175,7 @@ def import_(
     if form is Format.openai_chat and keep_source:
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     report: ImportReport
+    source: str | None
     with opened(run, read_only=False) as buffer, progress_line() as show:
         learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
         if form is Format.openai_chat:
@@ -183,13 +185,15 @@ def import_(
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
             )
-            report = import_chat(buffer.store, file, teaching, name=name or SOURCE, skip_bad=skip_bad, progress=show)
-            text = conversations_text(report, file)
+            source = name or SOURCE
+            report = import_chat(buffer.store, file, teaching, name=source, skip_bad=skip_bad, progress=show)
         else:
             source = None if keep_source else name or "import"
             report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
-            text = import_text(report, file)
-    say(json.dumps(asdict(report)) if as_json else text)
+        if report.learner is not None:
+            named = [] if source is None else [source]
+            report.empty_sources = queries.empty_sources(buffer.store, report.learner, named=named)
+    say(json.dumps(asdict(report)) if as_json else import_text(report, file))
 
 
 _MOST_ROWS = 512

@@ -47,8 +47,10 @@ from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.plan import EnvironmentTurns, TaskQueue
+from agentloop.user_code import load_sampler
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
+from replay.queries import empty_sources
 from replay.queries.filters import condition
 from replay.records import RunRecord
 from replay.report import REPORT_NAME
@@ -224,7 +226,18 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.display.note(f"run folder: {folder.path}")
         parts.publisher.publish(0)
         attach_buffers(parts)
+    _note_empty_sources(parts)
     return state
+
+
+def _note_empty_sources(parts: Components) -> None:
+    """A remark and no error: rows can be imported while a run goes on, and `replay.shortfall` says what is then done."""
+    replay = parts.config.replay
+    if parts.mixer.rule.highest_fraction > 0:
+        # One of its own: that of the run may draw random numbers when it weighs.
+        sampler = load_sampler(replay.sampler, 0, replay.sampler_options)
+        for sentence in empty_sources(parts.store, parts.run_id, sampler=sampler):
+            parts.display.note(sentence)
 
 
 def _first_tasks(config: RunConfig) -> TaskQueue:

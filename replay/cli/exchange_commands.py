@@ -71,14 +71,14 @@ def import_text(report: ImportReport, file: Path) -> str:
     if report.clipped:
         lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
     lines += report.problems
-    return "\n".join(lines)
+    if isinstance(report, TeacherReport):
+        lines += _about_conversations(report)
+    return "\n".join([*lines, *report.empty_sources])
 
 
-def conversations_text(report: TeacherReport, file: Path) -> str:
-    lines = [
-        import_text(report, file),
-        f"{report.groups:,} groups; {report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs",
-    ]
+def _about_conversations(report: TeacherReport) -> list[str]:
+    replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
+    lines = [f"{report.groups:,} groups; {replies}"]
     lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
     lines += report.refused_at
     if report.without_signal:
@@ -88,7 +88,7 @@ def conversations_text(report: TeacherReport, file: Path) -> str:
         )
     if report.ignored:
         lines.append("fields not looked at: " + ", ".join(sorted(report.ignored)[:20]))
-    return "\n".join(lines)
+    return lines
 
 
 @contextmanager

@@ -51,6 +51,8 @@ class ImportReport:
     """... and how many of the good rows it can draw, as far as tokens and log-probs go."""
     differing: dict[str, int] = field(default_factory=dict)
     """Rows that it can't learn from, by what is another in them."""
+    empty_sources: list[str] = field(default_factory=list)
+    """A sentence for each source that can give that run nothing, now that the rows are there."""
 
     def add_bad(self, place: str, problem: str) -> None:
         self.bad += 1

@@ -10,7 +10,7 @@ from replay.queries.excerpts import excerpts
 from replay.queries.filters.query import Query, QueryResult, Sort, chosen
 from replay.queries.iteration import iteration
 from replay.queries.listing import Patience, page
-from replay.queries.preview.preview import preview, rows_to_read
+from replay.queries.preview.preview import empty_sources, preview, rows_to_read
 from replay.queries.runs import merging, metric_series, progress, run_names, runs
 from replay.queries.summary import summary
 from replay.queries.tasks.task import task
@@ -29,6 +29,7 @@ __all__ = [
     "chosen",
     "cluster",
     "distributions",
+    "empty_sources",
     "excerpts",
     "find",
     "held_out",

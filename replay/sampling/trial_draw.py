@@ -5,18 +5,24 @@ Nothing is reserved and nothing is written, so a database that is open to be rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from context.wording import nearest
+from replay.mixing.mix_settings import SAME_TASK, Unit
 from replay.mixing.request import Availability, DrawRequest, Pick
+from replay.records import OWN_SOURCES
 from replay.sampling.availability import count_available
+from replay.sampling.groups import whole_groups
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, rules
+from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
+
+_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class TrialDraw:
         return self._eligible.index
 
     @property
-    def drawable(self) -> npt.NDArray[np.bool_]:
+    def drawable(self) -> _Mask:
         """[N]: rows that the limits allow and the sampler gives a weight."""
         return self._weights[None].tree.weights > 0.0
 
@@ -66,6 +72,45 @@ class TrialDraw:
             kept &= allowed
             found.append(FilterStep(name, int(np.count_nonzero(kept))))
         return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
+
+    def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
+        """A sentence for each source that can give nothing: those of `replay.sources`, of any row where it is empty,
+        and those `named` besides. What the run collects itself may still be to come.
+        """
+        codes = self.index.codes["source"].names
+        known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
+        limits = self._request.limits
+        return [
+            f"source {name!r} can give nothing: {reason}."
+            for name in dict.fromkeys([*(known if limits.sources is None else limits.sources), *named])
+            if (reason := next(self._why_empty(name, known, unit, group_size), None)) is not None
+        ]
+
+    def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> Iterator[str]:
+        """The reasons there are, of which the first is the one to mend."""
+        columns, every = self.index.columns, slice(None)
+        earlier = ~columns["own"] | (columns["iteration"] < self._now.iteration)
+        left = of_source(self.index, (name,), every) & earlier
+        rows = f"its {np.count_nonzero(left):,} rows"
+        if not left.any():
+            if name not in OWN_SOURCES:
+                similar = nearest(name, known)
+                yield "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
+            return
+        for rule, allowed in rules(self._eligible, self._request.limits, self._now, every):
+            left = left & allowed
+            if not left.any():
+                yield f"replay.{rule} leaves out the last of {rows}"
+        if self._weights[None].unknown[left].all():
+            yield f"replay.sampler {self._sampler.title} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
+        if not (self.drawable & left).any():
+            yield f"replay.sampler {self._sampler.title} gives none of {rows} a weight; uniform gives one to every row"
+        whole = whole_groups(np.flatnonzero(left), columns)
+        if unit == "group" and not (whole.sizes == group_size).any():
+            yield f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
+        own = columns["task"][columns["own"] & (columns["source"] == self.index.codes["source"].get("self"))]
+        if unit in SAME_TASK and len(own) and not np.isin(columns["task"][left], own).any():
+            yield f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
 
     def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
         """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.

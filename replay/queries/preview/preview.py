@@ -6,7 +6,7 @@ The run, its database and its sampler stay as they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain
@@ -91,10 +91,27 @@ def preview(
                 "remainders": is_exact,
             },
             "funnel": _funnel(trial, available, gone, mixer, upcoming),
+            "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
             "batch": _batch(trial, draws, now, exact=exact),
             "spreads": spreads(trial.index, [[row.position for row in rows] for rows in draws], now),
             **batches(chain([plan], plans), config, first=now.iteration, horizon=horizon),
         }
+
+
+def empty_sources(
+    store: ReplayStore, run: str, *, sampler: Sampler | None = None, named: Iterable[str] = ()
+) -> list[str]:
+    """A sentence for each source that can give the run nothing as it is configured; `named` are looked at besides.
+
+    A `sampler` of a person's own is asked only where it is given.
+    """
+    config = stored_config(store.run(run))
+    if sampler is None:
+        sampler = _built_in(config) if config.replay.sampler in SAMPLERS else make_sampler("uniform", 0)
+    with store.reading() as connection:
+        now = run_state(connection, run)
+    with _trial_draw(store, config, now, sampler) as trial:
+        return trial.empty_sources(config.replay.unit, config.batch.group_size, [*config.replay.attach, *named])
 
 
 def rows_to_read(store: ReplayStore, run: str) -> int:

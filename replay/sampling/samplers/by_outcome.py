@@ -15,14 +15,19 @@ class SuccessSampler(Sampler):
     """Weight 1 - success rate of the row's group: what is still hard comes back.
 
     Groups of constant reward weigh 0, the solved and the hopeless alike: their advantages are 0 and nothing can be
-    learned from them. No signal: where all groups are constant nothing is drawn.
+    learned from them. How hard a task is for the policy is not said by a group of one (hindsight), nor by one of
+    another run (a teacher's, an import's): there the failure rate is Laplace's estimate, (failures + 1) / (members + 2),
+    which a success leaves above 0, for every row whose advantage is not 0. No signal: nothing is drawn.
     """
 
     name = "success"
     row_wise = True
 
     def weights(self, rows: Rows) -> Floats:
-        return np.where(rows.group_reward_std > 0.0, 1.0 - rows.group_success_rate, 0.0)
+        size, rate = rows.group_size, rows.group_success_rate
+        measured = np.where(rows.group_reward_std > 0.0, 1.0 - rate, 0.0)
+        estimated = np.where(rows.advantage != 0.0, (size * (1.0 - rate) + 1.0) / (size + 2.0), 0.0)
+        return np.where(rows.own & (size > 1), measured, estimated)
 
 
 def successes(success_rate: Any, group_size: Any) -> Any:

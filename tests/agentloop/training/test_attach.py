@@ -54,6 +54,18 @@ def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Pat
     assert (first / "replay.sqlite").read_bytes() == before
 
 
+def test_a_source_that_can_give_nothing_is_named_before_the_first_iteration(
+    first: Path, tmp_path: Path, qwen2: Path
+) -> None:
+    replay = {"fraction": 0.25, "attach": {"earlier": str(first)}, "sources": {"self": 0.5, "erlier": 0.5}}
+    display = SilentDisplay()
+    train(short(tmp_path, qwen2, replay=replay), display=display)
+    assert [note for note in display.notes if "can give nothing" in note] == [
+        "source 'erlier' can give nothing: no row has it, but rows have 'earlier'.",
+        "source 'earlier' can give nothing: replay.sources leaves out the last of its 16 rows.",
+    ]
+
+
 def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, qwen2: Path) -> None:
     with closing(ReplayStore.open(first / "replay.sqlite", read_only=True)) as store:
         export_file(store, tmp_path / "rows.parquet")

@@ -4,6 +4,7 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: P
     assert ask("import", file, other).output.startswith("0 rows imported from")
 
 
-def named(folder: Path, run: str, *, tokenizer: str, **replay: list[str]) -> Path:
+def named(folder: Path, run: str, *, tokenizer: str, **replay: Any) -> Path:
     """A run folder whose run has published a policy of that tokenizer."""
     folder.mkdir()
     with closing(ReplayStore.create(folder / "replay.sqlite")) as store:
@@ -75,6 +76,19 @@ def test_import_of_rows_that_can_never_be_drawn_is_refused(run: Path, tmp_path: 
     assert sql(strict / "replay.sqlite", "select count(*) from trajectories") == [(0,)]
     lenient = named(tmp_path / "lenient", "run-3", tokenizer="another", allow_mismatch=["tokenizer"])
     assert "run run-3 can learn from 16 of them" in ask("import", file, lenient).output
+
+
+def test_import_under_a_name_that_the_run_does_not_draw_from_says_so(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    learner = named(tmp_path / "learner", "run-2", tokenizer="tok", sources={"teacher": 1.0})
+    assert ask("import", file, learner, "--name", "techer").output.splitlines()[-2:] == [
+        "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
+        "source 'techer' can give nothing: replay.sources leaves out the last of its 16 rows.",
+    ]
+    assert ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1] == (
+        "run run-2 can learn from 16 of them"
+    )
 
 
 def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
@@ -155,9 +169,14 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
         "1 groups; 2 replies, 0 with log-probs",
         "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
         "fields not looked at: n",
+        "source 'teacher' can give nothing: replay.sampler success gives none of its 2 rows a weight; uniform gives one "
+        "to every row.",
     ]
     answer = json.loads(ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--json").output)
     assert (answer["inserted"], answer["duplicates"], answer["without_signal"]) == (0, 2, 2)
+    assert len(answer["empty_sources"]) == 1
+    output = ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--advantage", "1").output
+    assert output.splitlines()[-1] == "fields not looked at: n"
     assert ask("import", file, run, "--format", "openai-chat").exit_code == 2
 
 

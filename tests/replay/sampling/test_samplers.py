@@ -82,6 +82,18 @@ def test_success_weighs_what_is_hard_and_gives_constant_groups_nothing() -> None
     assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("elsewhere", [{"own": np.full(10, False)}, {"group_size": np.full(10, 1)}])
+def test_success_estimates_what_is_hard_where_no_group_of_the_run_says_it(elsewhere: dict[str, Any]) -> None:
+    """A teacher's group, and one of a single row, as in hindsight: (failures + 1) / (members + 2)."""
+    size, rate = (8, columns()["group_success_rate"]) if "own" in elsewhere else (1, np.repeat([0.0, 1.0], 5))
+    weights = weighed("success", group_success_rate=rate, advantage=np.ones(10), **elsewhere)
+    # Of 8 members 0, 2, 4, 6, 8 successes; of one, none or one.
+    expected = [0.9, 0.9, 0.7, 0.7, 0.5, 0.5, 0.3, 0.3, 0.1, 0.1] if size == 8 else [2 / 3] * 5 + [1 / 3] * 5
+    assert weights == pytest.approx(expected)
+    # A row of advantage 0 teaches nothing, wherever it is from.
+    assert weighed("success", advantage=np.zeros(10), **elsewhere) == [0.0] * 10
+
+
 @pytest.mark.parametrize(
     "options, expected",
     [
