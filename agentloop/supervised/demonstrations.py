@@ -19,7 +19,7 @@ from context import AuthorTable, ContextManager, Message, RenderError, TokenSequ
 from context.parse import KnownReply
 from context.strategies import CONTEXT_FULL
 from replay.errors import ReplayError
-from replay.exchange.files import is_parquet, lines
+from replay.exchange.files import lines
 from replay.exchange.openai_chat import Conversation, read_line
 from replay.exchange.row_format import BadRow
 
@@ -143,8 +143,6 @@ def conversation_texts(path: Path, *, key: str) -> list[str]:
 
 def _lines(path: Path, key: str) -> Iterator[bytes]:
     try:
-        if is_parquet(path):
-            raise UserError(f"{key} must be a .jsonl file of conversations, got {str(path)!r}. Convert it.")
         yield from lines(path)
     except (ReplayError, BadRow) as error:
         raise UserError(f"{key} must be a readable .jsonl file, got {str(path)!r}: {error}") from error

@@ -69,7 +69,8 @@ def is_parquet(path: Path) -> bool:
             "wrote. Export JSONL or Parquet where it was made."
         )
     raise ExchangeError(
-        f"FILE must end in {', '.join(_PACKINGS)} or {PARQUET}, got {str(path)!r}. Name it for what it holds."
+        f"FILE must end in {', '.join(_PACKINGS)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
+        "one row a line."
     )
 
 
@@ -140,11 +141,13 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """The lines of a JSONL file, packed or not.
+    """The lines of a JSONL file, packed or not; raises ExchangeError for a file of another kind.
 
     Raises BadRow for one that is too long, and for contents that are damaged: what is packed is unpacked piece by
     piece, and a small file can't hold a long line.
     """
+    if is_parquet(path):
+        raise ExchangeError(f"FILE must end in {', '.join(_PACKINGS)}, got {str(path)!r}. Write one row a line.")
     line = bytearray()
     with opened(path) as raw:
         packing = _packing(path)

@@ -302,6 +302,18 @@ def test_bad_conversation_is_told_with_its_line_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
+def test_messages_of_the_assistant_in_a_row_are_one_reply(loaded: LoadedModel, tmp_path: Path) -> None:
+    asked, called, found, answer = conversation(1)["messages"]
+    thought = {"role": "assistant", "content": "Let me look."}
+    split = [asked, thought, {**called, "content": None}, found, answer]
+    whole = [asked, {**called, "content": "Let me look."}, found, answer]
+    rows = [read(loaded, written(tmp_path / "a.jsonl", [{"messages": each}])) for each in (split, whole)]
+    assert [row.token_ids.tolist() for row in rows[0]] == [row.token_ids.tolist() for row in rows[1]]
+    wrong = written(tmp_path / "b.jsonl", [{"messages": whole}, {"messages": [asked, called, answer]}])
+    with pytest.raises(UserError, match=r"b\.jsonl:2: messages of the assistant in a row must be one reply"):
+        read(loaded, wrong)
+
+
 def test_held_out_file_is_only_measured(tmp_path: Path, qwen2: Path, data: Path) -> None:
     others = written(tmp_path / "others.jsonl", [conversation(number) for number in range(100, 103)])
     display = SilentDisplay()
@@ -319,7 +331,8 @@ def test_held_out_file_is_only_measured(tmp_path: Path, qwen2: Path, data: Path)
             "conversation must hold a token that context lets be trained, got none.",
         ),
         ({"sft": {"data": "missing.jsonl"}}, "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE must"),
-        ({"sft": {"data": "a.parquet"}}, "sft.data must be a .jsonl file of conversations, got 'a.parquet'."),
+        ({"sft": {"data": "a.parquet"}}, "sft.data must be a readable .jsonl file, got 'a.parquet': FILE must"),
+        ({"sft": {"data": "a.json"}}, "sft.data must be a readable .jsonl file, got 'a.json': FILE must end in"),
     ],
 )
 def test_what_sft_needs_is_told_in_one_line(

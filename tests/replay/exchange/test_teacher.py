@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -19,6 +21,7 @@ from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
+from replay.exchange.openai_chat import read_line
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
@@ -27,6 +30,7 @@ from tests.fakes.records import AUTHORS, RUN, new_store, request, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl"}'}}
+OTHER_CALL = {**CALL, "id": "call00002"}
 ASKED = [
     {"role": "system", "content": "You are a careful agent."},
     {"role": "user", "content": "What is the code of pearl?"},
@@ -271,6 +275,68 @@ def test_rows_survive_being_exported(file_store: ReplayStore, tmp_path: Path) ->
     assert (tmp_path / "rows.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("split", "whole"),
+    [
+        (
+            [{"role": "assistant", "content": "Let me see."}, {"role": "assistant", "content": "78"}],
+            {"role": "assistant", "content": "Let me see.\n78"},
+        ),
+        (
+            [{"role": "assistant", "content": "Let me see."}, {"role": "assistant", "tool_calls": [CALL]}],
+            {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]},
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [OTHER_CALL]}],
+            {"role": "assistant", "tool_calls": [CALL, OTHER_CALL]},
+        ),
+        (
+            [{"role": "assistant", "reasoning_content": "Hm."}, {"role": "assistant", "content": "78"}],
+            {"role": "assistant", "reasoning_content": "Hm.", "content": "78"},
+        ),
+        (
+            [{"role": "assistant", "content": "<think>Hm.</think>"}, {"role": "assistant", "content": "78"}],
+            {"role": "assistant", "content": "<think>Hm.</think>\n78"},
+        ),
+        (
+            [{"role": "assistant", "content": ""}, {"role": "assistant", "content": None}, ANSWER],
+            ANSWER,
+        ),
+    ],
+    ids=["texts", "text and call", "calls", "thought and text", "thought in a text", "empty"],
+)
+def test_messages_of_the_assistant_in_a_row_are_one_reply(split: list[Any], whole: dict[str, Any]) -> None:
+    ignored: Counter[str] = Counter()
+    once, twice = (
+        read_line(json.dumps({"messages": [*ASKED, *said]}).encode(), ignored) for said in ([whole], split)
+    )
+    assert once == twice
+
+
+def test_a_reply_in_parts_is_trained_once_with_the_log_probs_that_fit_none(
+    file_store: ReplayStore, tmp_path: Path
+) -> None:
+    parts = [{**ANSWER, "content": text, "logprobs": log_probs(text)} for text in ("The code", "is 78.")]
+    report = import_chat(
+        file_store, written(tmp_path, {"messages": [*ASKED, *parts], "reward": 1}), teaching(file_store, tmp_path)
+    )
+    assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 1, 0)
+    assert replies_of(only_row(file_store).segments[0]) == ["The code\nis 78.<|im_end|>"]
+
+
+def test_a_shown_reply_before_the_first_trained_one_stays_a_message_of_its_own(
+    file_store: ReplayStore, tmp_path: Path
+) -> None:
+    shown = {"role": "assistant", "content": "Let me see.", "weight": 0}
+    import_chat(
+        file_store,
+        written(tmp_path, {"messages": [*ASKED[1:], shown, ANSWER], "reward": 1}),
+        teaching(file_store, tmp_path),
+    )
+    assert [message.content for message in only_row(file_store).messages][1:] == ["Let me see.", "The code is 78."]
+
+
+IN_A_ROW = "messages of the assistant in a row must be one reply"
 BAD: list[tuple[str, Any, str]] = [
     ("no json", "{", "line must be JSON"),
     ("no messages", {"prompt": "x"}, "row must hold 'messages', got none"),
@@ -333,6 +399,27 @@ BAD: list[tuple[str, Any, str]] = [
     ),
     ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
     ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
+    ("tool", {**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must describe a function by an object"),
+    ("text behind a call", {"messages": [*ASKED, CALLED[0], ANSWER]}, IN_A_ROW),
+    (
+        "thought behind a text",
+        {"messages": [*ASKED, ANSWER, {**ANSWER, "reasoning_content": "Hm."}]},
+        IN_A_ROW,
+    ),
+    (
+        "thought in a text behind a text",
+        {"messages": [*ASKED, ANSWER, {**ANSWER, "content": "<think>Hm.</think>78"}]},
+        IN_A_ROW,
+    ),
+    ("half of a reply trained", {"messages": [*ASKED, ANSWER, {**ANSWER, "weight": 0}]}, IN_A_ROW),
+    ("two speakers", {"messages": [*ASKED, {**ANSWER, "name": "a"}, {**ANSWER, "name": "b"}]}, IN_A_ROW),
+    (
+        "a response that goes on",
+        {"messages": [*ASKED, ANSWER], "choices": [{"message": ANSWER}]},
+        "choices must answer a message",
+    ),
+    ("a list", [{"messages": ASKED}], "row must be"),
+    ("nothing", "", "line must be JSON"),
 ]
 
 
@@ -341,7 +428,7 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     file_store: ReplayStore, tmp_path: Path, row: Any, message: str
 ) -> None:
     path = tmp_path / "chat.jsonl"
-    bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row})
+    bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row} if isinstance(row, dict) else row)
     path.write_text(f"{json.dumps(PLAIN)}\n{bad}\n")
     with pytest.raises(ExchangeError, match=f"chat.jsonl:2: .*{message}") as refused:
         import_chat(file_store, path, teaching(file_store, tmp_path))
@@ -349,6 +436,64 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     assert sql(file_store, "select count(*) from trajectories") == [(0,)]
     report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
     assert (report.inserted, report.bad) == (1, 1)
+
+
+ODD: list[Any] = [
+    *(None, True, 0, -1, 1.5, 10**400, 1e308, math.nan, math.inf, "", "x", "\ud800", "\x00", "\n", "<|im_end|>"),
+    *([], {}, [None], [[]], ["x"], {"a": 1}, [{"type": "text", "text": 5}], [{"type": "text", "text": "x"}]),
+    *("[1]", '{"a": NaN}', '{"a": 1e999}', '{"a":' * 300 + "1" + "}" * 300, [ANSWER], ANSWER, {"function": 5}),
+]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all that is in a value of JSON."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, one in inner for place in [(*at, key), *places(one, (*at, key))]]
+
+
+def altered(row: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """One or two things of it left out, twice there, or something odd."""
+    made: dict[str, Any] = json.loads(json.dumps(row))
+    for _ in range(chance.choice([1, 1, 2])):
+        *within, last = chance.choice(places(made))
+        holder: Any = made
+        for key in within:
+            holder = holder[key]
+        way = chance.random()
+        if way < 0.2:
+            del holder[last]
+        elif way < 0.3 and isinstance(holder, list):
+            holder.insert(last, holder[last])
+        else:
+            holder[last] = chance.choice(ODD)
+    return made
+
+
+def test_an_altered_conversation_is_imported_or_named(
+    file_store: ReplayStore, tmp_path: Path, family: str
+) -> None:
+    chance = random.Random(family)
+    logged = [*CALLED, {**ANSWER, "reasoning_content": "78.", "logprobs": log_probs("The code is 78.")}]
+    whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
+    made = teaching(file_store, tmp_path, family)
+    imported = named = 0
+    for _ in range(25):
+        rows = [altered(whole, chance) for _ in range(20)]
+        path = written(tmp_path, *rows)
+        report = import_chat(file_store, path, made, skip_bad=True)
+        assert report.rows + report.bad == len(rows)
+        assert len(report.problems) == report.bad
+        assert all(line.startswith(f"{path}:") and "\n" not in line for line in report.problems)
+        imported, named = imported + report.rows, named + report.bad
+    assert imported > 50 and named > 50
+
+
+@pytest.mark.parametrize("ending", ["json", "parquet", "txt"])
+def test_a_file_of_another_kind_is_refused_in_one_line(file_store: ReplayStore, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"conversations.{ending}"
+    path.write_text(json.dumps([PLAIN]))
+    with pytest.raises(ExchangeError, match=r"^FILE must end in \.jsonl, \.jsonl\.gz, .*one row a line\.$"):
+        import_chat(file_store, path, teaching(file_store, tmp_path))
 
 
 def test_a_conversation_fits_the_context_of_the_run(file_store: ReplayStore, tmp_path: Path) -> None:
