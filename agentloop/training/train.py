@@ -231,7 +231,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
 
 
 def _note_empty_sources(parts: Components) -> None:
-    """A remark and no error: rows can be imported while a run goes on, and `replay.shortfall` says what is then done."""
+    """A remark and no error: rows can be imported while a run goes on, and until then there is `replay.shortfall`."""
     replay = parts.config.replay
     if parts.mixer.rule.highest_fraction > 0:
         # One of its own: that of the run may draw random numbers when it weighs.

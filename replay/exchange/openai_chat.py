@@ -107,9 +107,9 @@ def _one(choices: Any) -> Any:
 
 class ChatRow(_Open):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    tools: Annotated[list[Annotated[dict[str, JsonValue], AfterValidator(_described)]], Field(fail_fast=True)] | None = (
-        None
-    )
+    tools: (
+        Annotated[list[Annotated[dict[str, JsonValue], AfterValidator(_described)]], Field(fail_fast=True)] | None
+    ) = None
     choices: Annotated[list[ChatChoice] | None, BeforeValidator(_one)] = None
     reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None
     success: bool | None = None

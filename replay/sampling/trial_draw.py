@@ -104,7 +104,7 @@ class TrialDraw:
         if self._weights[None].unknown[left].all():
             yield f"replay.sampler {self._sampler.title} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
         if not (self.drawable & left).any():
-            yield f"replay.sampler {self._sampler.title} gives none of {rows} a weight; uniform gives one to every row"
+            yield f"replay.sampler {self._sampler.title} gives none of {rows} a weight; uniform would"
         whole = whole_groups(np.flatnonzero(left), columns)
         if unit == "group" and not (whole.sizes == group_size).any():
             yield f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"

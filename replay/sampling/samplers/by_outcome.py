@@ -15,9 +15,9 @@ class SuccessSampler(Sampler):
     """Weight 1 - success rate of the row's group: what is still hard comes back.
 
     Groups of constant reward weigh 0, the solved and the hopeless alike: their advantages are 0 and nothing can be
-    learned from them. How hard a task is for the policy is not said by a group of one (hindsight), nor by one of
-    another run (a teacher's, an import's): there the failure rate is Laplace's estimate, (failures + 1) / (members + 2),
-    which a success leaves above 0, for every row whose advantage is not 0. No signal: nothing is drawn.
+    learned from them. A group of one (hindsight) or of another run (a teacher's, an import's) does not say how often
+    the policy fails: its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0 if their advantage is 0.
+    No signal: where no row has a weight nothing is drawn.
     """
 
     name = "success"

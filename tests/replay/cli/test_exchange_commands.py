@@ -169,8 +169,7 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
         "1 groups; 2 replies, 0 with log-probs",
         "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
         "fields not looked at: n",
-        "source 'teacher' can give nothing: replay.sampler success gives none of its 2 rows a weight; uniform gives one "
-        "to every row.",
+        "source 'teacher' can give nothing: replay.sampler success gives none of its 2 rows a weight; uniform would.",
     ]
     answer = json.loads(ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--json").output)
     assert (answer["inserted"], answer["duplicates"], answer["without_signal"]) == (0, 2, 2)

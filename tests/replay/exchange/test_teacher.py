@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,9 +308,7 @@ def test_rows_survive_being_exported(file_store: ReplayStore, tmp_path: Path) ->
 )
 def test_messages_of_the_assistant_in_a_row_are_one_reply(split: list[Any], whole: dict[str, Any]) -> None:
     ignored: Counter[str] = Counter()
-    once, twice = (
-        read_line(json.dumps({"messages": [*ASKED, *said]}).encode(), ignored) for said in ([whole], split)
-    )
+    once, twice = (read_line(json.dumps({"messages": [*ASKED, *said]}).encode(), ignored) for said in ([whole], split))
     assert once == twice
 
 
@@ -453,7 +452,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def altered(row: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     """One or two things of it left out, twice there, or something odd."""
-    made: dict[str, Any] = json.loads(json.dumps(row))
+    made = deepcopy(row)
     for _ in range(chance.choice([1, 1, 2])):
         *within, last = chance.choice(places(made))
         holder: Any = made
@@ -465,13 +464,11 @@ def altered(row: dict[str, Any], chance: random.Random) -> dict[str, Any]:
         elif way < 0.3 and isinstance(holder, list):
             holder.insert(last, holder[last])
         else:
-            holder[last] = chance.choice(ODD)
+            holder[last] = deepcopy(chance.choice(ODD))
     return made
 
 
-def test_an_altered_conversation_is_imported_or_named(
-    file_store: ReplayStore, tmp_path: Path, family: str
-) -> None:
+def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
     chance = random.Random(family)
     logged = [*CALLED, {**ANSWER, "reasoning_content": "78.", "logprobs": log_probs("The code is 78.")}]
     whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
