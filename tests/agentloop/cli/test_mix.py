@@ -135,6 +135,13 @@ def test_mix_takes_another_configuration_for_a_run(config: Path, run: Path) -> N
     assert [batch["iteration"] for batch in answer["batches"]] == [4, 5, 6]
 
 
+def test_mix_names_a_source_that_can_give_nothing(run: Path) -> None:
+    asked = (run, "--set", "replay.fraction=0.1", "--set", "replay.sources={self: 0.5, techer: 0.5}")
+    sentence = "source 'techer' can give nothing: no row has it yet: import or attach some."
+    assert json.loads(mix(*asked, "--json").output)["empty_sources"] == [sentence]
+    assert mix(*asked).output.splitlines().count(sentence) == 1
+
+
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(mix(run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"

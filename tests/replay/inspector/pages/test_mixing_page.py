@@ -71,6 +71,12 @@ def test_page_shows_the_batch_with_links_to_its_rows(server: Served, three_itera
     assert rows == [str(iteration) for iteration in range(4, 24)]  # 20 iterations to come
 
 
+def test_page_names_a_source_that_can_give_nothing(server: Served) -> None:
+    sentence = "source 'self' can give nothing: replay.max_staleness leaves out the last of its 24 rows."
+    assert f'<p class="warning">{sentence}</p>' in unescape(page(server, **CHOSEN | {"max_staleness": "0"}))
+    assert "can give nothing" not in page(server, **CHOSEN)
+
+
 def test_controls_show_what_the_address_says(server: Served) -> None:
     text = page(server, **CHOSEN, **{"recency.half_life": "3"})
     assert (
