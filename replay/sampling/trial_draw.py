@@ -5,7 +5,7 @@ Nothing is reserved and nothing is written, so a database that is open to be rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,38 +79,37 @@ class TrialDraw:
         """
         codes = self.index.codes["source"].names
         known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
-        limits = self._request.limits
-        return [
-            f"source {name!r} can give nothing: {reason}."
-            for name in dict.fromkeys([*(known if limits.sources is None else limits.sources), *named])
-            if (reason := next(self._why_empty(name, known, unit, group_size), None)) is not None
-        ]
+        asked = self._request.limits.sources
+        reasons = {
+            name: self._why_empty(name, known, unit, group_size)
+            for name in (*(known if asked is None else asked), *named)
+        }
+        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons.items() if reason]
 
-    def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> Iterator[str]:
-        """The reasons there are, of which the first is the one to mend."""
+    def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
         columns, every = self.index.columns, slice(None)
         earlier = ~columns["own"] | (columns["iteration"] < self._now.iteration)
         left = of_source(self.index, (name,), every) & earlier
-        rows = f"its {np.count_nonzero(left):,} rows"
         if not left.any():
-            if name not in OWN_SOURCES:
-                similar = nearest(name, known)
-                yield "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
-            return
+            similar = nearest(name, known)
+            reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
+            return None if name in OWN_SOURCES else reason
+        rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
         for rule, allowed in rules(self._eligible, self._request.limits, self._now, every):
             left = left & allowed
             if not left.any():
-                yield f"replay.{rule} leaves out the last of {rows}"
+                return f"replay.{rule} leaves out the last of {rows}"
         if self._weights[None].unknown[left].all():
-            yield f"replay.sampler {self._sampler.title} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
+            return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
         if not (self.drawable & left).any():
-            yield f"replay.sampler {self._sampler.title} gives none of {rows} a weight; uniform would"
+            return f"{sampler} gives none of {rows} a weight; uniform would"
         whole = whole_groups(np.flatnonzero(left), columns)
         if unit == "group" and not (whole.sizes == group_size).any():
-            yield f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
+            return f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
         own = columns["task"][columns["own"] & (columns["source"] == self.index.codes["source"].get("self"))]
         if unit in SAME_TASK and len(own) and not np.isin(columns["task"][left], own).any():
-            yield f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
+            return f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
+        return None
 
     def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
         """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import random
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import zstandard
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
 from replay.exchange.row_format import BadRow, json_line
+from tests.fakes.altered_rows import altered
 from tests.fakes.records import group, new_store, sql, task, trajectory
 
 
@@ -542,6 +544,19 @@ def test_rows_that_contradict_each_other_or_the_store_are_bad(
     path.write_bytes(lines_of([{**other, "id": "d"}]))
     with pytest.raises(ExchangeError, match="policies must be those of the known run 'run-1', got another tokenizer"):
         import_file(three_rows, path)
+
+
+def test_an_altered_row_is_imported_or_named(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
+    chance, path = random.Random(0), tmp_path / "rows.jsonl"
+    imported = named = 0
+    for _ in range(25):
+        some = [altered({**rows[0], "messages_hash": ""}, chance) for _ in range(20)]
+        path.write_bytes(lines_of(some))
+        report = import_file(empty, path, skip_bad=True)
+        assert (report.rows + report.bad, len(report.problems)) == (20, report.bad)
+        assert all(line.startswith(f"{path}:") and "\n" not in line for line in report.problems)
+        imported, named = imported + report.rows, named + report.bad
+    assert imported > 20 and named > 50
 
 
 def test_a_row_twice_is_one_row(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
 from tests.fakes import families as fakes
+from tests.fakes.altered_rows import altered
 from tests.fakes.records import AUTHORS, RUN, new_store, request, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
@@ -435,37 +435,6 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     assert sql(file_store, "select count(*) from trajectories") == [(0,)]
     report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
     assert (report.inserted, report.bad) == (1, 1)
-
-
-ODD: list[Any] = [
-    *(None, True, 0, -1, 1.5, 10**400, 1e308, math.nan, math.inf, "", "x", "\ud800", "\x00", "\n", "<|im_end|>"),
-    *([], {}, [None], [[]], ["x"], {"a": 1}, [{"type": "text", "text": 5}], [{"type": "text", "text": "x"}]),
-    *("[1]", '{"a": NaN}', '{"a": 1e999}', '{"a":' * 300 + "1" + "}" * 300, [ANSWER], ANSWER, {"function": 5}),
-]
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths of all that is in a value of JSON."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, one in inner for place in [(*at, key), *places(one, (*at, key))]]
-
-
-def altered(row: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    """One or two things of it left out, twice there, or something odd."""
-    made = deepcopy(row)
-    for _ in range(chance.choice([1, 1, 2])):
-        *within, last = chance.choice(places(made))
-        holder: Any = made
-        for key in within:
-            holder = holder[key]
-        way = chance.random()
-        if way < 0.2:
-            del holder[last]
-        elif way < 0.3 and isinstance(holder, list):
-            holder.insert(last, holder[last])
-        else:
-            holder[last] = deepcopy(chance.choice(ODD))
-    return made
 
 
 def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
