@@ -14,6 +14,7 @@ from rich.console import Console
 
 from context.authors import default_authors
 from context.conversation_file import read_conversation
+from context.templates.built_in_templates import BUILT_IN_TEMPLATES
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.template_report import TemplateReport, check_template, in_words
@@ -36,6 +37,14 @@ TemplateArgs = Annotated[
         help="A further variable of the template, as JSON or else as text: enable_thinking=false. Can be repeated.",
     ),
 ]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="NAME|FILE",
+        help=f"In place of the model's own, as context.template: {', '.join(BUILT_IN_TEMPLATES)}, or a .jinja file.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -48,12 +57,13 @@ def check(
             help="Model folder (tokenizer.json and a chat template), or a .jinja file.",
         ),
     ],
+    template: Template = None,
     template_arg: TemplateArgs = None,
     as_json: AsJson = False,
 ) -> None:
     """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
     with _refused():
-        report = check_template(load_model_files(model, template_args=_named(template_arg)))
+        report = check_template(load_model_files(model, template=template, template_args=_named(template_arg)))
     if as_json:
         print(json.dumps({"state": report.state, **asdict(report)}))
     else:
@@ -72,6 +82,7 @@ def show(
         Path | None,
         typer.Option(metavar="MODEL_OR_TEMPLATE", help="What renders a FILE; the run's model when left out."),
     ] = None,
+    template: Template = None,
     template_arg: TemplateArgs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +93,7 @@ def show(
         show_trajectory(what, run, as_json)
         return
     folder = model or start_folder(Path(run) if run else newest_run_folder())
-    _show_file(Path(what), load_model_files(folder, template_args=_named(template_arg)), as_json)
+    _show_file(Path(what), load_model_files(folder, template=template, template_args=_named(template_arg)), as_json)
 
 
 def _named(given: list[str] | None) -> dict[str, Any]:
@@ -131,8 +142,8 @@ def _report_text(report: TemplateReport, *, trained: bool) -> str:
     lines.append(f"\nverdict: {in_words(report.state)}{rest}")
     if report.state == "rewrites_history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
-    if not report.shows_thinking:
-        lines.append("thinking (reasoning_content) is never shown, even of the newest reply")
+    lines.append(f"calls are read by: {report.parser}")
+    lines += [f"left out: {sentence}" for sentence in report.hidden]
     lines.append(f"borders that whole-text tokenization would join: {borders}")
     if trained:
         lines.append(

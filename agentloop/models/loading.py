@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
+from context.templates.built_in_templates import check_vocabulary, template_source
 from context.templates.model_files import ModelFiles, named_controls, written_templates
 from context.templates.stop_tokens import stop_roles
 
@@ -45,12 +46,17 @@ class LoadedModel(ModelFiles):
 
 
 def load_model(
-    section: ModelSection, path: str | Path, *, template_args: Mapping[str, Any] | None = None
+    section: ModelSection,
+    path: str | Path,
+    *,
+    template: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load from a folder or a hub id. Safetensors only; code of the model's own only if the config allows it.
 
-    A folder of adapters (PEFT) comes on the model it names, which stays frozen. `template_args` are further variables
-    of its chat template.
+    A folder of adapters (PEFT) comes on the model it names, which stays frozen. `template`: a chat template in place of
+    its own, by name, path or text, which is saved with the tokenizer from then on; `template_args`: further variables
+    of it.
     """
     _check_adapters(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
@@ -70,8 +76,12 @@ def load_model(
     if has_adapters(model):
         model.enable_adapters()  # they are loaded frozen
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
-    codec, template = _codec(tokenizer, path), _template(tokenizer, path, template_args)
-    return LoadedModel(codec, template, _stop_ids(model, tokenizer, codec, template), model, tokenizer)
+    codec = _codec(tokenizer, path)
+    if template is not None:
+        check_vocabulary(template, codec)
+        tokenizer.chat_template = template_source(template)
+    chat = _template(tokenizer, path, template_args)
+    return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
@@ -168,7 +178,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mappin
     if written is None:
         raise UserError(
             f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
-            "or put a chat_template.jinja beside tokenizer_config.json."
+            "or set context.template."
         )
     return written.template(_special(tokenizer), args)
 

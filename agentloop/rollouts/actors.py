@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.context import make_strategy
+from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError, one_line_with_place
 from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.user_code import load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
+from context.message_checks import visible
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
+from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.tokens.control import TrainingControl
 
@@ -72,7 +74,7 @@ def make_actors(
     authors = section.author_table()
     parser = make_parser(section.parser, files.template, tools=environments.tools)
     for factory in environments.all:
-        check_tools(factory, files, parser)
+        check_tools(factory, files, section, parser)
     return Actors(
         environments,
         generator,
@@ -123,32 +125,29 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     return parser
 
 
-def check_tools(factory: EnvironmentFactory, files: ModelFiles, parser: ReplyParser) -> None:
-    """The chat template shows the tools, and the parser reads the calls it writes."""
-    if not factory.tools or isinstance(parser, ReactParser):
-        return  # ReAct calls are described by the environment's own prompt, not by the template
-    _check_shown(factory, files, (Message("user", "x"),))
+def check_tools(factory: EnvironmentFactory, files: ModelFiles, section: ContextSection, parser: ReplyParser) -> None:
+    """The chat template shows what an environment says and offers, and the parser reads the calls it writes.
+
+    A parser that was named, and not found by the template, may have its calls described by the prompt itself.
+    """
+    named = section.parser != "auto"
+    openings: list[Sequence[Message]] = [] if named else [(Message("user", "x"),)]
     if factory.example is not None:
-        _check_shown(factory, files, factory.example.messages())
+        openings.append(visible(factory.example.messages(), section.author_table()))
+    for opening in openings:
+        problem = hidden_message(files.template, opening, factory.tools)
+        if problem is None and factory.tools and not section.allow_hidden_tools:
+            problem = (
+                hidden_tools(files.template, factory.tools, opening, described=named)
+                or (None if named else hidden_calls(files.template))
+                or hidden_result(files.template, opening, factory.tools)
+            )
+        if problem is not None:
+            raise UserError(problem)
     stop_texts = [files.codec.decode([token]) for token in files.stop_ids & files.codec.added_ids]
-    unread = unread_call(parser, files.template, stop_texts=stop_texts)
-    if unread is not None:
+    unread = unread_call(parser, files.template, stop_texts=stop_texts) if factory.tools else None
+    if unread is not None and not isinstance(parser, ReactParser):
         raise UserError(
             "context.parser must read the tool calls that the model's chat template writes, got "
             f"{type(parser).__name__} for {unread!r}. Name another one, or a class of your own."
-        )
-
-
-def _check_shown(factory: EnvironmentFactory, files: ModelFiles, opening: Sequence[Message]) -> None:
-    """Some templates leave tools out, of all prompts or of those that open in their own way, with a system message."""
-    prompt = files.template.render(opening, tools=factory.tools, generation_prompt=True)
-    without = files.template.render(opening, generation_prompt=True)
-    names = [str(tool["function"]["name"]) for tool in factory.tools]
-    hidden = [name for name in names if prompt.count(name) <= without.count(name)]
-    if hidden:
-        roles = ", ".join(message.role for message in opening)
-        raise UserError(
-            f"model.path must have a chat template that shows tools, got one that leaves {', '.join(hidden)} out of a "
-            f"prompt with the roles [{roles}]. Use a model that was trained to call tools, or describe them in the "
-            "task's prompt and set context.parser: react."
         )

@@ -19,6 +19,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError
 from agentloop.runs.lengthening import what_iterations_do, with_former_schedules
+from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
 from replay.storage.databases.open import Location
 
@@ -27,6 +28,8 @@ COMPLETE = "COMPLETE"
 LOGS = "logs"
 """Folder of what the roles of a launched run print."""
 _IDENTITY = "run.json"
+_SHOWN = 200
+"""Characters of a setting in a message: `context.template` is the text of one."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +222,8 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
             name = next(n for n in mine if mine[n] != theirs.get(n))
             key, mine, theirs = f"{key}.{name}", mine[name], theirs.get(name)
         raise UserError(
-            f"{key} must be the run's own when resuming {folder.path} ({mine!r}), "
-            f"got {theirs!r}. Take it back, or start a new run without --resume."
+            f"{key} must be the run's own when resuming {folder.path} ({excerpt(repr(mine), _SHOWN)}), "
+            f"got {excerpt(repr(theirs), _SHOWN)}. Take it back, or start a new run without --resume."
         )
     return replace(folder, config=config)
 

@@ -16,8 +16,10 @@ from agentloop.config.sections.context import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
+from context.message_checks import visible
 from context.parse import KnownReply
 from context.strategies import CONTEXT_FULL
+from context.templates.hidden_parts import hidden_tools
 from replay.errors import ReplayError
 from replay.exchange.files import lines
 from replay.exchange.openai_chat import Conversation, read_line
@@ -92,9 +94,11 @@ class DemonstrationReader:
             strict=section.strict,
         )
         context.begin(conversation.opening, conversation.tools)
+        self._check_tools(conversation)
         for reply, answers in conversation.turns:
             given.message = reply.message
-            ids = self._renderer.reply(reply.message)
+            # Tokens of a reply that is only shown are not learned.
+            ids = self._renderer.reply(reply.message, allow_hidden=section.allow_hidden_tools or not reply.trained)
             if len(ids) > context.room:
                 raise _TooLong
             context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
@@ -106,12 +110,23 @@ class DemonstrationReader:
             raise BadRow("conversation must hold a token that context lets be trained, got none.")
         return trained
 
+    def _check_tools(self, conversation: Conversation) -> None:
+        section, tools = self._config.context, conversation.tools
+        if not tools or section.allow_hidden_tools:
+            return
+        opening = visible(conversation.opening, self._authors)
+        problem = hidden_tools(self._renderer.template, tools, opening, described=section.parser != "auto")
+        if problem is not None:
+            raise BadRow(problem)
+
     def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
         stopped = context.observe(answers)
         if stopped == CONTEXT_FULL:
             raise _TooLong
         if stopped is not None:
-            raise BadRow(f"conversation must fit the chat template and context.strategy, got {stopped}.")
+            raise BadRow(
+                f"conversation must fit the chat template and context.strategy, got {stopped}: {context.problem}"
+            )
         if context.question:
             raise UserError(
                 f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "

@@ -125,7 +125,8 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     began = time.perf_counter()
     with muted_libraries():
         build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
-    loaded = load_model(config.model, target, template_args=config.context.template_args)
+    context = config.context
+    loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
     authors = config.context.author_table()
     parser = make_parser(config.context.parser, loaded.template, tools=environments.tools)
     strategy = make_strategy(config.context.strategy, config.context.options)
@@ -141,6 +142,7 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
     with muted_libraries():
         loaded.model.save_pretrained(target)
+        loaded.tokenizer.save_pretrained(target)  # with the template of `context.template`
     seconds = time.perf_counter() - began
     measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
     (target / _WARM_UP).write_text(json.dumps(measured))

@@ -52,7 +52,7 @@ _NAME = "find_stone"
 _IDS = ("call00001", f"functions.{_NAME}:0"), ("call00002", f"functions.{_NAME}:1")
 """Of the first call and of the second: as most families take them, and as Kimi K2 does."""
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
-    {"key": 'a "pearl", é', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
+    {"key": 'a "pearl", é, amber', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
     {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
 )
 _TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boolean", "rows": "array", "more": "object"}

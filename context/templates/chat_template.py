@@ -153,7 +153,7 @@ class _Source:
             roles = ", ".join(str(row["role"]) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
             raise RenderError(
                 f"chat template must render messages with the roles [{roles}], got: {_one_line(error)}. "
-                "Give messages that this template accepts, or another template."
+                "Set context.template: hermes, or give messages that this template accepts."
             ) from error
 
     def _probe(self, rows: Sequence[Mapping[str, Any]], forms: RowForms) -> str | None:

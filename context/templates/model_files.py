@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context.authors import AuthorTable
+from context.templates.built_in_templates import check_vocabulary, template_source
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.render import Renderer
 from context.templates.stop_tokens import stop_roles
@@ -58,16 +59,19 @@ class WrittenTemplates:
         return ChatTemplate(self.default, special_tokens, tool_use=self.tool_use, args=args)
 
 
-def load_model_files(path: Path | str, *, template_args: Mapping[str, Any] | None = None) -> ModelFiles:
+def load_model_files(
+    path: Path | str, *, template: str | None = None, template_args: Mapping[str, Any] | None = None
+) -> ModelFiles:
     """From a folder with tokenizer.json and a chat template, or from a .jinja file.
 
-    A template alone gets a tokenizer trained on its own text, with every control token it spells. `template_args`:
-    further variables of the template, such as enable_thinking. Raises RenderError for what is neither.
+    A template alone gets a tokenizer trained on its own text, with every control token it spells. `template`: one to
+    use in place of the folder's, a built-in one's name, a path or a text; `template_args`: further variables of the
+    template, such as enable_thinking. Raises RenderError for what is neither.
     """
     path = Path(path)
     if path.is_dir():
-        return _from_folder(path, template_args)
-    if path.suffix == ".jinja" and path.is_file():
+        return _from_folder(path, template, template_args)
+    if path.suffix == ".jinja" and path.is_file() and template is None:
         return from_template(_read(path), template_args=template_args)
     raise RenderError(f"MODEL_OR_TEMPLATE must be a model folder or a .jinja file, got {str(path)!r}. Check the path.")
 
@@ -105,16 +109,19 @@ def train_tokenizer(
     return tokenizer
 
 
-def _from_folder(folder: Path, template_args: Mapping[str, Any] | None) -> ModelFiles:
+def _from_folder(folder: Path, template: str | None, template_args: Mapping[str, Any] | None) -> ModelFiles:
     config = _json(folder / "tokenizer_config.json")
-    named = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
-    special = {name: text for name, text in named.items() if text is not None}
+    texts = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
+    special = {name: text for name, text in texts.items() if text is not None}
     codec = _codec(folder, special)
-    written = written_templates(_templates(folder, config))
+    if template is not None:
+        check_vocabulary(template, codec)
+    named = _templates(folder, config) if template is None else {"default": template_source(template)}
+    written = written_templates(named)
     if written is None:
         raise RenderError(
             f"model folder must hold a chat template, got none in {str(folder)!r}. "
-            "Use an instruction-tuned model, or put a chat_template.jinja there."
+            "Use an instruction-tuned model, or set context.template."
         )
     listed = _json(folder / "generation_config.json").get("eos_token_id")
     ids = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
 from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.hidden_parts import hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
 from context.templates.rendering.contents import (
     Content,
@@ -121,6 +122,9 @@ class Renderer:
     def tokens(self, rendering: Rendering) -> TokenSequence:
         """All of a prompt."""
         written = rendering.written
+        called = next((number for number, message in enumerate(rendering.messages) if message.tool_calls), None)
+        if called is not None and self._hidden_calls:  # arguments that are no texts are not looked for
+            raise RenderError(left_out(called, rendering.messages[called].role))
         spans = [span for _, _, span in self._placed(rendering, 0, 0) if span is not None]
         speakers = {
             place: message.author
@@ -156,13 +160,18 @@ class Renderer:
             return None
         return self._encode(written.text, controls, spans, start=end.cut, lead=end.lead, opens=False)
 
-    def reply(self, message: Message) -> list[int]:
+    def reply(self, message: Message, *, allow_hidden: bool = False) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
 
         For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
+        Raises RenderError where the template leaves out some of it, unless `allow_hidden`.
         """
-        rows = [self._row(Message("user", "x")), self._row(self._read(message))]
+        message = self._read(message)
+        rows = [self._row(Message("user", "x")), self._row(message)]
         lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
+        hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, MarkedText(said).text)
+        if hidden and not allow_hidden:
+            raise RenderError(hidden)
         whole = MarkedText(lead + said)
         controls = self._controls(whole)
         length = len(MarkedText(lead).text)
@@ -179,6 +188,10 @@ class Renderer:
         if end is None:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
         return ids[: end + 1]
+
+    @cached_property
+    def _hidden_calls(self) -> str | None:
+        return hidden_calls(self.template)
 
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
@@ -250,11 +263,7 @@ class Renderer:
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
             if content.required and number >= required and place not in places:
-                raise RenderError(
-                    "chat template must render every message, got one that leaves out "
-                    f"messages[{number}] (role {rendering.messages[number].role}). "
-                    "Use a template that knows this role, or give another role."
-                )
+                raise RenderError(left_out(number, rendering.messages[number].role))
             placed.append((number, content, Span(*places[place], content.author) if place in places else None))
         return placed
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
-from context.templates.chat_template import RenderError
+from context.parse import PARSERS, choose_parser
+from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
@@ -35,8 +37,10 @@ class Case:
 @dataclass(frozen=True)
 class TemplateReport:
     cases: tuple[Case, ...]
-    shows_thinking: bool
-    """False: the template leaves `reasoning_content` out, even of the newest reply."""
+    hidden: tuple[str, ...]
+    """What it leaves out of prompts and of replies that are learned, as a run that needs it would refuse it."""
+    parser: str
+    """What `context.parser: auto` finds: the name of the parser that reads the calls it writes, or why there is none."""
 
     @property
     def state(self) -> State:
@@ -92,11 +96,32 @@ def check_template(model: ModelFiles) -> TemplateReport:
     """Run every case."""
     renderer = model.renderer(default_authors())
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
+    return TemplateReport(cases, tuple(dict.fromkeys(_hidden(renderer, model.template))), _parser(model.template))
+
+
+def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
+    """One sentence for each kind of thing that is left out."""
+    asked, tools = Message("user", _WORDS["user"]), (LOOKUP,)
+    with_system = (Message("system", _WORDS["system"], "initialization"), asked)
+    refused = hidden_message(template, with_system, tools)
+    openings = [(asked,), with_system] if refused is None else [(asked,)]
+    tools_of = (hidden_tools(template, tools, opening) for opening in openings)
+    yield from filter(None, (refused, next(filter(None, tools_of), None), hidden_calls(template)))
+    yield from filter(None, (hidden_result(template, (asked,), tools),))
     try:
-        thinking = model.template.render_rows(conversation("ua", thinking="some"), generation_prompt=False)
-    except RenderError:
-        thinking = ""
-    return TemplateReport(cases, shows_thinking="thinking" in thinking)
+        renderer.reply(Message("assistant", _WORDS["assistant"], reasoning=_WORDS["thinking"]))
+    except RenderError as error:
+        yield str(error)
+
+
+def _parser(template: ChatTemplate) -> str:
+    if hidden_calls(template) is not None:
+        return "none, for the template writes no calls"
+    try:
+        chosen = type(choose_parser("auto", template))
+    except ValueError as error:
+        return str(error)
+    return next(name for name, kind in PARSERS.items() if kind is chosen)
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
@@ -109,8 +134,8 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
     try:
         first = renderer.render(messages[: turns[0][0]], schemas)
         renderer.tokens(first)
-        if plan == "uau" and tools:
-            _check_tools_shown(model, rows[: turns[0][0]])
+        if plan == "uau" and tools and (problem := hidden_tools(model.template, schemas, messages[: turns[0][0]])):
+            raise RenderError(problem)
         for reply, end in turns:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
@@ -143,14 +168,6 @@ def _joined(renderer: Renderer, before: Rendering, grown: Rendering, increment: 
         tokens.token_ids.tolist() for tokens in (renderer.tokens(grown), renderer.tokens(before), increment)
     )
     return int(whole[: len(shown)] != shown) + int(whole[len(whole) - len(added) :] != added)
-
-
-def _check_tools_shown(model: ModelFiles, prompt: Sequence[dict[str, Any]]) -> None:
-    text = model.template.render_rows(prompt, tools=(LOOKUP,), generation_prompt=True)
-    if LOOKUP["function"]["name"] not in text:
-        raise RenderError(
-            "chat template must show the tools, got one that leaves them out. Describe them in a message."
-        )
 
 
 def _turns(plan: str) -> Iterator[tuple[int, int]]:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, Self, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from context import Author, AuthorTable, default_authors
 from context.authors import DEMONSTRATION
 from context.messages import canonical_json
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
+from context.templates.built_in_templates import BUILT_IN_TEMPLATES, template_source
 from context.tokens.control import TrainingControl
 from context.wording import suggest
 from replay.errors import first_problem
@@ -115,6 +116,16 @@ class ContextSection(Section):
     discard_turns: tuple[int, ...] = Field((), description="Replies not to train, counted alike.")
     blackout: tuple[str, ...] = Field((), description="Texts whose first occurrence in each reply is not trained.")
     blackout_after_end: bool = Field(True, description="Train nothing behind the first stop token of a reply.")
+    template: str | None = Field(
+        None,
+        description="Chat template in place of the model's own, stored with the run: "
+        f"{', '.join(BUILT_IN_TEMPLATES)}, which show tools, calls, results and thoughts, or the path of a .jinja file.",
+    )
+    allow_hidden_tools: bool = Field(
+        False,
+        description="Go on where the chat template leaves tools, calls, their results or demonstrated thoughts out, "
+        "instead of refusing it.",
+    )
     template_args: dict[str, Any] = Field(
         default_factory=dict,
         description="Further variables of the chat template, for example {enable_thinking: false}; names that it does "
@@ -125,6 +136,12 @@ class ContextSection(Section):
         description="Texts that end a reply as a stop token does; null: those of the parser, which for react are "
         "[`Observation:`].",
     )
+
+    @field_validator("template")
+    @classmethod
+    def _read_template(cls, given: str | None) -> str | None:
+        """A file's text takes the place of its path, so that a run has it wherever its configuration goes."""
+        return given if given is None or given in BUILT_IN_TEMPLATES else template_source(given)
 
     @model_validator(mode="after")
     def _parts_can_be_made(self) -> Self:

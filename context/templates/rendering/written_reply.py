@@ -37,7 +37,7 @@ def _behind_another_prompt(template: ChatTemplate, rows: Sequence[Row], prompt: 
     if shared <= len(before) < len(prompt):
         raise RenderError(
             "chat template must begin a reply as it does when it asks for one, got one that does not. "
-            "Use another template."
+            "Set context.template: hermes, or another template."
         )
     thought, closed, rest = said.partition(_END_THINK)
     if closed and thought.lstrip().startswith(_THINK):
