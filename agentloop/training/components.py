@@ -206,6 +206,7 @@ def build_components(
     store = ReplayStore.create(folder.database)
     engines = _engines(folder, loaded, display, store)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
+    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
     spec = TrainerSpec(config, first, saved, authors)
@@ -213,7 +214,6 @@ def build_components(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
-    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
     return Components(
         config=config,
         folder=folder,

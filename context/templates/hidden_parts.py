@@ -82,7 +82,8 @@ def hidden_calls(template: ChatTemplate) -> str | None:
 
 def hidden_text(message: Message, written: str) -> str | None:
     """Why a reply as it is `written` is less than what was said; None: it is all there."""
-    missing = next((found.text for found in contents(message) if first_place(written, found.text) is None), None)
+    said = [*(call.name for call in message.tool_calls), *(found.text for found in contents(message))]
+    missing = next((text for text in said if first_place(written, text) is None), None)
     if missing is None:
         return None
     if missing == message.reasoning:

@@ -52,7 +52,8 @@ def test_check_prints_every_case_and_the_verdict(folder: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["system", "message", "append-only"]
     assert "verdict: append-only" in lines
-    assert "thinking (reasoning_content) is never shown, even of the newest reply" in lines
+    assert "calls are read by: hermes" in lines
+    assert any(line.startswith("left out: chat template must show every thought") for line in lines)
 
 
 def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
@@ -67,7 +68,10 @@ def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
 
 def test_check_as_json_holds_the_same(folder: Path) -> None:
     answer = json.loads(run("check", folder / "start", "--json").stdout)
-    assert (answer["state"], answer["shows_thinking"], len(answer["cases"])) == ("append_only", False, 12)
+    assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append_only", "hermes", 12)
+    assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [
+        "chat template must show every thought of a reply that is learned"
+    ]
     assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": [], "borders": 0}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,20 +20,26 @@ from transformers import (
 )
 
 from agentloop.config import ModelSection
+from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.model import ComputeSection
-from agentloop.environments import load_environment
+from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
-from agentloop.rollouts.actors import check_tools
+from agentloop.rollouts.actors import check_tools, make_parser
 from agentloop.training.startup_checks import check_scoring
-from context import ChatTemplate, HermesParser, Llama3JsonParser
-from context.templates.model_files import load_model_files, train_tokenizer
-from tests.fakes.runs import save_llama, save_qwen2
+from context import ChatTemplate, Message
+from context.templates.built_in_templates import template_source
+from context.templates.model_files import ModelFiles, load_model_files, train_tokenizer
+from context.templates.row_forms import LOOKUP
+from context.templates.template_report import check_template
+from tests.fakes.real_templates import real_template
+from tests.fakes.runs import ROOT, save_llama, save_qwen2
 from tests.fakes.trl_templates import model
 
 FACTORY = load_environment("lookup_chain", {})
+SMOLLM2 = real_template("written/smollm2").text
 
 
 @pytest.fixture
@@ -40,38 +47,88 @@ def qwen2(tmp_path: Path) -> LoadedModel:
     return load_model(ModelSection(), save_qwen2(tmp_path))
 
 
+def check(files: ModelFiles, factory: EnvironmentFactory = FACTORY, **context: Any) -> None:
+    section = ContextSection.model_validate(context)
+    check_tools(factory, files, section, make_parser(section.parser, files.template, tools=factory.tools))
+
+
+def with_template(files: LoadedModel, source: str) -> LoadedModel:
+    return replace(files, template=ChatTemplate(source, {}))
+
+
+def calculator(prompt: str) -> EnvironmentFactory:
+    """The calculator of the README with another prompt."""
+    factory = load_environment(f"{ROOT / 'examples/calculator.py'}:Calculator", {})
+    assert factory.example is not None
+    return replace(factory, example=replace(factory.example, prompt=(Message("user", prompt),)))
+
+
 def test_template_that_shows_tools_with_its_own_parser_passes(qwen2: LoadedModel, tmp_path: Path) -> None:
-    check_tools(FACTORY, qwen2, HermesParser())
-    check_tools(FACTORY, load_model(ModelSection(), save_llama(tmp_path / "llama")), Llama3JsonParser())
+    check(qwen2)
+    check(load_model(ModelSection(), save_llama(tmp_path / "llama")), parser="llama3_json")
 
 
 def test_parser_that_can_not_read_the_templates_calls_is_refused(qwen2: LoadedModel) -> None:
     with pytest.raises(
         UserError, match=r"context\.parser must read the tool calls .* got Llama3JsonParser for '<tool_call>"
     ):
-        check_tools(FACTORY, qwen2, Llama3JsonParser())
+        check(qwen2, parser="llama3_json")
 
 
-def test_template_without_tools_is_refused(qwen2: LoadedModel) -> None:
-    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    bare = replace(qwen2, template=ChatTemplate(source, {}))
-    with pytest.raises(UserError, match="must have a chat template that shows tools"):
-        check_tools(FACTORY, bare, HermesParser())
+@pytest.mark.parametrize("parser", ["auto", "hermes", "react"])
+def test_template_without_tools_is_refused_as_context_check_says_it(qwen2: LoadedModel, parser: str) -> None:
+    bare = with_template(qwen2, SMOLLM2)
+    with pytest.raises(UserError, match=r"must show every tool, got .* Set context\.template: hermes") as refused:
+        check(bare, replace(calculator("How many?"), tools=(LOOKUP,)), parser=parser)
+    assert str(refused.value) in check_template(bare).hidden
+
+
+def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(qwen2: LoadedModel) -> None:
+    bare = with_template(qwen2, SMOLLM2)
+    described = calculator("You have multiply(a, b).\nAction: multiply\nAction Input: {...}\nWhat is 3 times 4?")
+    check(bare, described, parser="react")
+    with pytest.raises(UserError, match="must show every tool"):
+        check(bare, described)
+
+
+def test_template_that_shows_tools_and_writes_no_calls_is_refused(qwen2: LoadedModel) -> None:
+    silent = with_template(qwen2, "{{ tools | tojson }}" + SMOLLM2)
+    with pytest.raises(UserError, match="must show every call, got one that leaves calls out") as refused:
+        check(silent)
+    assert str(refused.value) in check_template(silent).hidden
+    check(silent, parser="hermes")
+
+
+def test_hidden_tools_can_be_insisted_on(qwen2: LoadedModel) -> None:
+    check(with_template(qwen2, SMOLLM2), allow_hidden_tools=True)
+
+
+@pytest.mark.parametrize(("role", "shown"), [("system", "messages[0].content"), ("tool", "message.content")])
+def test_template_that_hides_a_role_is_refused(qwen2: LoadedModel, role: str, shown: str) -> None:
+    before, _, behind = template_source("hermes").partition(role + "'")
+    hiding = with_template(qwen2, before + role + "'" + behind.replace(shown, "''", 1))
+    message = rf"must render every message, got .* messages\[\d\] \(role {role}\)\. Set context\.template: hermes"
+    with pytest.raises(UserError, match=message):
+        check(hiding)
+
+
+@pytest.mark.parametrize("role", ["system", "tool"])
+def test_template_that_refuses_a_role_is_refused(qwen2: LoadedModel, role: str) -> None:
+    refuses = "{% for m in messages if m.role == '" + role + "' %}{{ raise_exception('no ' + m.role) }}{% endfor %}"
+    with pytest.raises(UserError, match=rf"TemplateError: no {role}\. Set context\.template: hermes, or give messages"):
+        check(with_template(qwen2, refuses + template_source("hermes")))
 
 
 def test_template_that_hides_tools_of_some_prompts_only_is_refused(qwen2: LoadedModel) -> None:
     hides = "{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
-    template = ChatTemplate(hides + qwen2.template.source, {})
-    hiding = replace(qwen2, template=template)
     with pytest.raises(UserError, match=r"leaves lookup out of a prompt with the roles \[system, user\]\."):
-        check_tools(FACTORY, hiding, HermesParser())
+        check(with_template(qwen2, hides + qwen2.template.source))
 
 
 def test_template_that_speaks_of_tools_without_naming_them_is_refused(qwen2: LoadedModel) -> None:
     source = "{% if tools %}You have tools.{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    bare = replace(qwen2, template=ChatTemplate(source, {}))
     with pytest.raises(UserError, match="got one that leaves lookup out of a prompt"):
-        check_tools(FACTORY, bare, HermesParser())
+        check(with_template(qwen2, source), parser="hermes")
 
 
 def test_what_ends_a_turn_of_tool_calls_ends_a_reply(tmp_path: Path) -> None:

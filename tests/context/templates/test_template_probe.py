@@ -171,7 +171,7 @@ def test_changes_are_unknown_where_the_template_refuses_or_hides_the_reply() -> 
 
 def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
     verdict = check_template(model("qwen3"))
-    assert verdict.state == "rewrites_history" and verdict.shows_thinking
+    assert verdict.state == "rewrites_history" and verdict.hidden == ()
     assert states(verdict) == {
         "system message": "append_only",
         "two user turns": "append_only",
@@ -204,7 +204,8 @@ def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
         ),
         (
             "llama3",
-            "append-only; 'tools': unsupported, chat template must show the tools, got one that leaves them out",
+            "append-only; 'tools': unsupported, chat template must show every tool, got one that leaves lookup out of a "
+            "prompt with the roles [user]",
         ),
     ],
 )
@@ -216,12 +217,12 @@ def test_verdict_in_one_line_names_what_is_rewritten_and_what_does_not_work(name
     ("name", "case", "why"),
     [
         ("gemma", "system message", "System role not supported"),
-        ("gemma", "tools", "leaves them out"),
+        ("gemma", "tools", "leaves lookup out of a prompt"),
         ("gemma", "tool results", "must alternate user/assistant"),
         ("cohere", "tool results", "must alternate user/assistant"),
         ("phi3", "tool results", r"leaves out messages\[2\] \(role tool\)"),
-        ("idefics3", "tools", "leaves them out"),
-        ("llama3", "tools", "leaves them out"),
+        ("idefics3", "tools", "leaves lookup out of a prompt"),
+        ("llama3", "tools", "leaves lookup out of a prompt"),
     ],
 )
 def test_what_is_unsupported_says_why(name: str, case: str, why: str) -> None:

@@ -1,0 +1,146 @@
+"""What real templates leave out is said by name, and nothing of a reply that is learned is lost in silence."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from context import Message, RenderError, Renderer, ToolCall, default_authors
+from context.templates.model_files import from_template
+from context.templates.row_forms import LOOKUP
+from context.templates.template_report import check_template
+from tests.fakes.real_templates import real_template, real_templates
+
+NAMES = [template.name for template in real_templates()]
+# Words of the sentence for each kind.
+KINDS = {
+    "system": ("(role system)", "roles [system, user]"),
+    "tools": ("every tool",),
+    "calls": ("every call",),
+    "results": ("(role tool)", "roles [user, assistant, tool]"),
+    "thoughts": ("every thought",),
+}
+# Packages and, behind each, the templates that leave out the same; those that are not named show everything.
+LEFT_OUT = {
+    "system tools calls results thoughts": "trl gemma axolotl gemma",
+    "tools calls results thoughts": (
+        "trl cohere cohere2 gemma3 llava_next phi3 phi3_5 axolotl alpaca aya cohere command_a deepseek_v2 gemma3 gemma3n "
+        "metharme mistral_v1 mistral_v7_tekken nemotron_h phi_3 phi_35 phi_4 pixtral written chatglm2 llama_2"
+    ),
+    "tools calls thoughts": (
+        "trl idefics3 llama3 qwen2_5_vl smolvlm axolotl chatml exaone llama3 llava qwen2_vl written dated smollm2"
+    ),
+    "tools calls": "trl deepseek_r1_distill",
+    "tools thoughts": "axolotl command_a_rag deepseek_v3 written brackets",
+    "tools": "trl deepseekv3 written r1",
+    "calls thoughts": "trl lfm2 axolotl falcon_h1",
+    "thoughts": (
+        "trl gemma4 gemma4_v2 gemma4_v3 gemma4_v4 lfm2_v2 llama3_1 llama3_2 qwen2_5 qwen3_5_nothink qwen3_instruct_2507 "
+        "qwen3_vl axolotl command_a_tool_use exaone4 gemma4 jamba llama3_2_vision llama4 mistral_v2v3 mistral_v3_tekken "
+        "written ascii_json bielik command_r7b granite_3 hunyuan kimi_k2 mistral_nemo mistral_v0_3 mistral_v11 "
+        "phi_4_mini qwen3_coder tools_as_python"
+    ),
+}
+CALL = ToolCall("lookup", {"key": "pearl-0417"}, "call00001")
+WITHOUT_TEXTS = ToolCall("lookup", {"n": 48151}, "call00001")
+REFUSALS = (
+    *("every call", "every thought", "all of a reply that is learned"),
+    *(
+        "must begin a reply as it does",
+        "must end a reply with a stop token",
+        "must render messages with the roles [user]",
+    ),
+)
+SPELLED = "<think>\nWhich zebra?\n</think>\n\n"
+
+
+def expected(name: str) -> list[str]:
+    package, _, own = name.partition("/")
+    for kinds, words in LEFT_OUT.items():
+        of = ""
+        for word in words.split():
+            of = word if word in ("trl", "axolotl", "written") else of
+            if (of, word) == (package, own):
+                return kinds.split()
+    return []
+
+
+@cache
+def renderer(name: str) -> Renderer:
+    return from_template(real_template(name).text).renderer(default_authors())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_template_leaves_out_is_said_with_the_key_that_mends_it(name: str) -> None:
+    sentences = check_template(from_template(real_template(name).text)).hidden
+    found = [kind for sentence in sentences for kind, words in KINDS.items() if any(word in sentence for word in words)]
+    assert found == expected(name)
+    assert all("Set context.template: hermes" in sentence for sentence in sentences if name != "written/minimax_m2")
+
+
+@pytest.mark.parametrize("call", [CALL, WITHOUT_TEXTS], ids=["texts", "numbers"])
+@pytest.mark.parametrize("name", NAMES)
+def test_demonstrated_call_is_written_or_refused(name: str, call: ToolCall) -> None:
+    made = renderer(name)
+    try:
+        written = made.codec.decode(made.reply(Message("assistant", "", tool_calls=(call,))))
+    except RenderError as refused:
+        assert ("calls" in expected(name)) == ("every call" in str(refused))
+        assert any(words in str(refused) for words in REFUSALS)
+    else:
+        assert "lookup" in written and str(next(iter(call.arguments.values()))) in written
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Message("assistant", "78.", reasoning="Which zebra?"), Message("assistant", SPELLED + "78.")],
+    ids=["apart", "in the content"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_demonstrated_thought_is_written_or_refused(name: str, message: Message) -> None:
+    made = renderer(name)
+    try:
+        written = made.codec.decode(made.reply(message))
+    except RenderError as refused:
+        assert any(words in str(refused) for words in REFUSALS)
+    else:
+        assert "Which zebra?" in written and "78." in written
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_beside_a_call_is_written_or_refused(name: str) -> None:
+    made = renderer(name)
+    try:
+        written = made.codec.decode(made.reply(Message("assistant", "A zebra.", tool_calls=(CALL,))))
+    except RenderError as refused:
+        assert any(words in str(refused) for words in REFUSALS)
+    else:
+        assert "A zebra." in written and "pearl-0417" in written
+
+
+def test_call_whose_name_is_left_out_is_refused() -> None:
+    # Kimi K2 names the tool in the call's id alone.
+    made = renderer("written/kimi_k2")
+    with pytest.raises(RenderError, match="must show all of a reply that is learned, got one that leaves out 'lookup'"):
+        made.reply(Message("assistant", "", tool_calls=(CALL,)))
+    assert made.reply(Message("assistant", "", tool_calls=(ToolCall("lookup", {}, "functions.lookup:0"),)))
+
+
+def test_reply_that_loses_something_is_written_where_that_is_allowed() -> None:
+    made = renderer("written/smollm2")
+    ids = made.reply(Message("assistant", "", tool_calls=(CALL,)), allow_hidden=True)
+    assert made.codec.decode(ids) == "<|im_end|>"
+
+
+def test_prompt_whose_calls_have_no_texts_is_refused_where_they_would_be_left_out() -> None:
+    conversation = [
+        Message("user", "Which code?"),
+        Message("assistant", "", "history", (WITHOUT_TEXTS,)),
+        Message("tool", "78", "env", name="lookup"),
+    ]
+    with pytest.raises(
+        RenderError, match=r"leaves out messages\[1\] \(role assistant\)\. Set context\.template: hermes"
+    ):
+        renderer("written/smollm2").initial(conversation, [LOOKUP])
+    assert len(renderer("trl/qwen2_5").initial(conversation, [LOOKUP]))
