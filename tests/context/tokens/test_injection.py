@@ -303,7 +303,7 @@ def test_no_added_token_of_any_kind_of_tokenizer_comes_of_any_content(kind: str,
 @pytest.mark.parametrize("kind", tokenizer_kinds())
 def test_no_added_token_comes_of_a_hint_or_of_a_later_tool_result(kind: str) -> None:
     model = subject(real_template("written/kimi_k2"), kind)
-    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "x"}, "call00001"),))
+    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "x"}, "functions.lookup:0"),))
     known = model.reference.controls
 
     def controls_with(hint: str, result: str) -> Counter[int]:
@@ -313,7 +313,9 @@ def test_no_added_token_comes_of_a_hint_or_of_a_later_tool_result(kind: str) -> 
         context.begin([Message("user", "x")], [], hint=hint)
         ids = model.renderer.reply(reply)
         context.record_reply(ids, [-0.5] * len(ids), policy_version=0)
-        assert context.observe([Message("tool", result, "env", name="lookup", tool_call_id="call00001")]) is None
+        assert (
+            context.observe([Message("tool", result, "env", name="lookup", tool_call_id="functions.lookup:0")]) is None
+        )
         return Counter(token for token in context.prompt_ids if token in known)
 
     harmless = controls_with(HARMLESS, HARMLESS)

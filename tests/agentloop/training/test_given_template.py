@@ -1,0 +1,173 @@
+"""`context.template`: a model whose own template knows no tools is refused by name, and trains with a given one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentloop.analysis.exported_model import export_run
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.cli.main import main
+from agentloop.environments import load_environment
+from agentloop.errors import UserError
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.supervised.sft import sft
+from agentloop.training.train import train
+from context import default_authors, load_model_files
+from context.messages import to_template
+from context.templates.built_in_templates import template_source
+from replay.store import ReplayStore
+from tests.fakes.processes import write_config
+from tests.fakes.real_templates import real_template
+from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
+
+CALCULATOR = f"{ROOT / 'examples/calculator.py'}:Calculator"
+DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
+TINY: dict[str, Any] = {
+    "environment": {"name": CALCULATOR},
+    "run": {"iterations": 1},
+    "batch": {"trajectories": 4, "mini_batch": 4, "group_size": 2},
+    "evaluation": {"tasks": 2, "every": 1},
+    "replay": {"fraction": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose template is SmolLM2's: ChatML without tools."""
+    folder = save_qwen2(tmp_path_factory.mktemp("models") / "bare")
+    (folder / "chat_template.jinja").write_text(real_template("written/smollm2").text)
+    return folder
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    """Exit code and what is said on stderr."""
+    sys.argv = ["agentloop", *arguments]
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
+
+
+def test_train_refuses_a_template_without_tools_in_one_line(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(small_config(tmp_path, bare, **TINY), tmp_path / "a.yaml")
+    code, lines = lines_of(capsys, "train", str(config))
+    assert (code, lines) == (
+        2,
+        [
+            "agentloop: chat template must show every tool, got one that leaves multiply out of a prompt with the roles "
+            "[user]. Set context.template: hermes (or llama3, mistral, a .jinja file), or context.allow_hidden_tools: "
+            "true to go on without."
+        ],
+    )
+
+
+def demonstrated(path: Path, *, tools: bool, call: bool = True, thought: str = "") -> Path:
+    called = {"id": "call00001", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call00001", "content": "12"},
+    ]
+    written = []
+    for number in range(8):
+        reply = {"role": "assistant", "content": f"{thought}{number}"}
+        messages = [{"role": "user", "content": f"Question {number}"}, *(turns if call else []), reply]
+        row: dict[str, Any] = {"messages": messages}
+        if tools:
+            row["tools"] = list(load_environment(CALCULATOR, {}).tools)
+        written.append(json.dumps(row) + "\n")
+    path.write_text("".join(written))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shown", "what"),
+    [
+        ({"tools": True}, "must show every tool, got one that leaves multiply out"),
+        ({"tools": False}, "must show every call, got one that leaves calls out"),
+    ],
+    ids=["tools", "calls"],
+)
+def test_sft_refuses_what_the_template_would_leave_out(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: dict[str, bool], what: str
+) -> None:
+    data = demonstrated(tmp_path / "a.jsonl", **shown)
+    config = write_config(small_config(tmp_path, bare, sft={"data": str(data)}), tmp_path / "a.yaml")
+    code, lines = lines_of(capsys, "sft", str(config))
+    assert code == 2 and len(lines) == 1
+    assert lines[0].startswith(f"agentloop: {data}:1: chat template {what}")
+    assert "Set context.template: hermes" in lines[0]
+
+
+def test_sft_refuses_thoughts_that_the_template_takes_out_of_contents(bare: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(bare, cut)
+    source = real_template("written/smollm2").text
+    (cut / "chat_template.jinja").write_text(
+        source.replace("message['content'] +", "message['content'].split('</think>')[-1] +")
+    )
+    data = demonstrated(tmp_path / "a.jsonl", tools=False, call=False, thought="<think>\nThree.\n</think>\n\n")
+    with pytest.raises(UserError, match="must show every thought of a reply that is learned"):
+        sft(small_config(tmp_path, cut, sft={"data": str(data)}), display=SilentDisplay())
+
+
+def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:
+    insisting = {"context": {"max_tokens": 400, "allow_hidden_tools": True}}
+    assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
+    data = demonstrated(tmp_path / "a.jsonl", tools=True)
+    section = {"data": str(data), "epochs": 1, "batch": 4}
+    assert sft(small_config(tmp_path, bare, sft=section, **insisting), display=SilentDisplay()).updates == 2
+
+
+def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_path: Path) -> None:
+    given = {"context": {"max_tokens": 400, "template": "hermes"}}
+    run = train(small_config(tmp_path, bare, **TINY, **given), display=SilentDisplay()).folder
+    export_run(run, str(tmp_path / "exported"))
+    for folder in (run / "start", run / "model", run / "policies" / "000001", tmp_path / "exported"):
+        assert AutoTokenizer.from_pretrained(folder).chat_template == template_source("hermes")
+    database = buffer_of(run)
+    with closing(ReplayStore.open(database, read_only=True)) as store:
+        (stored,) = store.read([rows(database, "select id from trajectories")[0][0]])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    shown, tools = [to_template(stored.messages[0])], list(load_environment(CALCULATOR, {}).tools)
+    prompt = tokenizer.apply_chat_template(shown, tools=tools, add_generation_prompt=True)["input_ids"]
+    assert stored.segments[0].tokens.token_ids.tolist()[: len(prompt)] == prompt
+    assert "multiply" in tokenizer.decode(prompt)
+    assert evaluate_run(run).to_json()
+
+
+def test_run_goes_on_with_the_template_it_began_with(bare: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("{#- mine #}" + template_source("hermes"))
+    given = {"context": {"max_tokens": 400, "template": str(path)}}
+    run = train(small_config(tmp_path, bare, **TINY, **given), display=SilentDisplay()).folder
+    path.unlink()
+    config = open_run_folder(run).config
+    longer = config.model_copy(update={"run": config.run.model_copy(update={"iterations": 2})})
+    assert train(longer, run=run, resume=True, display=SilentDisplay()).iterations == 2
+    assert load_model_files(run / "model").template.source.startswith("{#- mine #}")
+
+
+def test_sft_with_a_given_template_hands_it_on(bare: Path, tmp_path: Path) -> None:
+    section = {"data": str(demonstrated(tmp_path / "a.jsonl", tools=True)), "epochs": 1, "batch": 4}
+    given = {"context": {"max_tokens": 400, "template": "hermes"}}
+    result = sft(small_config(tmp_path, bare, sft=section, **given), display=SilentDisplay())
+    assert AutoTokenizer.from_pretrained(result.model).chat_template == template_source("hermes")
+    assert train(small_config(tmp_path, result.model, **TINY), display=SilentDisplay()).exit_code == 0
+
+
+def test_built_in_model_takes_a_given_template(tmp_path: Path) -> None:
+    section = {"data": str(demonstrated(tmp_path / "a.jsonl", tools=True)), "epochs": 1, "batch": 4}
+    config = small_config(tmp_path, tmp_path, sft=section, context={"max_tokens": 400, "template": "hermes"})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
+    result = sft(config, display=SilentDisplay())
+    renderer = load_model_files(result.model).renderer(default_authors())
+    assert renderer.template.source == template_source("hermes")
