@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ def load_policy(config: RunConfig, first: Path | str, *, saved: Path | None = No
     With `lora.rank`, what is saved are adapters, and the model at `first` lies below them wherever the run's folder has
     been moved to; another whole model is loaded as it is. Raises UserError where adapters can't be put on it.
     """
-    chat = {"template": config.context.template, "template_args": config.context.template_args}
+    load = partial(
+        load_model, config.model, template=config.context.template, template_args=config.context.template_args
+    )
     if config.lora.rank == 0 or (saved is not None and not (saved / "adapter_config.json").exists()):
-        return load_model(config.model, saved or first, **chat)
+        return load(saved or first)
     if importlib.util.find_spec("peft") is None:
         raise UserError(
             f"lora.rank must be 0 where peft is not installed, got {config.lora.rank}. "
             "pip install 'agentloop-replay[peft]'"
         )
-    loaded = load_model(config.model, first, **chat)
+    loaded = load(first)
     if has_adapters(loaded.model):
         raise UserError(
             f"lora.rank must be 0 when model.path has adapters, which are then trained, got {config.lora.rank} and "

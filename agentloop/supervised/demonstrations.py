@@ -97,8 +97,7 @@ class DemonstrationReader:
         self._check_tools(conversation)
         for reply, answers in conversation.turns:
             given.message = reply.message
-            # Tokens of a reply that is only shown are not learned.
-            ids = self._renderer.reply(reply.message, allow_hidden=section.allow_hidden_tools or not reply.trained)
+            ids = self._renderer.reply(reply.message, allow_hidden=section.allow_hidden_tools)
             if len(ids) > context.room:
                 raise _TooLong
             context.record_reply(ids, [math.nan] * len(ids), policy_version=0)

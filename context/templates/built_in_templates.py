@@ -1,4 +1,4 @@
-"""The chat templates that come with agentloop, and others by the path of a file: for models whose own shows no tools."""
+"""The chat templates that come with agentloop, and others by a file's path: for models whose own shows no tools."""
 
 from __future__ import annotations
 

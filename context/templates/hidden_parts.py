@@ -1,4 +1,4 @@
-"""What a chat template leaves out: tools, messages of a role, calls, thoughts; a sentence for each that names the remedy.
+"""What a chat template leaves out (tools, messages of a role, calls, thoughts): a sentence for each, with the remedy.
 
 A run, supervised training and `agentloop context check` say these same sentences.
 """
@@ -18,7 +18,7 @@ _OTHER = "Set context.template: hermes (or llama3, mistral, a .jinja file)"
 _REMEDY = f"{_OTHER}, or context.allow_hidden_tools: true to go on without."
 _HIDDEN_CALLS = f"chat template must show every call, got one that leaves calls out. {_REMEDY}"
 _HIDDEN_THOUGHTS = (
-    f"chat template must show every thought of a reply that is learned, got one that leaves thoughts out. {_REMEDY}"
+    f"chat template must show every thought of a learned reply, got one that leaves thoughts out. {_REMEDY}"
 )
 _ANSWERED_CALL = (
     Message("assistant", "", tool_calls=(ToolCall("lookup", {"key": "x"}, "call00001"),)),
@@ -88,4 +88,4 @@ def hidden_text(message: Message, written: str) -> str | None:
         return None
     if missing == message.reasoning:
         return _HIDDEN_THOUGHTS
-    return f"chat template must show all of a reply that is learned, got one that leaves out {missing[:60]!r}. {_REMEDY}"
+    return f"chat template must show all of a learned reply, got one that leaves out {missing[:60]!r}. {_REMEDY}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -40,7 +40,7 @@ class TemplateReport:
     hidden: tuple[str, ...]
     """What it leaves out of prompts and of replies that are learned, as a run that needs it would refuse it."""
     parser: str
-    """What `context.parser: auto` finds: the name of the parser that reads the calls it writes, or why there is none."""
+    """What `context.parser: auto` finds for the calls that it writes: a parser's name, or why there is none."""
 
     @property
     def state(self) -> State:

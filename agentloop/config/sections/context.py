@@ -119,7 +119,7 @@ class ContextSection(Section):
     template: str | None = Field(
         None,
         description="Chat template in place of the model's own, stored with the run: "
-        f"{', '.join(BUILT_IN_TEMPLATES)}, which show tools, calls, results and thoughts, or the path of a .jinja file.",
+        f"{', '.join(BUILT_IN_TEMPLATES)}, which show tools, calls, results and thoughts; or a .jinja file's path.",
     )
     allow_hidden_tools: bool = Field(
         False,

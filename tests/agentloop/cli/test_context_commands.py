@@ -70,7 +70,7 @@ def test_check_as_json_holds_the_same(folder: Path) -> None:
     answer = json.loads(run("check", folder / "start", "--json").stdout)
     assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append_only", "hermes", 12)
     assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [
-        "chat template must show every thought of a reply that is learned"
+        "chat template must show every thought of a learned reply"
     ]
     assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": [], "borders": 0}
 

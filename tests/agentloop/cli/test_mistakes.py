@@ -237,9 +237,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=torn"), "chat template must be valid jinja2, got: "),
     (
         in_mine("WithSystem", "model.path=hiding"),
-        "model.path must have a chat template that shows tools, got one that leaves look out of a prompt with the "
-        "roles [system, user].",
+        "chat template must show every tool, got one that leaves look out of a prompt with the roles [system, user].",
     ),
+    (training("context.template=hermez"), "override context.template=hermez: context.template must be one of hermes, "),
+    (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code
     (training("environment.name=lookup_chian"), "environment.name must be a built-in environment or path/to/file.py"),
     (training("environment.name=gone.py:Mine"), "environment.name must name a file that exists, got 'gone.py'."),
@@ -294,6 +295,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
+    (["context", "check", "model", "--template", "mistral"], "context.template must be one for the model's vocabulary"),
     (["context", "show", "nowhere.json"], "FILE must be a JSON file of messages, got 'nowhere.json'"),
     (["context", "show", "chat.json", "--model", "model"], ""),
 ]

@@ -63,9 +63,9 @@ def test_train_refuses_a_template_without_tools_in_one_line(
     assert (code, lines) == (
         2,
         [
-            "agentloop: chat template must show every tool, got one that leaves multiply out of a prompt with the roles "
-            "[user]. Set context.template: hermes (or llama3, mistral, a .jinja file), or context.allow_hidden_tools: "
-            "true to go on without."
+            "agentloop: chat template must show every tool, got one that leaves multiply out of a prompt with the "
+            "roles [user]. Set context.template: hermes (or llama3, mistral, a .jinja file), or "
+            "context.allow_hidden_tools: true to go on without."
         ],
     )
 
@@ -115,7 +115,7 @@ def test_sft_refuses_thoughts_that_the_template_takes_out_of_contents(bare: Path
         source.replace("message['content'] +", "message['content'].split('</think>')[-1] +")
     )
     data = demonstrated(tmp_path / "a.jsonl", tools=False, call=False, thought="<think>\nThree.\n</think>\n\n")
-    with pytest.raises(UserError, match="must show every thought of a reply that is learned"):
+    with pytest.raises(UserError, match="must show every thought of a learned reply"):
         sft(small_config(tmp_path, cut, sft={"data": str(data)}), display=SilentDisplay())
 
 

@@ -1,4 +1,4 @@
-"""What real templates leave out is said by name, and nothing of a reply that is learned is lost in silence."""
+"""What real templates leave out is said by name, and nothing of a learned reply is lost in silence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from context import Message, RenderError, Renderer, ToolCall, default_authors
+from context import Message, Renderer, RenderError, ToolCall, default_authors
 from context.templates.model_files import from_template
 from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
@@ -25,8 +25,9 @@ KINDS = {
 LEFT_OUT = {
     "system tools calls results thoughts": "trl gemma axolotl gemma",
     "tools calls results thoughts": (
-        "trl cohere cohere2 gemma3 llava_next phi3 phi3_5 axolotl alpaca aya cohere command_a deepseek_v2 gemma3 gemma3n "
-        "metharme mistral_v1 mistral_v7_tekken nemotron_h phi_3 phi_35 phi_4 pixtral written chatglm2 llama_2"
+        "trl cohere cohere2 gemma3 llava_next phi3 phi3_5 "
+        "axolotl alpaca aya cohere command_a deepseek_v2 gemma3 gemma3n metharme mistral_v1 mistral_v7_tekken "
+        "nemotron_h phi_3 phi_35 phi_4 pixtral written chatglm2 llama_2"
     ),
     "tools calls thoughts": (
         "trl idefics3 llama3 qwen2_5_vl smolvlm axolotl chatml exaone llama3 llava qwen2_vl written dated smollm2"
@@ -36,8 +37,9 @@ LEFT_OUT = {
     "tools": "trl deepseekv3 written r1",
     "calls thoughts": "trl lfm2 axolotl falcon_h1",
     "thoughts": (
-        "trl gemma4 gemma4_v2 gemma4_v3 gemma4_v4 lfm2_v2 llama3_1 llama3_2 qwen2_5 qwen3_5_nothink qwen3_instruct_2507 "
-        "qwen3_vl axolotl command_a_tool_use exaone4 gemma4 jamba llama3_2_vision llama4 mistral_v2v3 mistral_v3_tekken "
+        "trl gemma4 gemma4_v2 gemma4_v3 gemma4_v4 lfm2_v2 llama3_1 llama3_2 qwen2_5 qwen3_5_nothink "
+        "qwen3_instruct_2507 qwen3_vl "
+        "axolotl command_a_tool_use exaone4 gemma4 jamba llama3_2_vision llama4 mistral_v2v3 mistral_v3_tekken "
         "written ascii_json bielik command_r7b granite_3 hunyuan kimi_k2 mistral_nemo mistral_v0_3 mistral_v11 "
         "phi_4_mini qwen3_coder tools_as_python"
     ),
@@ -45,7 +47,7 @@ LEFT_OUT = {
 CALL = ToolCall("lookup", {"key": "pearl-0417"}, "call00001")
 WITHOUT_TEXTS = ToolCall("lookup", {"n": 48151}, "call00001")
 REFUSALS = (
-    *("every call", "every thought", "all of a reply that is learned"),
+    *("every call", "every thought", "all of a learned reply"),
     *(
         "must begin a reply as it does",
         "must end a reply with a stop token",
@@ -122,7 +124,7 @@ def test_text_beside_a_call_is_written_or_refused(name: str) -> None:
 def test_call_whose_name_is_left_out_is_refused() -> None:
     # Kimi K2 names the tool in the call's id alone.
     made = renderer("written/kimi_k2")
-    with pytest.raises(RenderError, match="must show all of a reply that is learned, got one that leaves out 'lookup'"):
+    with pytest.raises(RenderError, match="must show all of a learned reply, got one that leaves out 'lookup'"):
         made.reply(Message("assistant", "", tool_calls=(CALL,)))
     assert made.reply(Message("assistant", "", tool_calls=(ToolCall("lookup", {}, "functions.lookup:0"),)))
 

@@ -204,8 +204,8 @@ def test_verdict_on_qwen3_is_that_a_user_takes_earlier_thinking_away() -> None:
         ),
         (
             "llama3",
-            "append-only; 'tools': unsupported, chat template must show every tool, got one that leaves lookup out of a "
-            "prompt with the roles [user]",
+            "append-only; 'tools': unsupported, chat template must show every tool, got one that leaves lookup out of "
+            "a prompt with the roles [user]",
         ),
     ],
 )
