@@ -72,9 +72,7 @@ def make_actors(
     """What episodes are run with, in training and in evaluation alike."""
     section = config.context
     authors = section.author_table()
-    parser = make_parser(section.parser, files.template, tools=environments.tools)
-    for factory in environments.all:
-        check_tools(factory, files, section, parser)
+    parser = checked_parser(section, environments, files)
     return Actors(
         environments,
         generator,
@@ -125,29 +123,37 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     return parser
 
 
-def check_tools(factory: EnvironmentFactory, files: ModelFiles, section: ContextSection, parser: ReplyParser) -> None:
-    """The chat template shows what an environment says and offers, and the parser reads the calls it writes.
+def checked_parser(section: ContextSection, environments: RunEnvironments, files: ModelFiles) -> ReplyParser:
+    """The parser of `context.parser`.
 
-    A parser that was named, and not found by the template, may have its calls described by the prompt itself.
+    Raises UserError where the chat template does not show what the environments say and offer, or writes calls that the
+    parser can't read. Where it was named, and not found by the template, the prompt itself may describe the calls.
     """
-    named = section.parser != "auto"
-    openings: list[Sequence[Message]] = [] if named else [(Message("user", "x"),)]
-    if factory.example is not None:
-        openings.append(visible(factory.example.messages(), section.author_table()))
-    for opening in openings:
-        problem = hidden_message(files.template, opening, factory.tools)
-        if problem is None and factory.tools and not section.allow_hidden_tools:
-            problem = (
-                hidden_tools(files.template, factory.tools, opening, described=named)
-                or (None if named else hidden_calls(files.template))
-                or hidden_result(files.template, opening, factory.tools)
-            )
-        if problem is not None:
-            raise UserError(problem)
+    parser = make_parser(section.parser, files.template, tools=environments.tools)
+    for factory in environments.all:
+        _check_shown(factory, files.template, section)
     stop_texts = [files.codec.decode([token]) for token in files.stop_ids & files.codec.added_ids]
-    unread = unread_call(parser, files.template, stop_texts=stop_texts) if factory.tools else None
+    unread = unread_call(parser, files.template, stop_texts=stop_texts) if environments.tools else None
     if unread is not None and not isinstance(parser, ReactParser):
         raise UserError(
             "context.parser must read the tool calls that the model's chat template writes, got "
             f"{type(parser).__name__} for {unread!r}. Name another one, or a class of your own."
         )
+    return parser
+
+
+def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: ContextSection) -> None:
+    named = section.parser != "auto"
+    openings: list[Sequence[Message]] = [] if named else [(Message("user", "x"),)]
+    if factory.example is not None:
+        openings.append(visible(factory.example.messages(), section.author_table()))
+    for opening in openings:
+        problem = hidden_message(template, opening, factory.tools)
+        if problem is None and factory.tools and not section.allow_hidden_tools:
+            problem = (
+                hidden_tools(template, factory.tools, opening, described=named)
+                or (None if named else hidden_calls(template))
+                or hidden_result(template, opening, factory.tools)
+            )
+        if problem is not None:
+            raise UserError(problem)

@@ -26,7 +26,7 @@ from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.models.tiny import build_tiny_model
-from agentloop.rollouts.actors import Actors, make_actors, make_parser, stop_strings
+from agentloop.rollouts.actors import Actors, checked_parser, make_actors, make_parser, stop_strings
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
@@ -201,12 +201,12 @@ def build_components(
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
     loaded, local, reference = policy.loaded, policy.local, policy.reference
+    checked_parser(config.context, environments, loaded)  # before an engine is waited for
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     store = ReplayStore.create(folder.database)
     engines = _engines(folder, loaded, display, store)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
-    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
     spec = TrainerSpec(config, first, saved, authors)
@@ -214,6 +214,7 @@ def build_components(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
+    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
     return Components(
         config=config,
         folder=folder,

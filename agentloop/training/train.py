@@ -48,6 +48,7 @@ from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.plan import EnvironmentTurns, TaskQueue
 from agentloop.user_code import load_sampler
+from context import RenderError
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
 from replay.queries import empty_sources
@@ -184,7 +185,7 @@ def _components(
             ranks=ranks,
             environment_changed=environment_changed,
         )
-    except (UserError, DatabaseRefused):
+    except (UserError, RenderError, DatabaseRefused):
         if new and not (folder.start / COMPLETE).exists():
             remove_unbegun(folder)
         raise

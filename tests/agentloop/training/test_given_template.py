@@ -20,7 +20,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
-from context import default_authors, load_model_files
+from context import RenderError, default_authors, load_model_files
 from context.messages import to_template
 from context.templates.built_in_templates import template_source
 from replay.store import ReplayStore
@@ -68,6 +68,13 @@ def test_train_refuses_a_template_without_tools_in_one_line(
             "context.allow_hidden_tools: true to go on without."
         ],
     )
+
+
+@pytest.mark.parametrize("given", [{}, {"template": "llama3"}], ids=["hides tools", "other vocabulary"])
+def test_refused_run_leaves_no_folder(bare: Path, tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises((UserError, RenderError)):
+        train(small_config(tmp_path / "runs", bare, **TINY, context=given), display=SilentDisplay())
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def demonstrated(path: Path, *, tools: bool, call: bool = True, thought: str = "") -> Path:

@@ -27,7 +27,7 @@ from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
-from agentloop.rollouts.actors import check_tools, make_parser
+from agentloop.rollouts.actors import checked_parser
 from agentloop.training.startup_checks import check_scoring
 from context import ChatTemplate, Message
 from context.templates.built_in_templates import template_source
@@ -48,8 +48,7 @@ def qwen2(tmp_path: Path) -> LoadedModel:
 
 
 def check(files: ModelFiles, factory: EnvironmentFactory = FACTORY, **context: Any) -> None:
-    section = ContextSection.model_validate(context)
-    check_tools(factory, files, section, make_parser(section.parser, files.template, tools=factory.tools))
+    checked_parser(ContextSection.model_validate(context), factory, files)
 
 
 def with_template(files: LoadedModel, source: str) -> LoadedModel:

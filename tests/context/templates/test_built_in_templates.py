@@ -104,8 +104,10 @@ def test_what_is_no_template_is_refused(given: str) -> None:
         template_source(given)
 
 
-def test_folder_is_read_with_another_template(tmp_path: Path) -> None:
-    files = load_model_files(model_folder(tmp_path, "chatml"), template="hermes")
+def test_folder_without_a_template_is_read_with_a_given_one(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "chatml")
+    (folder / "chat_template.jinja").unlink()
+    files = load_model_files(folder, template="hermes")
     assert files.template.source == template_source("hermes")
     assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
 
