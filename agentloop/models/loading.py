@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
-from context.templates.built_in_templates import check_vocabulary, template_source
+from context.templates.built_in_templates import source_for
 from context.templates.model_files import ModelFiles, named_controls, written_templates
 from context.templates.stop_tokens import stop_roles
 
@@ -78,8 +78,7 @@ def load_model(
     model.eval()  # dropout would make the ratio of unchanged weights differ from 1
     codec = _codec(tokenizer, path)
     if template is not None:
-        check_vocabulary(template, codec)
-        tokenizer.chat_template = template_source(template)
+        tokenizer.chat_template = source_for(template, codec)
     chat = _template(tokenizer, path, template_args)
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
 

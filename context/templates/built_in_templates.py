@@ -42,8 +42,8 @@ def template_source(given: str) -> str:
     return found
 
 
-def check_vocabulary(given: str, codec: TokenCodec) -> None:
-    """Raises RenderError where control tokens of a built-in template are only text in a vocabulary."""
+def source_for(given: str, codec: TokenCodec) -> str:
+    """The text of a template for a vocabulary: RenderError also where a built-in one's control tokens are only text."""
     known = set(codec.added_tokens)
     missing = [token for token in BUILT_IN_TEMPLATES.get(given, ()) if token not in known]
     if missing:
@@ -52,3 +52,4 @@ def check_vocabulary(given: str, codec: TokenCodec) -> None:
             f"context.template must be one for the model's vocabulary, got {given} for one without "
             f"{', '.join(missing)}. Set context.template: {' or '.join([*fitting, 'a .jinja file of your own'])}."
         )
+    return template_source(given)

@@ -17,7 +17,7 @@ _Tools = Sequence[Mapping[str, Any]]
 _OTHER = "Set context.template: hermes (or llama3, mistral, a .jinja file)"
 _REMEDY = f"{_OTHER}, or context.allow_hidden_tools: true to go on without."
 _HIDDEN_CALLS = f"chat template must show every call, got one that leaves calls out. {_REMEDY}"
-_HIDDEN_THOUGHTS = (
+HIDDEN_THOUGHTS = (
     f"chat template must show every thought of a learned reply, got one that leaves thoughts out. {_REMEDY}"
 )
 _ANSWERED_CALL = (
@@ -87,5 +87,5 @@ def hidden_text(message: Message, written: str) -> str | None:
     if missing is None:
         return None
     if missing == message.reasoning:
-        return _HIDDEN_THOUGHTS
+        return HIDDEN_THOUGHTS
     return f"chat template must show all of a learned reply, got one that leaves out {missing[:60]!r}. {_REMEDY}"

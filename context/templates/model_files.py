@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context.authors import AuthorTable
-from context.templates.built_in_templates import check_vocabulary, template_source
+from context.templates.built_in_templates import source_for
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.render import Renderer
 from context.templates.stop_tokens import stop_roles
@@ -111,13 +111,11 @@ def train_tokenizer(
 
 def _from_folder(folder: Path, template: str | None, template_args: Mapping[str, Any] | None) -> ModelFiles:
     config = _json(folder / "tokenizer_config.json")
-    texts = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
-    special = {name: text for name, text in texts.items() if text is not None}
+    named = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
+    special = {name: text for name, text in named.items() if text is not None}
     codec = _codec(folder, special)
-    if template is not None:
-        check_vocabulary(template, codec)
-    named = _templates(folder, config) if template is None else {"default": template_source(template)}
-    written = written_templates(named)
+    own = _templates(folder, config) if template is None else {"default": source_for(template, codec)}
+    written = written_templates(own)
     if written is None:
         raise RenderError(
             f"model folder must hold a chat template, got none in {str(folder)!r}. "

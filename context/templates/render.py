@@ -15,7 +15,7 @@ import numpy as np
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.hidden_parts import hidden_calls, hidden_text, left_out
+from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
 from context.templates.rendering.contents import (
     Content,
@@ -169,7 +169,10 @@ class Renderer:
         message = self._read(message)
         rows = [self._row(Message("user", "x")), self._row(message)]
         lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
-        hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, MarkedText(said).text)
+        if self._thoughts_are_controls and with_thought(message) is not message:  # its marks would be plain text
+            hidden: str | None = HIDDEN_THOUGHTS
+        else:
+            hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, MarkedText(said).text)
         if hidden and not allow_hidden:
             raise RenderError(hidden)
         whole = MarkedText(lead + said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -127,6 +128,15 @@ def test_text_beside_a_call_is_written_or_refused(name: str) -> None:
         assert any(words in str(refused) for words in REFUSALS)
     else:
         assert "A zebra." in written and "pearl-0417" in written
+
+
+def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
+    # A vocabulary with a control token for it, and a template that knows none: contents never become control tokens.
+    made = replace(files("trl/qwen3"), template=files("axolotl/chatml").template).renderer(default_authors())
+    thought = Message("assistant", SPELLED + "78.")
+    with pytest.raises(RenderError, match="must show every thought of a learned reply"):
+        made.reply(thought)
+    assert "Which zebra?" in made.codec.decode(made.reply(thought, allow_hidden=True))
 
 
 def test_call_whose_name_is_left_out_is_refused() -> None:
