@@ -20,7 +20,7 @@ from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
-from context import RenderError, default_authors, load_model_files
+from context import RenderError, load_model_files
 from context.messages import to_template
 from context.templates.built_in_templates import template_source
 from replay.store import ReplayStore
@@ -126,6 +126,14 @@ def test_sft_refuses_thoughts_that_the_template_takes_out_of_contents(bare: Path
         sft(small_config(tmp_path, cut, sft={"data": str(data)}), display=SilentDisplay())
 
 
+def test_evaluate_refuses_a_template_without_tools(bare: Path, tmp_path: Path) -> None:
+    section = {"data": str(demonstrated(tmp_path / "a.jsonl", tools=False, call=False)), "epochs": 1, "batch": 4}
+    config = small_config(tmp_path, bare, sft=section, environment={"name": CALCULATOR})
+    folder = sft(config, display=SilentDisplay()).folder
+    with pytest.raises(UserError, match="chat template must show every tool, got one that leaves multiply out"):
+        evaluate_run(folder)
+
+
 def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:
     insisting = {"context": {"max_tokens": 400, "allow_hidden_tools": True}}
     assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
@@ -172,9 +180,9 @@ def test_sft_with_a_given_template_hands_it_on(bare: Path, tmp_path: Path) -> No
 
 
 def test_built_in_model_takes_a_given_template(tmp_path: Path) -> None:
-    section = {"data": str(demonstrated(tmp_path / "a.jsonl", tools=True)), "epochs": 1, "batch": 4}
-    config = small_config(tmp_path, tmp_path, sft=section, context={"max_tokens": 400, "template": "hermes"})
+    of_run = {**TINY, "environment": {"name": "lookup_chain"}, "warm_up": {"max_updates": 1, "batch": 2}}
+    config = small_config(tmp_path, tmp_path, **of_run, context={"max_tokens": 1000, "template": "hermes"})
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": None})})
-    result = sft(config, display=SilentDisplay())
-    renderer = load_model_files(result.model).renderer(default_authors())
-    assert renderer.template.source == template_source("hermes")
+    run = train(config, display=SilentDisplay()).folder
+    for folder in (run / "start", run / "model"):
+        assert load_model_files(folder).template.source == template_source("hermes")

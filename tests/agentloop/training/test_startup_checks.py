@@ -88,6 +88,11 @@ def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(qwen2: Loa
     check(bare, described, parser="react")
     with pytest.raises(UserError, match="must show every tool"):
         check(bare, described)
+    # It shows them, but for prompts that look like the one that speaks of them.
+    hides = "{% if 'multiply' in messages[0].content %}{% set tools = none %}{% endif %}" + qwen2.template.source
+    check(with_template(qwen2, hides), described, parser="hermes")
+    with pytest.raises(UserError, match="must show every tool"):
+        check(with_template(qwen2, hides), described)
 
 
 def test_template_that_shows_tools_and_writes_no_calls_is_refused(qwen2: LoadedModel) -> None:
