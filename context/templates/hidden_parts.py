@@ -5,6 +5,7 @@ A run, supervised training and `agentloop context check` say these same sentence
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ def hidden_message(template: ChatTemplate, messages: Sequence[Message], tools: _
         text = template.render_rows(rows, tools=tools, generation_prompt=True)
     except RenderError as error:
         return str(error)
-    hidden = next((number for number, text_of in marks.items() if text_of not in text.lower()), None)
+    hidden = next((number for number, shown in marks.items() if shown not in text.lower()), None)
     return None if hidden is None else left_out(hidden, messages[hidden].role)
 
 
@@ -63,9 +64,9 @@ def hidden_tools(
         without = template.render(opening, generation_prompt=True)
     except RenderError:  # a template for conversations with tools alone
         without = ""
-    said = "\n".join(content.text for message in opening for content in contents(message)) if described else ""
+    said = " ".join(content.text for message in opening for content in contents(message)) if described else ""
     names = [str(tool.get("function", tool)["name"]) for tool in tools]
-    hidden = [name for name in names if prompt.count(name) <= without.count(name) and name not in said]
+    hidden = [name for name in names if prompt.count(name) <= without.count(name) and not _is_word(name, said)]
     if not hidden:
         return None
     roles = ", ".join(message.role for message in opening)
@@ -73,6 +74,10 @@ def hidden_tools(
         f"chat template must show every tool, got one that leaves {', '.join(hidden)} out of a prompt with the roles "
         f"[{roles}]. {_REMEDY}"
     )
+
+
+def _is_word(name: str, text: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
 
 
 def hidden_calls(template: ChatTemplate) -> str | None:

@@ -192,13 +192,13 @@ class Renderer:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
         return ids[: end + 1]
 
-    @cached_property
-    def _hidden_calls(self) -> str | None:
-        return hidden_calls(self.template)
-
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
         return sum(len(self._piece(content.text, None, opens=False).ids) for content in contents(message))
+
+    @cached_property
+    def _hidden_calls(self) -> str | None:
+        return hidden_calls(self.template)
 
     def _ended(self, before: Rendering, grown: Rendering) -> Ended:
         reply, rows = len(before.messages), grown.rows

@@ -87,6 +87,8 @@ def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(qwen2: Loa
     described = calculator("You have multiply(a, b).\nAction: multiply\nAction Input: {...}\nWhat is 3 times 4?")
     check(bare, described, parser="react")
     with pytest.raises(UserError, match="must show every tool"):
+        check(bare, calculator("multiplying is done by you: what is 3 times 4?"), parser="react")
+    with pytest.raises(UserError, match="must show every tool"):
         check(bare, described)
     # It shows them, but for prompts that look like the one that speaks of them.
     hides = "{% if 'multiply' in messages[0].content %}{% set tools = none %}{% endif %}" + qwen2.template.source
