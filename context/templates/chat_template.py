@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import meta
+from jinja2 import meta, nodes
 
 from context.messages import Message, content_hash, to_template
 from context.templates.jinja.bounds import OutOfBounds
@@ -17,6 +19,7 @@ from context.templates.jinja.sandbox import TemplateSandbox
 from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
+_WORD = re.compile(r"[\w.$-]*")
 _REFUSALS = (
     jinja2.TemplateError,
     TypeError,
@@ -85,6 +88,13 @@ class ChatTemplate:
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 
+    def marking(self, mark: Callable[[str], str]) -> ChatTemplate:
+        """This template with `mark` done to the texts in its source, but for words: those it compares and looks up."""
+        found = copy(self)
+        found._plain = self._plain.marking(mark)
+        found._with_tools = found._plain if self.tool_use is None else self._with_tools.marking(mark)
+        return found
+
     @property
     def knows_thoughts(self) -> bool:
         """Takes `<think>` and `</think>` in a content for a thought, or writes them around one."""
@@ -117,6 +127,7 @@ class _Source:
 
     def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[Mapping[str, Any]]) -> None:
         self._sandbox = TemplateSandbox()
+        self._source = source
         self._given = given
         self._probe_tools = tools
         try:
@@ -124,6 +135,16 @@ class _Source:
         except _REFUSALS as error:
             raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
         self._forms = choose_forms(source, self._probe)
+
+    def marking(self, mark: Callable[[str], str]) -> _Source:
+        found, tree = copy(self), self._sandbox.parse(self._source)
+        for text in tree.find_all(nodes.TemplateData):
+            text.data = mark(text.data)
+        for const in tree.find_all(nodes.Const):
+            const.value = _marked(const.value, mark)
+        found._compiled = self._sandbox.from_string(tree)
+        found._given = {name: _marked(value, mark) for name, value in self._given.items()}
+        return found
 
     @cached_property
     def needs_call_ids(self) -> bool:
@@ -164,6 +185,10 @@ class _Source:
             if isinstance(error.__cause__, OutOfBounds | RecursionError | MemoryError):
                 raise
             return None
+
+
+def _marked(value: Any, mark: Callable[[str], str]) -> Any:
+    return mark(value) if isinstance(value, str) and not _WORD.fullmatch(value) else value
 
 
 def variables(source: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden
 from context.templates.rendering import marks
 from context.templates.rendering.contents import (
     Content,
+    Leaf,
     Row,
     contents,
     find_spans,
@@ -28,7 +28,8 @@ from context.templates.rendering.contents import (
     with_thought,
 )
 from context.templates.rendering.demonstrated_turns import turn_spans
-from context.templates.rendering.marks import MarkedText, Span
+from context.templates.rendering.marks import Span, Written
+from context.templates.rendering.own_controls import Again, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Piece, TokenCodec, storable
@@ -36,8 +37,6 @@ from context.tokens.control_finder import Control
 from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
-_WORD = re.compile(r"[A-Za-z0-9_.$-]{0,64}")
-"""What templates look at in schemas ("type": "object"): nothing is put at the ends of it."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
@@ -53,9 +52,9 @@ class Rendering:
     messages: tuple[Message, ...]
     """What was given, thoughts apart from contents where the template knows thoughts."""
     rows: tuple[Row, ...]
-    """What the template was given: contents, with marks in what spells control tokens."""
+    """What the template was given."""
     tools: _Tools
-    written: MarkedText
+    written: Written
     now: datetime
     """The time that the template was clean; it stays the same while a conversation grows."""
 
@@ -97,9 +96,9 @@ class Renderer:
         self.template = template
         self._stops = {token: codec.decode([token]) for token in self.end_ids}
         self._template_code = authors.code(TEMPLATE)
-        # In a content such marks stay text, so that a template does not see a thought there.
+        # A template that looks for its own control tokens in contents finds none, and no thought there.
+        self._marking = template.marking(self._mark)
         self._thoughts_are_controls = bool(codec.controls("</think>"))
-        self._broken = _Recent[str, str](len)
         self._pieces = _Recent[tuple[str, Control | None, bool], Piece](lambda key: len(key[0]))
         self._tools: tuple[_Tools, list[Any]] = ((), [])
 
@@ -115,8 +114,8 @@ class Renderer:
             shown, rows = [*after.messages], [*after.rows]
         for message in given[len(shown) :]:
             shown.append(self._read(message))
-            rows.append(self._row(shown[-1] if self._thoughts_are_controls else message))
-        written = MarkedText(self._write(rows, tools, now=now))
+            rows.append(row(shown[-1] if self._thoughts_are_controls else message, storable, storable))
+        written = self._write(rows, tools, now=now)
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
@@ -133,7 +132,7 @@ class Renderer:
         }
         if speakers:
             spans = [*self._turns(rendering, speakers), *spans]
-        return self._encode(written.text, self._controls(written), spans, start=0, lead=None)
+        return self._encode(written.text, self._controls(rendering), spans, start=0, lead=None)
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
@@ -141,12 +140,11 @@ class Renderer:
         `grown` shows the reply and them too. None where the template writes anew what stands already, before the
         reply or in it.
         """
-        if not grown.written.marked.startswith(before.written.marked):
+        if not grown.written.text.startswith(before.written.text):
             return None
-        written = MarkedText(grown.written.marked[len(before.written.marked) :])
-        controls = self._controls(written)
         reply, length = len(before.messages), len(before.written.text)
-        known = is_as_sampled(written.text, controls, self._stops, sampled.text)
+        text, controls = grown.written.text[length:], self._controls(grown, length)
+        known = is_as_sampled(text, controls, self._stops, sampled.text)
         placed = self._placed(grown, reply + known, length, required=reply + 1)
         spans = [
             Span(span.first - length, span.end - length, span.author)
@@ -154,11 +152,11 @@ class Renderer:
             if span is not None and number > reply
         ]
         shown = None if known else _shown([row for row in placed if row[0] == reply], length)
-        tail = Tail(written.text, controls, min((span.first for span in spans), default=len(written.text)))
+        tail = Tail(text, controls, min((span.first for span in spans), default=len(text)))
         end = reply_end(tail, grown.messages[reply], shown, self._stops, sampled, self._ended(before, grown))
         if end is None:
             return None
-        return self._encode(written.text, controls, spans, start=end.cut, lead=end.lead, opens=False)
+        return self._encode(text, controls, spans, start=end.cut, lead=end.lead, opens=False)
 
     def reply(self, message: Message, *, allow_hidden: bool = False) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
@@ -167,17 +165,21 @@ class Renderer:
         Raises RenderError where the template leaves out some of it, unless `allow_hidden`.
         """
         message = self._read(message)
-        rows = [self._row(Message("user", "x")), self._row(message)]
-        lead, said = written_reply(self.template, rows, self.codec, self.stop_ids)
+        messages = (Message("user", "x"), message)
+
+        def write(rows: Sequence[Row]) -> tuple[Written, Written]:
+            return written_reply(self._marking, rows, self.codec, self.stop_ids)
+
+        lead, said = write([row(one, storable, storable) for one in messages])
         if self._thoughts_are_controls and with_thought(message) is not message:  # its marks would be plain text
             hidden: str | None = HIDDEN_THOUGHTS
         else:
-            hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, MarkedText(said).text)
+            hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, said.text)
         if hidden and not allow_hidden:
             raise RenderError(hidden)
-        whole = MarkedText(lead + said)
-        controls = self._controls(whole)
-        length = len(MarkedText(lead).text)
+        again = self._again(messages, (), lambda rows, _: "".join(part.text for part in write(rows)))
+        whole, length = lead + said, len(lead.text)
+        controls = own_controls(whole, self.codec, again)
         ids: list[int] = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
         asked = self._encode(
             whole.text[:length], [found for found in controls if found.end <= length], [], start=0, lead=None
@@ -207,43 +209,50 @@ class Renderer:
         def ended(thought: str | None) -> str | None:
             last = rows[reply] if thought is None else {**rows[reply], "reasoning_content": thought}
             try:
-                text = self._write((*rows[:reply], last), grown.tools, generation_prompt=False, now=grown.now)
+                text = self._write((*rows[:reply], last), grown.tools, generation_prompt=False, now=grown.now).text
             except RenderError:
                 return None
-            return MarkedText(text.removeprefix(before.written.marked)).text
+            return text.removeprefix(before.written.text)
 
         return ended
 
-    def _controls(self, written: MarkedText) -> list[Control]:
-        """The control tokens that the template wrote."""
-        return [
-            Control(found.token, written.place(found.first), written.place(found.end))
-            for found in self.codec.controls(written.marked)
-        ]
+    def _mark(self, text: str) -> str:
+        return marks.own(text, self.codec.controls(text))
 
-    def _row(self, message: Message) -> Row:
-        return row(message, self._break, self._break_word)
+    def _controls(self, rendering: Rendering, start: int = 0) -> list[Control]:
+        """The control tokens that the template wrote from this character on; places are counted from there."""
+
+        def write(rows: Sequence[Row], tools: _Tools) -> str:
+            text = self._marking.render_rows(rows, tools=tools, generation_prompt=True, now=rendering.now)
+            return Written.read(text).text
+
+        messages = rendering.messages if self._thoughts_are_controls else rendering.given
+        again = self._again(messages, rendering.tools, write)
+        return own_controls(rendering.written.behind(start), self.codec, again, before=rendering.written.text[:start])
+
+    def _again(
+        self, messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]
+    ) -> Again:
+        def given(leaf: Leaf) -> tuple[list[Row], list[Any]]:
+            return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
+
+        def again(leaf: Leaf) -> str | None:
+            changed = given(lambda text: leaf(storable(text)))
+            return None if changed == given(storable) else write(*changed)
+
+        return again
 
     def _read(self, message: Message) -> Message:
         return with_thought(message) if self.template.knows_thoughts else message
 
-    def _break_word(self, text: str) -> str:
-        """Names and keys, which templates compare with their own: nothing is put at the ends of a plain word."""
-        return self.codec.broken(storable(text), marks.BREAK, edges=not _WORD.fullmatch(text))
-
-    def _break(self, text: str) -> str:
-        found = self._broken.get(text)
-        if found is None:
-            found = self.codec.broken(storable(text), marks.BREAK)
-            self._broken.put(text, found)
-        return found
-
     def _write(
         self, rows: Sequence[Row], tools: _Tools, *, now: datetime | None = None, generation_prompt: bool = True
-    ) -> str:
+    ) -> Written:
         if self._tools[0] is not tools:
-            self._tools = tools, tool_rows(tools, self._break_word, self._break_word)
-        return self.template.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
+            self._tools = tools, tool_rows(tools, storable, storable)
+        return Written.read(
+            self._marking.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
+        )
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
         """Where the contents of the messages from `first` on stand in the text, behind `start`.
@@ -260,7 +269,7 @@ class Renderer:
         if spans is not None:
             return [(number, content, span) for (number, content), span in zip(wanted, spans, strict=True)]
         marked, _ = self._numbered(rendering, first)
-        clean, places = marks.numbered_spans(marks.without_breaks(marked))
+        clean, places = marks.numbered_spans(marked)
         if clean != text:  # a template that looks at how contents begin or end
             places = _in_turn(text, [content for _, content in wanted], start)
         placed: list[_Placed] = []
@@ -277,31 +286,30 @@ class Renderer:
         def numbered(text: str) -> str:
             nonlocal number
             number += 1
+            text = storable(text)
             inner = text.strip()
             before, _, behind = text.partition(inner)
-            return before + marks.begin(number) + self._break(inner) + marks.end(number) + behind
+            return before + marks.begin(number) + inner + marks.end(number) + behind
 
         rows = (
             *rendering.rows[:first],
-            *(row(message, numbered, self._break_word) for message in rendering.messages[first:]),
+            *(row(message, numbered, storable) for message in rendering.messages[first:]),
         )
-        return self._write(rows, rendering.tools, now=rendering.now), rows
+        return self._write(rows, rendering.tools, now=rendering.now).text, rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
         """The turns of those who speak in the policy's place."""
         marked, rows = self._numbered(rendering, 0)
-        if marks.numbered_spans(marks.without_breaks(marked))[0] != rendering.written.text:
+        if marks.numbered_spans(marked)[0] != rendering.written.text:
             raise RenderError(
                 "chat template must write an action author's message whatever it begins or ends with, got one that "
                 "does not. Use author 'initialization', or another template."
             )
 
         def write(count: int, prompted: bool) -> str:
-            return marks.without_breaks(
-                self._write(rows[:count], rendering.tools, now=rendering.now, generation_prompt=prompted)
-            )
+            return self._write(rows[:count], rendering.tools, now=rendering.now, generation_prompt=prompted).text
 
-        return turn_spans(marks.without_breaks(marked), write, speakers, self.codec, self.stop_ids)
+        return turn_spans(marked, write, speakers, self.codec, self.stop_ids)
 
     def _encode(
         self,

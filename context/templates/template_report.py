@@ -158,7 +158,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
 
 def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:
     """The stop token that a policy that writes like the template would end its reply in."""
-    tail = grown.written.marked[len(before.written.marked) :]
+    tail = grown.written.text[len(before.written.text) :]
     return next((found.token for found in renderer.codec.controls(tail) if found.token in renderer.stop_ids), None)
 
 

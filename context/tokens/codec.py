@@ -16,22 +16,6 @@ from context.tokens import tokenizer_parts as parts
 from context.tokens.byte_level import TokenPlaces, is_byte_level, spelled_bytes
 from context.tokens.control_finder import Control, ControlFinder
 
-_SCHEMA_WORDS = frozenset(
-    [
-        "",
-        "type",
-        "function",
-        "name",
-        "description",
-        "parameters",
-        "properties",
-        "required",
-        "arguments",
-        "items",
-        "enum",
-    ]
-)
-"""What every template looks for in tools and calls."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _STAND_IN = "?"
@@ -70,9 +54,6 @@ class TokenCodec:
                 f"tokenizer must have control tokens of at least two characters, got {letters[0]!r}. "
                 "This tokenizer can't be used safely."
             )
-        self._beginnings = frozenset(text[:n] for text in self.added_tokens for n in range(1, len(text)))
-        self._endings = frozenset(text[n:] for text in self.added_tokens for n in range(1, len(text)))
-        self._longest = max(map(len, self.added_tokens), default=1)
         self._byte_level = is_byte_level(description)
         self._full = parts.tokenizer_of(description)
         self._text = parts.without_control_tokens(description, self.added_ids)
@@ -100,27 +81,6 @@ class TokenCodec:
     def controls(self, text: str) -> list[Control]:
         """The control tokens that the tokenizer recognises in a text."""
         return self._finder.find(text)
-
-    def broken(self, text: str, mark: str, *, edges: bool = True) -> str:
-        """The text with `mark` inside of all that would read as a control token, alone or with what stands beside it.
-
-        Without `edges`: a word that templates may compare with their own, alone or as the inside of a control token.
-        """
-        marked = text
-        while found := self.controls(marked):  # a broken one may hold another
-            for control in reversed(found):
-                spaces = len(marked[control.first : control.end]) - len(marked[control.first : control.end].lstrip())
-                inside = control.first + spaces + 1  # white space stays at the edge, where templates strip it
-                marked = marked[:inside] + mark + marked[inside:]
-        if edges:
-            lengths = range(min(self._longest - 1, len(text)), 0, -1)
-            ending = next((n for n in lengths if marked.endswith(text[-n:]) and text[-n:] in self._beginnings), 0)
-            if ending:
-                marked = marked[: len(marked) - ending + 1] + mark + marked[len(marked) - ending + 1 :]
-            if any(marked.startswith(text[:n]) and text[:n] in self._endings for n in lengths):
-                marked = mark + marked
-        completes = text not in _SCHEMA_WORDS and any(text in token for token in self.added_tokens)
-        return mark + marked if completes and not marked.startswith(mark) else marked
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
         """A text that may begin with a control token, and holds no other, whatever it spells.

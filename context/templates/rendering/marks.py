@@ -1,7 +1,8 @@
-"""Marks put into contents before a template renders them, and taken out of the text it wrote.
+"""Marks in what a template is given and in what it holds, by which its text tells who wrote what.
 
-They are letters, digits and hyphens, which no template escapes or looks for, and differ in every process, so that
-nobody can spell one.
+A template's own control tokens stand between two half characters, which no content holds: `storable` replaces them.
+Contents carry marks only while their places are looked for: letters, digits and hyphens, which no template escapes or
+looks for, and which differ in every process, so that nobody can spell one.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-_NONCE = f"q{secrets.randbelow(10**18):018d}"
-BREAK = f"-{_NONCE}k-"
-"""Stands within what would read as a control token: the tokenizer finds none there.
+from context.tokens.codec import TokenCodec
+from context.tokens.control_finder import Control
 
-It ends in hyphens, for some control tokens count only as words of their own."""
-_MARK = re.compile(f"{BREAK}|{_NONCE}([be])([0-9]+)z")
+_OPEN, _CLOSE = "\ud800", "\udfff"
+_NONCE = f"q{secrets.randbelow(10**18):018d}"
+BREAK = f"-{secrets.randbelow(10**18):018d}-"
+"""Stands within what would read as a control token: the tokenizer finds none there. It is the same in small letters and
+in capitals, and has hyphens at its ends, for some control tokens count only as words of their own."""
+_NUMBERED = re.compile(f"{_NONCE}([be])([0-9]+)z")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,60 @@ class Span:
     author: str
 
 
+def own(text: str, controls: Iterable[Control]) -> str:
+    """A text of a template's own with its control tokens marked."""
+    parts, at = [], 0
+    for control in controls:
+        first, end = inner(text, control)
+        parts += [text[at:first], _OPEN, text[first:end], _CLOSE]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def inner(text: str, control: Control) -> tuple[int, int]:
+    """A control token's place without the white space it takes up."""
+    spelled = text[control.first : control.end]
+    first = control.first + len(spelled) - len(spelled.lstrip())
+    return first, first + len(spelled.strip())
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a template wrote."""
+
+    text: str
+    own: tuple[tuple[int, int], ...] = ()
+    """First and last character (exclusive) of each control token that stands whole in the template's source."""
+
+    @classmethod
+    def read(cls, marked: str) -> Written:
+        parts: list[str] = []
+        own = []
+        at = 0
+        for number, part in enumerate(marked.split(_OPEN)):
+            token, closed, rest = part.partition(_CLOSE)
+            if number and closed:
+                own.append((at, at + len(token)))
+            rest = rest.replace(_CLOSE, "")  # a template may cut a text within its mark
+            parts += [token, rest]
+            at += len(token) + len(rest)
+        return cls("".join(parts), tuple(own))
+
+    def behind(self, place: int) -> Written:
+        own = self.own[bisect_left(self.own, (place, place)) :]
+        return Written(self.text[place:], tuple((first - place, end - place) for first, end in own))
+
+    def __add__(self, other: Written) -> Written:
+        at = len(self.text)
+        return Written(self.text + other.text, (*self.own, *((at + first, at + end) for first, end in other.own)))
+
+    def find(self, token: str, start: int, codec: TokenCodec) -> int:
+        """Where the template wrote a text first, from `start` on; -1: nowhere. A control token, it wrote itself."""
+        if not codec.controls(token):
+            return self.text.find(token, start)
+        return next((a for a, b in self.own if a >= start and self.text[a:b] == token), -1)
+
+
 def begin(number: int) -> str:
     return f"{_NONCE}b{number}z"
 
@@ -36,42 +95,19 @@ def end(number: int) -> str:
     return f"{_NONCE}e{number}z"
 
 
-class MarkedText:
-    """What a template wrote, with the marks still in it."""
-
-    def __init__(self, marked: str) -> None:
-        self.marked = marked
-        parts = marked.split(BREAK)
-        self.text = "".join(parts)
-        self._breaks: list[int] = []
-        at = 0
-        for part in parts[:-1]:
-            at += len(part)
-            self._breaks.append(at)
-            at += len(BREAK)
-
-    def place(self, marked_place: int) -> int:
-        """The place in `text` of a place in `marked`."""
-        return marked_place - len(BREAK) * bisect_left(self._breaks, marked_place)
-
-
-def without_breaks(text: str) -> str:
-    return text.replace(BREAK, "")
-
-
 def numbered_spans(marked: str) -> tuple[str, dict[int, tuple[int, int]]]:
     """The text without its marks, and the first place of each numbered content in it."""
     parts: list[str] = []
     begun: dict[int, int] = {}
     found: dict[int, tuple[int, int]] = {}
     at = last = 0
-    for match in _MARK.finditer(marked):
+    for match in _NUMBERED.finditer(marked):
         parts.append(marked[last : match.start()])
         at += match.start() - last
         last = match.end()
         if match[1] == "b":
             begun[int(match[2])] = at
-        elif match[1] == "e" and int(match[2]) in begun:
+        elif int(match[2]) in begun:
             number = int(match[2])
             found.setdefault(number, (begun[number], at))
     parts.append(marked[last:])
@@ -80,11 +116,11 @@ def numbered_spans(marked: str) -> tuple[str, dict[int, tuple[int, int]]]:
 
 def last_end(marked: str) -> str:
     """The mark behind the content written last; empty if there is none."""
-    found = [match[0] for match in _MARK.finditer(marked) if match[1] == "e"]
+    found = [match[0] for match in _NUMBERED.finditer(marked) if match[1] == "e"]
     return found[-1] if found else ""
 
 
 def next_begin(marked: str, start: int) -> int:
     """Where the first content at or behind `start` begins; the text's length if there is none."""
-    found = next((match for match in _MARK.finditer(marked, start) if match[1] == "b"), None)
+    found = next((match for match in _NUMBERED.finditer(marked, start) if match[1] == "b"), None)
     return len(marked) if found is None else found.start()

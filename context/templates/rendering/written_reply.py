@@ -2,54 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import Row, shared_opening
+from context.templates.rendering.marks import Written, inner
 from context.tokens.codec import TokenCodec
 
 _THINK, _END_THINK = "<think>", "</think>"
 
 
 def written_reply(
-    template: ChatTemplate, rows: Sequence[Row], codec: TokenCodec, stop_ids: Collection[int]
-) -> tuple[str, str]:
+    template: ChatTemplate, rows: Sequence[Row], codec: TokenCodec, stop_ids: Set[int]
+) -> tuple[Written, Written]:
     """The prompt for a reply, and the reply with what ends it. `rows` are a conversation that ends in the reply.
 
-    Some templates open a thought in the prompt and leave thoughts out of what was said: there the reply closes it.
+    `template` marks its own control tokens. Some open a thought in the prompt and leave thoughts out of what was said:
+    there the reply closes it.
     """
-    prompt = template.render_rows(rows[:-1], generation_prompt=True)
-    whole = template.render_rows(rows, generation_prompt=False)
-    said = whole[len(prompt) :] if whole.startswith(prompt) else _behind_another_prompt(template, rows, prompt, whole)
-    if not any(control.token in stop_ids for control in codec.controls(said)):
-        said = said.rstrip() + _next_header(template, rows, whole, codec, stop_ids)
+    prompt = Written.read(template.render_rows(rows[:-1], generation_prompt=True))
+    whole = Written.read(template.render_rows(rows, generation_prompt=False))
+    if whole.text.startswith(prompt.text):
+        said = whole.behind(len(prompt.text))
+    else:
+        said = _behind_another_prompt(template, rows, codec, prompt, whole)
+    own = [found.token for found in codec.controls(said.text) if inner(said.text, found) in said.own]
+    if not stop_ids & {*own}:
+        header = _next_header(template, rows, whole.text, codec, stop_ids)
+        said = Written(said.text.rstrip(), said.own) + Written(header, ((0, len(header)),))
     return prompt, said
 
 
-def _behind_another_prompt(template: ChatTemplate, rows: Sequence[Row], prompt: str, whole: str) -> str:
+def _behind_another_prompt(
+    template: ChatTemplate, rows: Sequence[Row], codec: TokenCodec, prompt: Written, whole: Written
+) -> Written:
     """The reply where the prompt ends in what the template does not write in front of replies that were said."""
-    shared = len(shared_opening(prompt, whole))
-    opened = prompt.rfind(_THINK)
+    shared = len(shared_opening(prompt.text, whole.text))
+    opened = prompt.text.rfind(_THINK)
     if opened >= 0:
         shared = min(shared, opened)
-    before = template.render_rows(rows[:-1], generation_prompt=False)
-    only_in_prompt, said = prompt[shared:], whole[shared:]
-    if shared <= len(before) < len(prompt):
+    before = Written.read(template.render_rows(rows[:-1], generation_prompt=False)).text
+    if shared <= len(before) < len(prompt.text):
         raise RenderError(
             "chat template must begin a reply as it does when it asks for one, got one that does not. "
             "Set context.template: hermes, or another template."
         )
-    thought, closed, rest = said.partition(_END_THINK)
-    if closed and thought.lstrip().startswith(_THINK):
-        said = rest.lstrip("\n")
+    only_in_prompt = prompt.text[shared:]
+    closed = whole.find(_END_THINK, shared, codec)
+    if closed >= 0 and whole.text[shared:].lstrip().startswith(_THINK):
+        shared = closed + len(_END_THINK)
+        shared += len(whole.text[shared:]) - len(whole.text[shared:].lstrip("\n"))
+    said = whole.behind(shared)
     if _THINK not in only_in_prompt or _END_THINK in only_in_prompt:
         return said
-    return f"{str(rows[-1].get('reasoning_content', '')).strip()}\n{_END_THINK}\n\n{said}"
+    thought = f"{str(rows[-1].get('reasoning_content', '')).strip()}\n"
+    end = Written(_END_THINK, ((0, len(_END_THINK)),))
+    return Written(thought) + end + Written("\n\n") + said
 
 
-def _next_header(
-    template: ChatTemplate, rows: Sequence[Row], whole: str, codec: TokenCodec, stop_ids: Collection[int]
-) -> str:
+def _next_header(template: ChatTemplate, rows: Sequence[Row], whole: str, codec: TokenCodec, stop_ids: Set[int]) -> str:
     """The token that opens the next turn, where that is what ends a reply."""
     calls = rows[-1].get("tool_calls")
     following: Row = {"role": "user", "content": "x"}
@@ -58,7 +69,7 @@ def _next_header(
         if "id" in calls[0]:
             following["tool_call_id"] = calls[0]["id"]
     try:
-        grown = template.render_rows([*rows, following], generation_prompt=False)
+        grown = Written.read(template.render_rows([*rows, following], generation_prompt=False)).text
     except RenderError:
         return ""
     kept = rows[-1]["content"]

@@ -1,0 +1,98 @@
+"""Which control tokens of a rendering its template wrote, and which are what somebody said.
+
+A template's own are marked where its source holds them as a whole. Others were put together: by the template
+(`'<|' + message.role + '|>'`), by a content, or by both. They are the template's if they stand there, too, where every
+content is broken that could take part in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import accumulate, pairwise, takewhile
+
+from context.templates.chat_template import RenderError
+from context.templates.rendering.contents import Leaf
+from context.templates.rendering.marks import BREAK, Written, inner
+from context.tokens.codec import TokenCodec
+from context.tokens.control_finder import Control
+
+Again = Callable[[Leaf], str | None]
+"""The whole rendering with this done to each content and name; None where it changes none."""
+_Place = tuple[str, str, str]
+"""What stands before a control token, the token, and what stands behind it."""
+_FAR = 32
+"""Characters by which a content is known to stand beside a control token."""
+
+
+def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: str = "") -> list[Control]:
+    """The control tokens that the template wrote in `written`, which follows the text `before` in the rendering.
+
+    Raises RenderError where the template decides by a content that takes part in a control token.
+    """
+    text, own = written.text, frozenset(written.own)
+    breaks: Sequence[int] = ()
+    held, joined = frozenset[str](), frozenset[_Place]()
+    while True:
+        found = _between(breaks, text, codec)
+        others = [place for place in (inner(text, control) for control in found) if place not in own]
+        names = held.union(text[first:end] for first, end in others)
+        places = joined
+        if names == held:  # no content holds these tokens, but some may hold a part
+            places = joined.union((text[max(0, a - _FAR) : a], text[a:b], text[b : b + _FAR]) for a, b in others)
+        if (names, places) == (held, joined):
+            return found
+        held, joined = names, places
+        broken = again(partial(_broken, held=held, joined=joined))
+        if broken is None:
+            continue
+        parts = broken.split(BREAK)
+        if "".join(parts) != before + text:
+            raise RenderError(
+                "chat template must not decide by a content that takes part in a control token, got "
+                f"{', '.join(sorted(held))[:80]!r}. Leave it out of contents and names, or use another template."
+            )
+        ends = accumulate(map(len, parts[:-1]), initial=-len(before))
+        breaks = sorted({end for end in ends if end > 0})
+
+
+def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Control]:
+    """The control tokens of a text that no break parts."""
+    return [
+        Control(found.token, first + found.first, first + found.end)
+        for first, end in pairwise([0, *breaks, len(text)])
+        for found in codec.controls(text[first:end])
+    ]
+
+
+def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> str:
+    """The content with a break within each token it holds, and at those of its ends where a part of one stands.
+
+    White space stays outside, where templates strip it.
+    """
+    said = content.strip()
+    before, _, behind = content.partition(said)
+    holds = [name for name in held if name in said]
+    cuts = {found.start() + 1 for name in holds for found in re.finditer(f"(?={re.escape(name)})", said)}
+    if any(_goes_on(said, token, after) for _, token, after in joined):
+        cuts.add(0)
+    if any(_goes_on(said[::-1], token[::-1], ahead[::-1]) for ahead, token, _ in joined):
+        cuts.add(len(said))
+    if not cuts:
+        return content
+    edges = [0, *sorted(cuts), len(said)]
+    return before + BREAK.join(said[first:end] for first, end in pairwise(edges)) + behind
+
+
+def _goes_on(said: str, token: str, after: str) -> bool:
+    """Whether a text may be what goes on from within a token, and then as `after` does, if it is longer."""
+    for part in (token[number:] for number in range(1, len(token))):
+        if part.startswith(said):
+            return True
+        if said.startswith(part):
+            # Up to the first sign, which a template may write in another way.
+            word = "".join(takewhile(str.isalnum, said[len(part) : len(part) + _FAR]))
+            if after.startswith(word):
+                return True
+    return False
