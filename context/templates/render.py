@@ -37,6 +37,7 @@ from context.tokens.control_finder import Control
 from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
+_NOTHING = Written("")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
@@ -115,7 +116,7 @@ class Renderer:
         for message in given[len(shown) :]:
             shown.append(self._read(message))
             rows.append(row(shown[-1] if self._thoughts_are_controls else message, storable, storable))
-        written = self._write(rows, tools, now=now)
+        written = self._write(rows, tools, now=now, before=None if after is None else after.written)
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
     def tokens(self, rendering: Rendering) -> TokenSequence:
@@ -143,7 +144,7 @@ class Renderer:
         if not grown.written.text.startswith(before.written.text):
             return None
         reply, length = len(before.messages), len(before.written.text)
-        text, controls = grown.written.text[length:], self._controls(grown, length)
+        text, controls = grown.written.text[length:], self._controls(grown, before.written)
         known = is_as_sampled(text, controls, self._stops, sampled.text)
         placed = self._placed(grown, reply + known, length, required=reply + 1)
         spans = [
@@ -217,18 +218,18 @@ class Renderer:
         return ended
 
     def _mark(self, text: str) -> str:
-        return marks.own(text, self.codec.controls(text))
+        return marks.own(text, (marks.inner(text, control) for control in self.codec.controls(text)))
 
-    def _controls(self, rendering: Rendering, start: int = 0) -> list[Control]:
-        """The control tokens that the template wrote from this character on; places are counted from there."""
+    def _controls(self, rendering: Rendering, before: Written = _NOTHING) -> list[Control]:
+        """The control tokens that the template wrote behind `before`; places are counted from there."""
 
         def write(rows: Sequence[Row], tools: _Tools) -> str:
             text = self._marking.render_rows(rows, tools=tools, generation_prompt=True, now=rendering.now)
-            return Written.read(text).text
+            return Written(text).text
 
         messages = rendering.messages if self._thoughts_are_controls else rendering.given
         again = self._again(messages, rendering.tools, write)
-        return own_controls(rendering.written.behind(start), self.codec, again, before=rendering.written.text[:start])
+        return own_controls(rendering.written.rest(before), self.codec, again, before=before.text)
 
     def _again(
         self, messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]
@@ -246,13 +247,18 @@ class Renderer:
         return with_thought(message) if self.template.knows_thoughts else message
 
     def _write(
-        self, rows: Sequence[Row], tools: _Tools, *, now: datetime | None = None, generation_prompt: bool = True
+        self,
+        rows: Sequence[Row],
+        tools: _Tools,
+        *,
+        now: datetime | None = None,
+        generation_prompt: bool = True,
+        before: Written | None = None,
     ) -> Written:
         if self._tools[0] is not tools:
             self._tools = tools, tool_rows(tools, storable, storable)
-        return Written.read(
-            self._marking.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
-        )
+        text = self._marking.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
+        return Written(text, before)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
         """Where the contents of the messages from `first` on stand in the text, behind `start`.

@@ -12,11 +12,13 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from context.tokens.codec import TokenCodec
 from context.tokens.control_finder import Control
 
 _OPEN, _CLOSE = "\ud800", "\udfff"
+_OWN = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
 _NONCE = f"q{secrets.randbelow(10**18):018d}"
 BREAK = f"-{secrets.randbelow(10**18):018d}-"
 """Stands within what would read as a control token: the tokenizer finds none there. It is the same in small letters and
@@ -33,11 +35,10 @@ class Span:
     author: str
 
 
-def own(text: str, controls: Iterable[Control]) -> str:
-    """A text of a template's own with its control tokens marked."""
+def own(text: str, places: Iterable[tuple[int, int]]) -> str:
+    """A text that a template wrote or holds, with its own control tokens at these places marked."""
     parts, at = [], 0
-    for control in controls:
-        first, end = inner(text, control)
+    for first, end in places:
         parts += [text[at:first], _OPEN, text[first:end], _CLOSE]
         at = end
     return "".join([*parts, text[at:]])
@@ -50,41 +51,45 @@ def inner(text: str, control: Control) -> tuple[int, int]:
     return first, first + len(spelled.strip())
 
 
-@dataclass(frozen=True)
 class Written:
     """What a template wrote."""
 
-    text: str
-    own: tuple[tuple[int, int], ...] = ()
-    """First and last character (exclusive) of each control token that stands whole in the template's source."""
+    def __init__(self, marked: str, before: Written | None = None) -> None:
+        """`before`: what it may begin with."""
+        self.marked = marked
+        if before is not None and marked.startswith(before.marked):
+            self.text: str = before.text + _plain(marked[len(before.marked) :])
+        else:
+            self.text = _plain(marked)
 
-    @classmethod
-    def read(cls, marked: str) -> Written:
-        parts: list[str] = []
-        own = []
-        at = 0
-        for number, part in enumerate(marked.split(_OPEN)):
-            token, closed, rest = part.partition(_CLOSE)
-            if number and closed:
-                own.append((at, at + len(token)))
-            rest = rest.replace(_CLOSE, "")  # a template may cut a text within its mark
-            parts += [token, rest]
-            at += len(token) + len(rest)
-        return cls("".join(parts), tuple(own))
+    @cached_property
+    def own(self) -> tuple[tuple[int, int], ...]:
+        """First and last character (exclusive) of each control token that stands whole in the template's source."""
+        firsts = ((match.start() - 2 * number, match[1]) for number, match in enumerate(_OWN.finditer(self.marked)))
+        return tuple((first, first + len(token)) for first, token in firsts)
 
     def behind(self, place: int) -> Written:
-        own = self.own[bisect_left(self.own, (place, place)) :]
-        return Written(self.text[place:], tuple((first - place, end - place) for first, end in own))
+        own_ones = self.own[bisect_left(self.own, (place, place)) :]
+        return Written(own(self.text[place:], ((first - place, end - place) for first, end in own_ones)))
+
+    def rest(self, before: Written) -> Written:
+        """What is behind the text of `before`, with which this one begins."""
+        if self.marked.startswith(before.marked):
+            return Written(self.marked[len(before.marked) :])
+        return self.behind(len(before.text))
 
     def __add__(self, other: Written) -> Written:
-        at = len(self.text)
-        return Written(self.text + other.text, (*self.own, *((at + first, at + end) for first, end in other.own)))
+        return Written(self.marked + other.marked, self)
 
     def find(self, token: str, start: int, codec: TokenCodec) -> int:
         """Where the template wrote a text first, from `start` on; -1: nowhere. A control token, it wrote itself."""
         if not codec.controls(token):
             return self.text.find(token, start)
         return next((a for a, b in self.own if a >= start and self.text[a:b] == token), -1)
+
+
+def _plain(marked: str) -> str:
+    return marked.replace(_OPEN, "").replace(_CLOSE, "")
 
 
 def begin(number: int) -> str:

@@ -36,7 +36,8 @@ def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: s
     held, joined = frozenset[str](), frozenset[_Place]()
     while True:
         found = _between(breaks, text, codec)
-        others = [place for place in (inner(text, control) for control in found) if place not in own]
+        others = [inner(text, control) for control in found if (control.first, control.end) not in own]
+        others = [place for place in others if place not in own]
         names = held.union(text[first:end] for first, end in others)
         places = joined
         if names == held:  # no content holds these tokens, but some may hold a part

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import Row, shared_opening
-from context.templates.rendering.marks import Written, inner
+from context.templates.rendering.marks import Written, inner, own
 from context.tokens.codec import TokenCodec
 
 _THINK, _END_THINK = "<think>", "</think>"
@@ -20,16 +20,16 @@ def written_reply(
     `template` marks its own control tokens. Some open a thought in the prompt and leave thoughts out of what was said:
     there the reply closes it.
     """
-    prompt = Written.read(template.render_rows(rows[:-1], generation_prompt=True))
-    whole = Written.read(template.render_rows(rows, generation_prompt=False))
+    prompt = Written(template.render_rows(rows[:-1], generation_prompt=True))
+    whole = Written(template.render_rows(rows, generation_prompt=False))
     if whole.text.startswith(prompt.text):
-        said = whole.behind(len(prompt.text))
+        said = whole.rest(prompt)
     else:
         said = _behind_another_prompt(template, rows, codec, prompt, whole)
-    own = [found.token for found in codec.controls(said.text) if inner(said.text, found) in said.own]
-    if not stop_ids & {*own}:
+    ends = [found.token for found in codec.controls(said.text) if inner(said.text, found) in said.own]
+    if not stop_ids & {*ends}:
         header = _next_header(template, rows, whole.text, codec, stop_ids)
-        said = Written(said.text.rstrip(), said.own) + Written(header, ((0, len(header)),))
+        said = Written(said.marked.rstrip() + own(header, [(0, len(header))]))
     return prompt, said
 
 
@@ -41,7 +41,7 @@ def _behind_another_prompt(
     opened = prompt.text.rfind(_THINK)
     if opened >= 0:
         shared = min(shared, opened)
-    before = Written.read(template.render_rows(rows[:-1], generation_prompt=False)).text
+    before = Written(template.render_rows(rows[:-1], generation_prompt=False)).text
     if shared <= len(before) < len(prompt.text):
         raise RenderError(
             "chat template must begin a reply as it does when it asks for one, got one that does not. "
@@ -55,9 +55,8 @@ def _behind_another_prompt(
     said = whole.behind(shared)
     if _THINK not in only_in_prompt or _END_THINK in only_in_prompt:
         return said
-    thought = f"{str(rows[-1].get('reasoning_content', '')).strip()}\n"
-    end = Written(_END_THINK, ((0, len(_END_THINK)),))
-    return Written(thought) + end + Written("\n\n") + said
+    thought, end = str(rows[-1].get("reasoning_content", "")).strip(), own(_END_THINK, [(0, len(_END_THINK))])
+    return Written(f"{thought}\n{end}\n\n{said.marked}")
 
 
 def _next_header(template: ChatTemplate, rows: Sequence[Row], whole: str, codec: TokenCodec, stop_ids: Set[int]) -> str:
@@ -69,7 +68,7 @@ def _next_header(template: ChatTemplate, rows: Sequence[Row], whole: str, codec:
         if "id" in calls[0]:
             following["tool_call_id"] = calls[0]["id"]
     try:
-        grown = Written.read(template.render_rows([*rows, following], generation_prompt=False)).text
+        grown = Written(template.render_rows([*rows, following], generation_prompt=False)).text
     except RenderError:
         return ""
     kept = rows[-1]["content"]
