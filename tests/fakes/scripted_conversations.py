@@ -215,6 +215,22 @@ def _empty() -> ScriptedConversation:
     )
 
 
+def _empty_replies() -> ScriptedConversation:
+    """Nothing said, with no thought and with an empty one, before a user's message and before a result."""
+    return ScriptedConversation(
+        "empty_replies",
+        (_user("Say nothing."),),
+        (
+            ScriptedTurn(_said(""), (_user("Again."),)),
+            ScriptedTurn(_said("", thought=""), (_user("And again."),)),
+            ScriptedTurn(_said("", thought="Nothing?"), (_user("Now look it up."),)),
+            _answered(_call(1, key="pearl"), "78", thought=""),
+            ScriptedTurn(_said("", thought=""), (_user("Thanks."),)),
+        ),
+        (LOOKUP,),
+    )
+
+
 def _many_turns() -> ScriptedConversation:
     turns = [
         _answered(_call(number, key=f"record {number}"), f"Record {number} says: see record {number + 1}.\n" * 4)
@@ -255,6 +271,7 @@ def scripted_conversations() -> tuple[ScriptedConversation, ...]:
         _text_beside_a_call(),
         _letters(),
         _empty(),
+        _empty_replies(),
         _many_turns(),
         _think_in_content(),
     )

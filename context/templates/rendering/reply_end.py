@@ -74,13 +74,9 @@ def reply_end(
     found = next((control for control in tail.controls if control.token in stops and control.first >= said), None)
     if found is not None and found.first > tail.following:  # the end of another turn
         found = None
-    if shown is not None and (shown.missing or reply.reasoning == ""):
-        upto = said if found is None else found.first
-        if _changed(text[:upto], shown.missing, reply, ended):
-            return None
+    if shown is not None and _written_otherwise(text, found, reply, shown, stops, sampled, ended):
+        return None
     if found is None:
-        if _is_closed(ended(None), text[:said], stops):
-            return None
         if not reply.tool_calls:
             return ReplyEnd(max(said, _written_until(text, sampled.text)), None)
         raise RenderError(
@@ -89,26 +85,47 @@ def reply_end(
         )
     if sampled.stop == found.token or (sampled.stop is not None and _ends_by_itself(text, found, ended)):
         return ReplyEnd(found.end, found)
-    if shown is not None and sampled.stop is not None and _is_closed(ended(None), text[:said], stops):
-        return None
     return ReplyEnd(found.first, None)  # it opens the next turn, or nobody sampled it
 
 
-def _changed(shown: str, missing: Sequence[str], reply: Message, ended: Ended) -> bool:
-    """Whether the template writes the reply otherwise now that something follows it."""
+def _written_otherwise(
+    text: str,
+    found: Control | None,
+    reply: Message,
+    shown: Shown,
+    stops: Mapping[int, str],
+    sampled: Sampled,
+    ended: Ended,
+) -> bool:
+    """Whether the template writes the reply otherwise, now that something follows it, than while it was the last."""
+    last = _as_last(reply, ended)
+    if last is None:
+        return False
+    said = shown.end if last.startswith(text[: shown.end]) else 0
+    ends = [place for stop in stops.values() if (place := last.find(stop, said)) >= 0]
+    if found is None:
+        changed = bool(ends) or not _bare(text).startswith(_bare(last))
+    else:
+        last_stop = last[min(ends) :] if ends else stops[found.token]
+        changed = not _is_same(last[: min(ends, default=len(last))], text[: found.first], reply, sampled)
+        changed |= sampled.stop not in (None, found.token) and not last_stop.startswith(stops[found.token])
+    return changed or any(first_place(last, missing) for missing in shown.missing)
+
+
+def _as_last(reply: Message, ended: Ended) -> str | None:
     if reply.reasoning == "":  # a template may leave out an empty thought that was said
         thinking = ended(_THOUGHT)
         if thinking is not None and _THOUGHT in thinking:
-            return not _bare(thinking.replace(_THOUGHT, "")).startswith(_bare(shown))
-    last = ended(None)
-    if last is None:
-        return False
-    return not last.startswith(shown.rstrip()) or any(first_place(last, text) for text in missing)
+            return thinking.replace(_THOUGHT, "")
+    return ended(None)
 
 
-def _is_closed(last: str | None, shown: str, stops: Mapping[int, str]) -> bool:
-    """Whether the reply ends in a stop token while it is the last."""
-    return last is not None and last.removeprefix(shown).lstrip().startswith(tuple(stops.values()))
+def _is_same(last: str, now: str, reply: Message, sampled: Sampled) -> bool:
+    """Whether both are one reply, white space aside, and aside from an empty thought that nobody said."""
+    last, now = _bare(last), _bare(now)
+    opening = last.removesuffix(now)
+    unsaid = reply.reasoning is None and opening != last and not _bare(sampled.text).startswith(opening)
+    return last == now or unsaid
 
 
 def _ends_by_itself(text: str, found: Control, ended: Ended) -> bool:
