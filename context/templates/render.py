@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -277,7 +278,7 @@ class Renderer:
         marked, _ = self._numbered(rendering, first)
         clean, places = marks.numbered_spans(marked)
         if clean != text:  # a template that looks at how contents begin or end
-            places = _in_turn(text, [content for _, content in wanted], start)
+            places = _in_turn(text, wanted, start)
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
             if content.required and number >= required and place not in places:
@@ -386,13 +387,19 @@ def _shown(placed: Sequence[_Placed], start: int) -> Shown:
     return Shown(end - start, tuple(content.text for _, content, span in placed if span is None))
 
 
-def _in_turn(text: str, wanted: Sequence[Content], start: int) -> dict[int, tuple[int, int]]:
-    """Each content's first place behind the one before it."""
+def _in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:
+    """Each content's first place behind the message before, that no longer one of its message has."""
     found: dict[int, tuple[int, int]] = {}
     at = start
-    for number, content in enumerate(wanted):
-        place = first_place(text, content.text, at)
-        if place is not None:
-            found[number] = place
-            at = place[1]
+    for _, group in groupby(range(len(wanted)), lambda number: wanted[number][0]):
+        taken: list[tuple[int, int]] = []
+        for number in sorted(group, key=lambda number: -len(wanted[number][1].text)):
+            content = wanted[number][1].text
+            place = first_place(text, content, at)  # a template may sort arguments
+            while place is not None and any(a < place[1] and place[0] < b for a, b in taken):
+                place = first_place(text, content, place[0] + 1)
+            if place is not None:
+                found[number] = place
+                taken.append(place)
+        at = max((end for _, end in taken), default=at)
     return found

@@ -74,11 +74,12 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
     """
     said = content.strip()
     before, _, behind = content.partition(said)
-    holds = [name for name in held if name in said]
-    cuts = {found.start() + 1 for name in holds for found in re.finditer(f"(?={re.escape(name)})", said)}
-    if any(_goes_on(said, token, after) for _, token, after in joined):
+    small = said.lower()
+    holds = [name for name in held if name.lower() in small]
+    cuts = {found.start() + 1 for name in holds for found in re.finditer(f"(?i)(?={re.escape(name)})", said)}
+    if any(_goes_on(said, token, after, halves=False) for _, token, after in joined):
         cuts.add(0)
-    if any(_goes_on(said[::-1], token[::-1], ahead[::-1]) for ahead, token, _ in joined):
+    if any(_goes_on(said[::-1], token[::-1], ahead[::-1], halves=True) for ahead, token, _ in joined):
         cuts.add(len(said))
     if not cuts:
         return content
@@ -86,14 +87,22 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
     return before + BREAK.join(said[first:end] for first, end in pairwise(edges)) + behind
 
 
-def _goes_on(said: str, token: str, after: str) -> bool:
-    """Whether a text may be what goes on from within a token, and then as `after` does, if it is longer."""
-    for part in (token[number:] for number in range(1, len(token))):
-        if part.startswith(said):
-            return True
-        if said.startswith(part):
-            # Up to the first sign, which a template may write in another way.
+def _goes_on(said: str, token: str, after: str, *, halves: bool) -> bool:
+    """Whether a text may be what goes on from within a token, and then as `after` does, if it is longer.
+
+    A template puts no content into the middle of a word. Another content may end there: of two such, it is enough to
+    break one, so that a text that is no more than a part of the token counts with `halves` alone.
+    """
+    for number in range(1, len(token)):
+        part = token[number:]
+        in_word = token[number - 1].isalnum() and part[0].isalnum()
+        if said == part:
+            found = halves or not in_word
+        elif part.startswith(said):
+            found = not in_word and not (said[-1].isalnum() and part[len(said)].isalnum())
+        else:  # compared up to the first sign, which a template may write in another way
             word = "".join(takewhile(str.isalnum, said[len(part) : len(part) + _FAR]))
-            if after.startswith(word):
-                return True
+            found = said.startswith(part) and after.startswith(word)
+        if found:
+            return True
     return False
