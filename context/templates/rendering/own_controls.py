@@ -45,7 +45,10 @@ def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: s
         if (names, places) == (held, joined):
             return found
         held, joined = names, places
-        broken = again(partial(_broken, held=held, joined=joined))
+        try:
+            broken = again(partial(_broken, held=held, joined=joined))
+        except RenderError:
+            broken = ""
         if broken is None:
             continue
         parts = broken.split(BREAK)
