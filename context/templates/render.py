@@ -38,7 +38,6 @@ from context.tokens.control_finder import Control
 from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
-_NOTHING = Written("")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
@@ -134,7 +133,7 @@ class Renderer:
         }
         if speakers:
             spans = [*self._turns(rendering, speakers), *spans]
-        return self._encode(written.text, self._controls(rendering), spans, start=0, lead=None)
+        return self._encode(written.text, self._controls(rendering, rendering.written), spans, start=0, lead=None)
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
@@ -142,10 +141,11 @@ class Renderer:
         `grown` shows the reply and them too. None where the template writes anew what stands already, before the
         reply or in it.
         """
-        if not grown.written.text.startswith(before.written.text):
+        written = grown.written.rest(before.written)
+        if written is None:
             return None
         reply, length = len(before.messages), len(before.written.text)
-        text, controls = grown.written.text[length:], self._controls(grown, before.written)
+        text, controls = written.text, self._controls(grown, written)
         known = is_as_sampled(text, controls, self._stops, sampled.text)
         placed = self._placed(grown, reply + known, length, required=reply + 1)
         spans = [
@@ -221,8 +221,8 @@ class Renderer:
     def _mark(self, text: str) -> str:
         return marks.own(text, (marks.inner(text, control) for control in self.codec.controls(text)))
 
-    def _controls(self, rendering: Rendering, before: Written = _NOTHING) -> list[Control]:
-        """The control tokens that the template wrote behind `before`; places are counted from there."""
+    def _controls(self, rendering: Rendering, written: Written) -> list[Control]:
+        """The control tokens that the template wrote in `written`, the end of the rendering."""
 
         def write(rows: Sequence[Row], tools: _Tools) -> str:
             text = self._marking.render_rows(rows, tools=tools, generation_prompt=True, now=rendering.now)
@@ -230,7 +230,8 @@ class Renderer:
 
         messages = rendering.messages if self._thoughts_are_controls else rendering.given
         again = self._again(messages, rendering.tools, write)
-        return own_controls(rendering.written.rest(before), self.codec, again, before=before.text)
+        before = rendering.written.text[: len(rendering.written.text) - len(written.text)]
+        return own_controls(written, self.codec, again, before=before)
 
     def _again(
         self, messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]

@@ -72,11 +72,11 @@ class Written:
         own_ones = self.own[bisect_left(self.own, (place, place)) :]
         return Written(own(self.text[place:], ((first - place, end - place) for first, end in own_ones)))
 
-    def rest(self, before: Written) -> Written:
-        """What is behind the text of `before`, with which this one begins."""
+    def rest(self, before: Written) -> Written | None:
+        """What is behind the text of `before`; None where this one does not begin with it."""
         if self.marked.startswith(before.marked):
             return Written(self.marked[len(before.marked) :])
-        return self.behind(len(before.text))
+        return self.behind(len(before.text)) if self.text.startswith(before.text) else None
 
     def __add__(self, other: Written) -> Written:
         return Written(self.marked + other.marked, self)

@@ -22,10 +22,7 @@ def written_reply(
     """
     prompt = Written(template.render_rows(rows[:-1], generation_prompt=True))
     whole = Written(template.render_rows(rows, generation_prompt=False))
-    if whole.text.startswith(prompt.text):
-        said = whole.rest(prompt)
-    else:
-        said = _behind_another_prompt(template, rows, codec, prompt, whole)
+    said = whole.rest(prompt) or _behind_another_prompt(template, rows, codec, prompt, whole)
     ends = [found.token for found in codec.controls(said.text) if inner(said.text, found) in said.own]
     if not stop_ids & {*ends}:
         header = _next_header(template, rows, whole.text, codec, stop_ids)
