@@ -200,4 +200,6 @@ def variables(source: str) -> set[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return next(iter(f"{type(error).__name__}: {error}".splitlines()))[:200]
+    # Without half characters, which mark a template's own control tokens: no terminal can show them.
+    said = "".join(character for character in str(error) if not "\ud800" <= character <= "\udfff")
+    return next(iter(f"{type(error).__name__}: {said}".splitlines()))[:200]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
 from itertools import groupby
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +38,9 @@ from context.tokens.control_finder import Control
 from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 _Tools = Sequence[Mapping[str, Any]]
+_Text = tuple[str, Control | None, bool]
+"""A text, the control token it begins with, and whether nothing stands before it."""
 _MAX_CACHED_CHARS = 2_000_000
 """Characters of texts: a conversation that is shown anew is not tokenised anew."""
 
@@ -100,7 +100,7 @@ class Renderer:
         # A template that looks for its own control tokens in contents finds none, and no thought there.
         self._marking = template.marking(self._mark)
         self._thoughts_are_controls = bool(codec.controls("</think>"))
-        self._pieces = _Recent[tuple[str, Control | None, bool], Piece](lambda key: len(key[0]))
+        self._pieces = _RecentPieces()
         self._tools: tuple[_Tools, list[Any]] = ((), [])
 
     def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
@@ -360,27 +360,26 @@ class Renderer:
         return piece
 
 
-class _Recent(Generic[_Key, _Value]):
+class _RecentPieces:
     """What was made of the texts used last, up to a number of characters."""
 
-    def __init__(self, size: Callable[[_Key], int]) -> None:
-        self._size = size
-        self._kept: dict[_Key, _Value] = {}
+    def __init__(self) -> None:
+        self._kept: dict[_Text, Piece] = {}
         self._chars = 0
 
-    def get(self, key: _Key) -> _Value | None:
+    def get(self, key: _Text) -> Piece | None:
         found = self._kept.pop(key, None)
         if found is not None:
             self._kept[key] = found  # at the end: the one used longest ago goes first
         return found
 
-    def put(self, key: _Key, value: _Value) -> None:
-        self._kept[key] = value
-        self._chars += self._size(key)
+    def put(self, key: _Text, piece: Piece) -> None:
+        self._kept[key] = piece
+        self._chars += len(key[0])
         while self._chars > _MAX_CACHED_CHARS and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
-            self._chars -= self._size(oldest)
+            self._chars -= len(oldest[0])
 
 
 def _shown(placed: Sequence[_Placed], start: int) -> Shown:

@@ -223,6 +223,15 @@ def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -
         renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
 
 
+def test_refusal_that_names_a_control_token_can_be_printed() -> None:
+    model = family("chatml")
+    template = ChatTemplate("{{ raise_exception('no <|im_end|> here') }}", {})
+    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    with pytest.raises(RenderError, match=r"no <\|im_end\|> here") as error:
+        renderer.initial([Message("user", "x")], ())
+    assert str(error.value).encode()
+
+
 def test_template_that_is_no_jinja_is_one_line() -> None:
     with pytest.raises(RenderError, match="chat template must be valid jinja2, got: TemplateSyntaxError") as error:
         ChatTemplate("{% for m in %}", {})
