@@ -67,7 +67,7 @@ _TOOLS = {
     "compared": "{% for key, spec in p.properties.items() %} {{ key }}: "
     "{{ 'Zahl' if spec.type == 'number' else 'Wort' if spec.type == 'string' else '?' }}"
     "{{ '!' if key in p.required }}{% if key == 'code' %} (roh){% endif %};{% endfor %}",
-    "attributes": "{{ p.type }} {{ p.properties.code.type }} {{ p.properties['key'].description }}"
+    "attributes": "{{ p.type }} {{ (p.properties.code or p).type }} {{ (p.properties['key'] or p).description }}"
     "{{ p.properties.call_id is defined }} {{ p.properties | map('length') | list }}",
     "filtered": "{{ p.properties | list | join(', ') | upper }} {{ p.properties.keys() | sort | first | title }}"
     "{{ p.properties.values() | selectattr('type', 'equalto', 'string') | map(attribute='description') | join('; ') }}",

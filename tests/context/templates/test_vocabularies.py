@@ -190,7 +190,7 @@ _TURNS = (
     "{{ m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PYTHON_TYPES = (  # as Hermes 2 and 3 and MiniCPM3 write tools: a type that is not known is read letter by letter
-    "{%- macro kind(spec) %}{% set names = {'string': 'str', 'number': 'float', 'integer': 'int'} %}"
+    "{%- macro kind(spec) %}{% set names = {'string': 'str', 'number': 'float', 'integer': 'int', 'boolean': 'bool'} %}"
     "{% if names[spec.type] is defined %}{{ names[spec.type] }}"
     "{% elif spec.type == 'array' %}list[{{ kind(spec['items']) }}]"
     "{% elif spec.type == 'object' %}dict"
@@ -211,7 +211,7 @@ TYPESCRIPT = (  # as functionary writes them
 SORTED = (  # as Kimi K3 writes tools and calls
     "{% for tool in tools %}{% for key, spec in tool.function.parameters | dictsort %}{{ key }}={{ spec | tojson }};"
     "{% endfor %}{% for key, spec in tool.function.parameters.properties | dictsort %}{{ key }} {% endfor %}"
-    "{{ tool.function.parameters.properties.code.type }}\n{% endfor %}"
+    "{{ (tool.function.parameters.properties.code or tool).type }}\n{% endfor %}"
 )
 NUMBERS = (  # as Mistral's templates write results: what is a number as it is, all else as text
     "{% for m in messages %}{% if m.role == 'tool' %}[TOOL_RESULTS]"
