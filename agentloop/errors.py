@@ -19,6 +19,22 @@ class UserError(Exception):
     """What a person can put right, in one line: the rule, what was found, what to do. No traceback."""
 
 
+class RunStop(SystemExit):
+    """Somebody ended this process by a signal: no error of anybody's code, and nobody's to catch."""
+
+
+class ToolTimeout(BaseException):
+    """The time of a tool is up. No `Exception`, so that a tool seldom catches it where it is raised inside."""
+
+
+class UserCodeFailed(Exception):
+    """Code of the user's raised something, which is the cause of this; its text is `TypeError: text at file.py:12`."""
+
+
+class CodeInterrupted(Exception):
+    """Code of the user's failed once a stop had been asked for: Ctrl-C may have ended processes that it needs."""
+
+
 class UnknownAnchor(UserError, ValueError):
     """A token is to be trained against a log-prob that nobody knows."""
 

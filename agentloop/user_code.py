@@ -1,25 +1,111 @@
-"""Classes and functions people bring themselves, named `path/to/file.py:Name`, or given as they are in Python."""
+"""Classes and functions people bring themselves, named `path/to/file.py:Name`, or given as they are in Python.
+
+All of it is called within `users_code`, which says whose error it is when it fails.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import functools
 import importlib.util
 import inspect
+import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+from urllib.parse import quote, unquote
 
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import CodeInterrupted, RunStop, ToolTimeout, UserCodeFailed, UserError, one_line_with_place
 from context.wording import suggest
 from replay.sampling.samplers import Sampler, make_sampler
 
+__path__: list[str] = []
+"""Makes imports take this module for a package, in which people's files are modules: see `_Files`."""
+_PREFIX = f"{__name__}."
+_sources: dict[str, bytes] = {}
+"""What each file held when it was run, by its module's name."""
 _HERE = "given:"
 """How the name of a function begins that this process was given, where others have a file."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
 """Such functions by the names they were given, `given:DIGEST:function`."""
+
+
+@dataclass
+class _Stop:
+    asked: bool = False
+
+
+_stop = _Stop()
+
+
+def ask_to_stop(asked: bool) -> None:
+    """From now on a failure of people's code may be the signal's doing, which reached processes of theirs as well."""
+    _stop.asked = asked
+
+
+def refuse_if_stopping() -> None:
+    """Raises CodeInterrupted once a stop was asked for: what just failed must not count as what it would have been."""
+    if _stop.asked:
+        raise CodeInterrupted
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Within, code of the user's is called: whatever it raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
+
+    What is no failure of its own passes: a UserError, which says all there is to say; the stop of the run; the end of
+    a tool's time and of a task that is cancelled. Raises CodeInterrupted for failures once a stop was asked for. Where
+    the code forked, its child ends here and never becomes a second trainer.
+    """
+    process = os.getpid()
+    try:
+        yield
+    except (UserError, RunStop, ToolTimeout, CodeInterrupted):
+        raise
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+            raise
+        if _stop.asked:
+            raise CodeInterrupted(one_line_with_place(error)) from error
+        if isinstance(error, UserCodeFailed):
+            raise
+        raise UserCodeFailed(one_line_with_place(error)) from error
+    finally:
+        if os.getpid() != process:
+            os._exit(os.EX_SOFTWARE)
+
+
+def _is_being_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def guarded(kind: type, methods: Sequence[str], refused: Callable[[UserCodeFailed], UserError]) -> type[Any]:
+    """A class of the user's, whose `methods` raise what `refused` makes of their failures."""
+
+    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            try:
+                with users_code():
+                    return method(self, *args, **options)
+            except UserCodeFailed as failed:
+                raise refused(failed) from failed
+
+        return call
+
+    names = {name: guard(getattr(kind, name)) for name in methods if hasattr(kind, name)}
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **names})
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
@@ -83,17 +169,26 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
             f"replay.sampler must name a subclass of replay.Sampler, got {spec!r}. "
             "Derive it, and give every row a weight."
         )
+    methods = [*_OF_SAMPLERS, *(["correction"] if kind.correction is not Sampler.correction else [])]
+
+    def refused(failed: UserCodeFailed) -> UserError:
+        return UserError(
+            f"replay.sampler must be a sampler that weighs rows, got {spec!r} with {failed}. Mend it, and --resume if "
+            "the run had begun."
+        )
+
+    made: Sampler
     try:
-        made = make_sampler(kind, seed, options)
-        made.try_out()
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"replay.sampler must be a sampler that weighs rows, got {spec!r} with "
-            f"{one_line_with_place(error)}. Mend it."
-        ) from error
+        with users_code():
+            made = make_sampler(guarded(kind, methods, refused), seed, options)
+    except UserCodeFailed as failed:
+        raise refused(failed) from failed
+    made.try_out()
     return made
+
+
+_OF_SAMPLERS = ("weigh", "scores", "reference", "state", "load_state")
+"""What a run calls."""
 
 
 def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:
@@ -107,24 +202,40 @@ def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:
     return _run_file(path.resolve(), what=what), path_text, name
 
 
+class _Files(MetaPathFinder):
+    """Finds people's files by names that say where they are, in processes that their functions are sent to as well."""
+
+    @staticmethod
+    def name_of(path: Path) -> str:
+        return _PREFIX + quote(str(path)).replace(".", "%2E")
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not fullname.startswith(_PREFIX):
+            return None
+        file = Path(unquote(fullname.removeprefix(_PREFIX)))
+        # At the end of the search path: the file may import its neighbours, and they shadow nothing.
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))
+        return importlib.util.spec_from_file_location(fullname, file)
+
+
+sys.meta_path.append(_Files())
+
+
 def _run_file(path: Path, *, what: str) -> ModuleType:
-    name = f"agentloop_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise UserError(f"{what} must name a Python file, got {str(path)!r}.")
-    module = importlib.util.module_from_spec(module_spec)
-    # At the end of the search path: the file may import its neighbours, and they shadow nothing.
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    sys.modules[name] = module
+    """The module of a file, which is run once for as long as it stays what it is."""
+    name, source = _Files.name_of(path), path.read_bytes()
+    if name in sys.modules and _sources.get(name) == source:
+        return sys.modules[name]
+    sys.modules.pop(name, None)
     try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
+        with users_code():
+            module = importlib.import_module(name)
+    except UserCodeFailed as failed:
         raise UserError(
-            f"{what} must name a file that can be imported, got {str(path)!r} with {one_line_with_place(error)}. "
-            "Mend the file."
-        ) from error
+            f"{what} must name a file that can be imported, got {str(path)!r} with {failed}. Mend the file."
+        ) from failed
+    _sources[name] = source
     return module
 
 

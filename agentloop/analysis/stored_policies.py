@@ -20,6 +20,7 @@ from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.display import open_display
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
+from agentloop.runs.signals import graceful_stop
 from replay.cli import newest_run_folder
 
 
@@ -45,14 +46,15 @@ def evaluate_run(
     """
     folder = open_run_folder(run)
     config = _asked(folder.config, tasks=tasks, samples=samples)
-    seed_process(config)
-    factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-    weights = stored_weights(folder, policy)
-    actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
     display = open_display(stderr=True)
     try:
-        progress = partial(display.phase, "evaluate")
-        found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
+        with graceful_stop(display.note, idle="stopped"):
+            seed_process(config)
+            factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+            weights = stored_weights(folder, policy)
+            actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
+            progress = partial(display.phase, "evaluate")
+            found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
     finally:
         display.close()
     evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)

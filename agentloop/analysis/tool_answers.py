@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, ToolLimits, call_tool
 from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.teardown import close_environment, warn_of_close
+from agentloop.environments.tools.teardown import warn_of_close
 from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall
 from replay import queries
@@ -83,11 +84,10 @@ async def _made_again(
 ) -> list[str]:
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     environment, threads = factory.create(), WorkerThreads(1)
+    hooks = EpisodeHooks(environment, task, threads, config.rollout, advice="Mend it.")
     differing: list[str] = []
     try:
-        started = environment.start(task)
-        if started is not None:
-            await started
+        await hooks.start()
         for record in chain:
             call = ToolCall(record.tool, record.arguments)
             result = await call_tool(environment, call, limits, threads)
@@ -98,7 +98,7 @@ async def _made_again(
                     f"and now {result.content!r:.200}"
                 )
     finally:
-        problem = await close_environment(environment, threads, timeout_s=limits.timeout_s)
+        problem = await hooks.close()
         threads.close()
         if problem is not None:
             warn_of_close(factory.where, problem)

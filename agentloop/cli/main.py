@@ -6,21 +6,23 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentloop.distributed.torchrun import check_alone, own_rank
-from agentloop.errors import TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
+from agentloop.errors import RunStop, TrainingStopped, UserError, one_line, one_line_with_place, place_in_user_code
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -354,22 +356,26 @@ def main() -> None:
     Exit code 2: the user can mend it. 1: a run stopped, or this program has a mistake, whose traceback is in a file;
     the exception is then the cause of the SystemExit.
     """
+    before = signal.signal(signal.SIGINT, _stop)
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)  # before a run has begun there is nothing to say
+    except RunStop:
+        raise
     except MemoryError as error:
         _say(f"memory must suffice, got {str(error) or 'none left'}. Stop other programs or do less at once.")
         sys.exit(2)
     except TrainingStopped as error:
         _say(f"training stopped: {error}")
         sys.exit(1)
-    except Exception as error:
+    except BaseException as error:
+        place = place_in_user_code(error)
         if isinstance(error, (UserError, *_refusals())):
-            place = None if error.__cause__ is None else place_in_user_code(error.__cause__)
-            _say(str(error) if place is None else f"{error} The traceback: {_written_down(error)}")
+            theirs = any(place_in_user_code(cause) for cause in _causes(error))
+            _say(f"{error} The traceback: {_written_down(error)}" if theirs else str(error))
             sys.exit(2)
-        if place_in_user_code(error) is None:
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
+            raise  # how a command ends
+        if place is None:
             _say(
                 f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "
                 f"{_written_down(error)}"
@@ -378,6 +384,19 @@ def main() -> None:
         found = one_line_with_place(error)
         _say(f"your own code must not raise, got {found}. Mend it. The traceback: {_written_down(error)}")
         raise SystemExit(2) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C, which is told from a KeyboardInterrupt that somebody's code raises."""
+    raise RunStop(128 + number)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    while error.__cause__ is not None:
+        error = error.__cause__
+        yield error
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -13,7 +13,8 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 
 from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.tools.event_loop import run_hook
-from agentloop.errors import UserError, one_line, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError, one_line
+from agentloop.user_code import users_code
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
@@ -133,28 +134,44 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
 
 
 def _check_judged(environment: Environment, task: Task, where: str) -> None:
+    start_now(environment, task, where)
+    reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
+
+
+def start_now(environment: Environment, task: Task, where: str) -> None:
+    """Start an instance that no episode of the policy is played with."""
     try:
-        run_hook(environment.start, task)
-    except Exception as error:
+        with users_code():
+            run_hook(environment.start, task)
+    except UserCodeFailed as failed:
         raise UserError(
-            f"{where}.start must accept its tasks, got {one_line_with_place(error)} for {quoted_task(task)}. Mend it."
-        ) from error
+            f"{where}.start must accept its tasks, got {failed} for {quoted_task(task)}. Mend it, and --resume if the "
+            "run had begun."
+        ) from failed
+
+
+def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
+    """What a started instance says of a conversation that is no episode of the policy."""
     try:
-        reward: Any = run_hook(environment.reward, task, (*task.messages(), Message("assistant", "", author=LLM)))
-    except Exception as error:
+        with users_code():
+            reward: Any = run_hook(environment.reward, task, messages)
+    except UserCodeFailed as failed:
         raise UserError(
-            f"{where}.reward must judge any reply, got {one_line_with_place(error)} for {quoted_task(task)} and an "
-            "empty reply. Return 0.0 there."
-        ) from error
+            f"{where}.reward must judge any reply, got {failed} for {quoted_task(task, messages)}. Return 0.0 there, "
+            "and --resume if the run had begun."
+        ) from failed
     if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise UserError(f"{where}.reward must return a finite number, got {reward!r} for an empty reply.")
+        raise UserError(
+            f"{where}.reward must return a finite number, got {reward!r} for {quoted_task(task, messages)}. Mend it."
+        )
+    return float(reward)
 
 
 def _check_closed(environment: Environment, where: str) -> None:
     try:
-        run_hook(environment.close)
-    except Exception as error:
+        with users_code():
+            run_hook(environment.close)
+    except UserCodeFailed as failed:
         raise UserError(
-            f"{where}.close must free what an episode holds, got {one_line_with_place(error)} after an empty reply. "
-            "Mend it."
-        ) from error
+            f"{where}.close must free what an episode holds, got {failed} after an empty reply. Mend it."
+        ) from failed

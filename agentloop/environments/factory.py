@@ -15,7 +15,15 @@ from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.adapters.adapter import Adapter
 from agentloop.environments.adapters.gymnasium_text import GymnasiumText
 from agentloop.environments.adapters.openenv import OpenEnv
-from agentloop.environments.check import check_class, check_options, check_repeatable, check_reward, check_task
+from agentloop.environments.check import (
+    check_class,
+    check_options,
+    check_repeatable,
+    check_reward,
+    check_task,
+    reward_now,
+    start_now,
+)
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.functions.function_tools import rows_with_tools
@@ -23,11 +31,10 @@ from agentloop.environments.functions.row_environment import ROWS, RowEnvironmen
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
 from agentloop.environments.source_digest import digest_of_functions, source_digest
-from agentloop.environments.tools.event_loop import run_hook
 from agentloop.environments.tools.teardown import close_now
 from agentloop.environments.tools.tool_schema import tools_of
-from agentloop.errors import UserError, one_line_with_place
-from agentloop.user_code import load_class
+from agentloop.errors import UserCodeFailed, UserError
+from agentloop.user_code import load_class, users_code
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -98,14 +105,13 @@ class EnvironmentFactory:
     def create(self) -> Environment:
         """A new instance, for one episode."""
         try:
-            return self.environment(**self.options)
-        except UserError:
-            raise
-        except Exception as error:
+            with users_code():
+                return self.environment(**self.options)
+        except UserCodeFailed as failed:
             raise UserError(
                 f"environment.options must be accepted by {self.where}, "
-                f"got {dict(self.options)} with {one_line_with_place(error)}. Change them, or mend __init__."
-            ) from error
+                f"got {dict(self.options)} with {failed}. Change them, or mend __init__."
+            ) from failed
 
     def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
         """An instance's own MCP servers, for one episode."""
@@ -120,7 +126,7 @@ class EnvironmentFactory:
         """A new instance, started with the task and closed in the end, for what is no episode of the policy."""
         environment = self.create()
         try:
-            run_hook(environment.start, task)
+            start_now(environment, task, self.where)
             yield environment
         finally:
             close_now(environment, self.where)
@@ -136,12 +142,10 @@ class EnvironmentFactory:
     def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
         make = getattr(self.create(), method)
         try:
-            task: Task = make(source)
-        except UserError:
-            raise
-        except Exception as error:
-            problem = f"{one_line_with_place(error)}{place}"
-            raise UserError(f"{self.where}.{method} must {rule}, got {problem}. Mend it.") from error
+            with users_code():
+                task: Task = make(source)
+        except UserCodeFailed as failed:
+            raise UserError(f"{self.where}.{method} must {rule}, got {failed}{place}. Mend it.") from failed
         check_task(task, f"{self.where}.{method}", self.registered)
         return self.labelled(task)
 
@@ -156,13 +160,14 @@ class EnvironmentFactory:
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
         try:
-            given = self.create().turn_rewards(task, messages)
-            rewards = None if given is None else tuple(float(reward) for reward in given)
-        except Exception as error:
+            with users_code():
+                given = self.create().turn_rewards(task, messages)
+                rewards = None if given is None else tuple(float(reward) for reward in given)
+        except UserCodeFailed as failed:
             raise UserError(
-                f"{self.where}.turn_rewards must return a list of numbers, got {one_line_with_place(error)} for "
+                f"{self.where}.turn_rewards must return a list of numbers, got {failed} for "
                 f"{quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
-            ) from error
+            ) from failed
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
                 f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
@@ -188,13 +193,14 @@ class EnvironmentFactory:
         """What else a conversation has solved, asked of a new instance."""
         turns = sum(message.author == LLM for message in messages)
         try:
-            found = list(self.create().achieved(task, messages))
-            good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
-        except Exception as error:
+            with users_code():
+                found = list(self.create().achieved(task, messages))
+                good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
+        except UserCodeFailed as failed:
             raise UserError(
-                f"{self.where}.achieved must return a list of Achieved, got {one_line_with_place(error)} for "
+                f"{self.where}.achieved must return a list of Achieved, got {failed} for "
                 f"{quoted_task(task, messages)}. Mend it and --resume."
-            ) from error
+            ) from failed
         if not good:
             raise UserError(
                 f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
@@ -206,14 +212,8 @@ class EnvironmentFactory:
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         """Of a conversation that no episode of this environment was: a new instance is started with the task."""
-        try:
-            with self.started(task) as environment:
-                return float(run_hook(environment.reward, task, messages))
-        except Exception as error:
-            raise UserError(
-                f"{self.where}.reward must return a number, got {one_line_with_place(error)} for "
-                f"{quoted_task(task, messages)}, a task that achieved gave. Mend one of them and --resume."
-            ) from error
+        with self.started(task) as environment:
+            return reward_now(environment, task, messages, self.where)
 
     def task_hash(self, task: Task) -> str:
         """Content hash of what the policy is asked and of what it is judged by; of its hint, where it has one."""

@@ -17,10 +17,10 @@ from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInpu
 from agentloop.algorithms.objectives.objective import unclipped
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import LossSection, StreamLossSection
-from agentloop.errors import TruncatedSampling, UnknownAnchor, UserError, one_line
+from agentloop.errors import TruncatedSampling, UnknownAnchor, UserCodeFailed, UserError
 from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
-from agentloop.user_code import load_function
+from agentloop.user_code import load_function, users_code
 from replay.records import FRESH, REPLAY, Trajectory
 
 
@@ -69,9 +69,13 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
 
     def objective(inputs: ObjectiveInput) -> PolicyLoss:
         try:
-            found = function(inputs, **options)
-        except Exception as error:
-            raise UserError(f"{name} must take an ObjectiveInput and its options, got {one_line(error)}.") from error
+            with users_code():
+                found = function(inputs, **options)
+        except UserCodeFailed as failed:
+            raise UserError(
+                f"{name} must take an ObjectiveInput and its options, got {failed}. Mend it, and --resume if the run "
+                "had begun."
+            ) from failed
         result = unclipped(found) if isinstance(found, Tensor) else found
         shape = inputs.loss_mask.shape
         parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []

@@ -11,9 +11,9 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError
 from agentloop.generation import ConcurrentGenerator, Generator
-from agentloop.user_code import load_class
+from agentloop.user_code import guarded, load_class, users_code
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.message_checks import visible
 from context.parse import unread_call
@@ -113,13 +113,20 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     found = load_class(name, what="context.parser")
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
+
+    def refused(failed: UserCodeFailed) -> UserError:
+        return UserError(
+            f"context.parser must read any reply, got {name!r} with {failed}. Mend it, and --resume if the run had "
+            "begun."
+        )
+
     try:
-        parser: ReplyParser = found()
-    except Exception as error:
-        problem = one_line_with_place(error)
+        with users_code():
+            parser: ReplyParser = guarded(found, ["parse"], refused)()
+    except UserCodeFailed as failed:
         raise UserError(
-            f"context.parser must be made without arguments, got {name!r} with {problem}. Mend it."
-        ) from error
+            f"context.parser must be made without arguments, got {name!r} with {failed}. Mend it."
+        ) from failed
     return parser
 
 

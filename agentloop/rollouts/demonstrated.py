@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
-from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.check import start_now
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.teardown import close_now
+from agentloop.errors import UserCodeFailed, UserError
+from agentloop.user_code import users_code
 from context import Message
 from context.authors import LLM
 from context.strategies import Strategy
@@ -18,12 +21,22 @@ _LONGEST_RESULT = 20_000
 """Characters."""
 
 
-def demonstrate(environment: Environment, task: Task, rng: random.Random) -> tuple[Message, ...]:
-    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand."""
-    run_hook(environment.start, task)
+def demonstrate(environment: Environment, task: Task, rng: random.Random, *, where: str) -> tuple[Message, ...]:
+    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand.
+
+    `where` is what errors call the environment's class.
+    """
+    start_now(environment, task, where)
     messages = list(task.messages())
     while True:
-        reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
+        try:
+            with users_code():
+                reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
+        except UserCodeFailed as failed:
+            raise UserError(
+                f"{where}.demonstrate must bring its episodes to an answer, got {failed} for "
+                f"{quoted_task(task, messages)}. Mend it."
+            ) from failed
         messages.append(reply)
         if not reply.tool_calls:
             return tuple(messages)
@@ -42,11 +55,10 @@ def demonstrations(
     """
     rng = random.Random(seed)
     for number in itertools.count():
-        environment = factory.create()
-        task = environment.make_task(rng)
+        environment, task = factory.create(), factory.make_task(rng)
         with factory.connected_now(environment):
             try:
-                messages = demonstrate(environment, task, rng)
+                messages = demonstrate(environment, task, rng, where=factory.where)
             finally:
                 close_now(environment, factory.where)
         if strategy is not None and number % 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from agentloop.config.sections.reward import RewardFunctionSection
@@ -47,9 +48,9 @@ class RewardFunction:
             advice = suggest(missing, task.payload) if task.payload else "The task has no payload."
         raise UserError(f"{_RULE}, got {self.section.function} with {missing!r}, which is none. {advice}")
 
-    def __call__(self, episode: Episode) -> Any:
-        """A number, or what is to be awaited for it."""
-        return self._function(episode, **self._columns(episode.task.payload))
+    def call_of(self, episode: Episode) -> Callable[[], Any]:
+        """The function with all its arguments."""
+        return partial(self._function, episode, **self._columns(episode.task.payload))
 
     def _columns(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         if self._takes_all:

@@ -14,9 +14,8 @@ from agentloop.config.sections.reward import OverlongSection, RewardFunctionSect
 from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.results import ToolTimeout
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.reward_functions import RewardFunction
 from context.messages import Message
@@ -130,17 +129,15 @@ class RewardScorer:
 
     async def _answers(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[Any]:
         """What the function returned or raised. `async def` functions run side by side, others one after another."""
-        waits = function.waits
-        places, thread = asyncio.Semaphore(self._section.parallel if waits else 1), WorkerThreads(1)
+        places, thread = asyncio.Semaphore(self._section.parallel if function.waits else 1), WorkerThreads(1)
 
         async def one(episode: Episode) -> Any:
             async with places:
                 try:
-                    if waits:
-                        return await asyncio.wait_for(function(episode), self._section.timeout_s)
-                    return await thread.run(lambda: function(episode), timeout_s=self._section.timeout_s)
-                except (Exception, ToolTimeout) as error:  # noqa: BLE001  reported or counted by `_value`
-                    return error
+                    call, limit = function.call_of(episode), self._section.timeout_s
+                    return await thread.ask(call, timeout_s=limit, setting="reward.timeout_s")
+                except (UserCodeFailed, UserError) as failed:  # reported or counted by `_value`
+                    return failed
 
         try:
             return list(await asyncio.gather(*(one(episode) for episode in episodes)))
@@ -154,10 +151,8 @@ class RewardScorer:
 
     def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
         """The number, or what is wrong where that is to cost the episode alone."""
-        if isinstance(answer, (ToolTimeout, TimeoutError)):
-            problem = f"none within reward.timeout_s={self._section.timeout_s:g} s"
-        elif isinstance(answer, BaseException):
-            problem = one_line_with_place(answer)
+        if isinstance(answer, BaseException):
+            problem = str(answer)
         elif math.isfinite(number := _number(answer)):
             return number
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import signal
@@ -10,9 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import NoReturn
 
+from agentloop.errors import CodeInterrupted, RunStop
 from agentloop.runs.watchdog import watched
+from agentloop.user_code import ask_to_stop
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
 _IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins anew)"
@@ -49,38 +54,87 @@ class StopRequest:
 def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
     """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
 
-    The second does so some seconds later even where this process can't act on it.
+    The second does so some seconds later even where this process can't act on it. Processes that are forked within
+    know nothing of all this: SIGTERM ends them, and Ctrl-C is left to this one.
 
-    Outside of `StopRequest.working` there is nothing to finish: the first signal raises SystemExit. `working` and
-    `idle` are shown at the first signal, there and here.
+    Outside of `StopRequest.working` there is nothing to finish: the first signal raises RunStop. So does code of the
+    user's that fails once a stop was asked for. `working` and `idle` are shown at the first signal, there and here.
+    Beside the main thread signals are left to whoever has that.
     """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        show("signals are left alone beside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here")
+        yield request
+        return
     words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def receive(number: int, frame: FrameType | None) -> None:
         if request.requested:
             if os.isatty(1):
                 os.write(1, _SHOW_CURSOR)  # a live display had hidden it
-            os._exit(128 + number)
+            end_at_once(128 + number)
         request.signal_number = number
+        ask_to_stop(True)
         if request.has_work:
             words.put(working)
         else:
             words.put(idle)
-            raise SystemExit(128 + number)
+            raise RunStop(128 + number)
 
     # Not shown by `receive` itself: it may have interrupted the very print that `show` would do.
     teller = threading.Thread(target=_show_all, args=(words, show), name="signals", daemon=True)
     teller.start()
-    previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, receive) for number in _SIGNALS}
+    _forks.are_ours = True
     try:
         with watched():
             yield request
+    except CodeInterrupted as problem:
+        words.put(f"stopped at once: code of yours failed meanwhile ({problem})")
+        raise RunStop(request.exit_code) from problem
     finally:
+        _forks.are_ours = False
         for number, old in previous.items():
             signal.signal(number, old)
+        ask_to_stop(False)
         words.put(None)
         teller.join()
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process without a look at what is under way, and those that multiprocessing began: they would wait for
+    work that never comes."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(code)
+
+
+class _Forked:
+    """Makes processes that are forked within `graceful_stop` forget it, before a signal can reach them."""
+
+    def __init__(self) -> None:
+        self.are_ours = False
+        self._masks = threading.local()
+
+    def hold(self) -> None:
+        if self.are_ours:
+            self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def release(self) -> None:
+        before = self._masks.__dict__.pop("before", None)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def forget(self) -> None:
+        if "before" in self._masks.__dict__:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, lambda *_: None)  # no SIG_IGN, which a program that it begins would inherit
+        self.release()
+
+
+_forks = _Forked()
+os.register_at_fork(before=_forks.hold, after_in_parent=_forks.release, after_in_child=_forks.forget)
 
 
 def _show_all(words: queue.SimpleQueue[str | None], show: Callable[[str], None]) -> None:

@@ -19,10 +19,10 @@ from agentloop.algorithms.advantages import (
 from agentloop.algorithms.credit import over_tokens, relative_turn_rewards, turn_advantages
 from agentloop.config import RunConfig
 from agentloop.config.sections.advantage import normalises_std
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserCodeFailed, UserError
 from agentloop.learning.batch import bound_negative
 from agentloop.records import TurnRewards
-from agentloop.user_code import load_function
+from agentloop.user_code import load_function, users_code
 from context.authors import AuthorTable
 from context.tokens.masks import response_mask
 from replay.records import REPLAY, BatchRow, Trajectory
@@ -176,12 +176,13 @@ def _load(spec: str) -> Callable[..., Any]:
 
 def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[float]:
     try:
-        given = [float(value) for value in function(list(members))]
-    except Exception as error:
+        with users_code():
+            given = [float(value) for value in function(list(members))]
+    except UserCodeFailed as failed:
         raise UserError(
-            f"advantage.function must take the members of a group and return their advantages, got {one_line(error)} "
-            f"from {function.__name__}. Mend it, and --resume if the run had begun."
-        ) from error
+            f"advantage.function must take the members of a group and return their advantages, got {failed} from "
+            f"{function.__name__}. Mend it, and --resume if the run had begun."
+        ) from failed
     if len(given) != len(members) or not all(map(math.isfinite, given)):
         raise UserError(
             f"advantage.function must return one finite number per member ({len(members)}), got {given} from "

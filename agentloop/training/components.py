@@ -16,7 +16,7 @@ from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.environments import RunEnvironments, TaskSource, load_environments, makes_tasks, open_tasks
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError
 from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
@@ -42,7 +42,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.trained_policy import load_trained_policy
-from agentloop.user_code import load_function, load_sampler
+from agentloop.user_code import load_function, load_sampler, users_code
 from context import AuthorTable, TokenSequence
 from context.messages import Message, content_hash
 from context.strategies import Strategy
@@ -325,12 +325,13 @@ def load_redactor(spec: str) -> Redactor:
 
     def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:
         try:
-            redacted = function(messages)
-        except Exception as error:
+            with users_code():
+                redacted = function(messages)
+        except UserCodeFailed as failed:
             raise UserError(
-                f"replay.redact must take every trajectory's messages, got {one_line_with_place(error)} from {spec}. "
-                "Nothing of the iteration was stored; mend the function and run again with --resume."
-            ) from error
+                f"replay.redact must take every trajectory's messages, got {failed} from {spec}. Nothing of the "
+                "iteration was stored; mend the function and run again with --resume."
+            ) from failed
         if redacted is None:
             return None
         if not isinstance(redacted, (list, tuple)) or not all(isinstance(message, Message) for message in redacted):

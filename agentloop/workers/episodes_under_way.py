@@ -11,7 +11,7 @@ from functools import partial
 
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import one_line_with_place, shortened
+from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import play_episode
 from agentloop.rollouts.episodes.turns import ConcurrentTurns
@@ -89,6 +89,8 @@ class EpisodesUnderWay:
         ask = partial(self._turns[claim.ticket.purpose].ask, next(self._numbers))
         try:
             episode = await play_episode(run.actors, task, run.config, ask, self._threads)
+        except CodeInterrupted:
+            return  # another worker plays it
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason
             problem = shortened(one_line_with_place(error))
             run.actors.warnings.warn(f"an episode failed: {problem}")
@@ -100,7 +102,10 @@ class EpisodesUnderWay:
             self._results.append(EpisodeResult(claim, episode, problem=f"engine: {episode.problem}"))
             return
         if claim.ticket.purpose == EVALUATION:
-            (judged,) = await run.scorer.judge_beside([episode])
+            try:
+                (judged,) = await run.scorer.judge_beside([episode])
+            except CodeInterrupted:
+                return
             unknown = "reward.functions: no number" if math.isnan(judged.environment_reward) else None
             self._results.append(EpisodeResult(claim, judged, judged.environment_reward, unknown))
             return
@@ -111,7 +116,10 @@ class EpisodesUnderWay:
     async def _score(self) -> None:
         while self._unscored:
             batch, self._unscored = self._unscored, []
-            scores = await self._run.scorer.score_beside([episode for _, episode in batch])
+            try:
+                scores = await self._run.scorer.score_beside([episode for _, episode in batch])
+            except CodeInterrupted:
+                return
             judged = [(claim, episode) for (claim, _), episode in zip(batch, scores.episodes, strict=True)]
             for position, ((claim, episode), total) in enumerate(zip(judged, scores.totals, strict=True)):
                 problem = None

@@ -9,9 +9,9 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
-from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.check import reward_now
 from agentloop.environments.tools.teardown import close_now
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
@@ -102,7 +102,7 @@ def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -
     """The reward of an empty reply."""
     messages = (*task.messages(), Message("assistant", "", author=LLM))
     with factory.started(task) as environment:
-        reward = float(run_hook(environment.reward, task, messages))
+        reward = reward_now(environment, task, messages, factory.where)
     (episode,) = scorer.score([Episode.answered(task, messages, reward)]).episodes
     return episode.environment_reward
 
@@ -110,17 +110,11 @@ def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -
 def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     rng, successes = random.Random(0), 0
     for _ in range(_DEMONSTRATED):
-        environment = factory.create()
-        task = environment.make_task(rng)
+        environment, task = factory.create(), factory.make_task(rng)
         try:
             with factory.connected_now(environment):
-                messages = demonstrate(environment, task, rng)
-                successes += run_hook(environment.reward, task, messages) >= success
-        except Exception as error:
-            raise UserError(
-                f"{factory.where}.demonstrate must bring its episodes to an answer, got {one_line_with_place(error)}. "
-                "Mend it."
-            ) from error
+                messages = demonstrate(environment, task, rng, where=factory.where)
+                successes += reward_now(environment, task, messages, factory.where) >= success
         finally:
             close_now(environment, factory.where)
     return successes / _DEMONSTRATED

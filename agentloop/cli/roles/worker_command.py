@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from agentloop.cli.main import MetricsPort
 from agentloop.runs.metrics_endpoint import measure_at
-from agentloop.runs.signals import graceful_stop
+from agentloop.runs.signals import end_at_once, graceful_stop
 from agentloop.workers.joined_run import join_run
 from agentloop.workers.worker import Worker
 
@@ -35,7 +34,7 @@ def worker(
             Worker(joined, concurrency=concurrency, stop=stop, say=_say, measure=measure).collect()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(stop.exit_code)  # a tool that never ends, or a database that never answers, is not waited for
+    end_at_once(stop.exit_code)  # a tool that never ends, or a database that never answers, is not waited for
 
 
 def _say(text: str) -> None:

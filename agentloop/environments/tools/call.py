@@ -13,10 +13,12 @@ from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.isolation import run_isolated
-from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure, observe, observe_awaited
+from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.silence import silence_this_context
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import ToolTimeout
+from agentloop.user_code import refuse_if_stopping
 from context.messages import ToolCall
 from context.wording import suggest
 
@@ -40,13 +42,20 @@ class ToolLimits:
 async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
     """Check the arguments, run the tool under its deadline and put the outcome into words.
 
-    Raises nothing that the tool or the policy did wrong. An `async def` tool runs on the event loop, any other in one
-    of `threads`; an isolated one in a process beside.
+    Raises nothing that the tool or the policy did wrong; CodeInterrupted once a stop was asked for. An `async def` tool
+    runs on the event loop, any other in one of `threads`; an isolated one in a process beside.
     """
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
         return checked
     spec, run = checked
+    result = await _ran(spec, run, limits, threads)
+    if result.error_kind is not None:
+        refuse_if_stopping()
+    return result
+
+
+async def _ran(spec: ToolSpec, run: partial[Any], limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
     try:
         if inspect.iscoroutinefunction(run.func):
             return await _awaited(observe_awaited(run, max_chars=limits.max_chars), limits.timeout_s)

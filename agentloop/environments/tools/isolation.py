@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from agentloop.environments.tools.results import ToolResult, ToolTimeout, failure
+from agentloop.environments.tools.results import ToolResult, failure
+from agentloop.errors import ToolTimeout
 
 CRASHED = "crashed"
 _HEADER_BYTES = 8

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentloop.errors import one_line, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError, one_line, one_line_with_place
+from agentloop.user_code import users_code
 
 RAISED = "raised"
 NOT_TEXT = "not_text"
 _UNSAFE = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
-
-
-class ToolTimeout(BaseException):
-    """The time of a tool is up. No `Exception`, so that a tool seldom catches it where it is raised inside."""
 
 
 class ToolFailed(Exception):
@@ -47,22 +43,23 @@ def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
     NUL and lone surrogates become U+FFFD.
     """
     try:
-        return _shown(call(), max_chars)
-    except BaseException as error:  # noqa: BLE001  whatever a tool raises is its answer: it may call sys.exit
-        return _raised(error, max_chars)
+        with users_code():
+            return _shown(call(), max_chars)
+    except (UserCodeFailed, UserError) as failed:
+        return _raised(failed, max_chars)
 
 
 async def observe_awaited(call: Callable[[], Awaitable[Any]], *, max_chars: int) -> ToolResult:
     """Call an `async def` tool and put its outcome into words, as `observe` does."""
     try:
-        return _shown(await call(), max_chars)
-    except asyncio.CancelledError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever a tool raises is its answer
-        return _raised(error, max_chars)
+        with users_code():
+            return _shown(await call(), max_chars)
+    except (UserCodeFailed, UserError) as failed:
+        return _raised(failed, max_chars)
 
 
-def _raised(error: BaseException, max_chars: int) -> ToolResult:
+def _raised(failed: Exception, max_chars: int) -> ToolResult:
+    error = failed.__cause__ if isinstance(failed, UserCodeFailed) and failed.__cause__ is not None else failed
     if isinstance(error, ToolFailed):
         return failure(error.kind, _cut(str(error), max_chars), problem=error.problem)
     return failure(RAISED, one_line(error), problem=one_line_with_place(error))

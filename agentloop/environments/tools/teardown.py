@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from functools import cache
 
 from agentloop.environments.environment import Environment
 from agentloop.environments.tools.event_loop import run_hook
-from agentloop.environments.tools.results import ToolTimeout
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import one_line_with_place
+from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError
+from agentloop.user_code import users_code
 
 _log = logging.getLogger(__name__)
 
@@ -21,15 +19,9 @@ async def close_environment(environment: Environment, threads: WorkerThreads, *,
     if not _closes(environment):
         return None
     try:
-        if inspect.iscoroutinefunction(environment.close):
-            async with asyncio.timeout(timeout_s):
-                await environment.close()
-        else:
-            await threads.run(environment.close, timeout_s=timeout_s)
-    except (ToolTimeout, TimeoutError):
-        return f"no end within rollout.tool_timeout_s={timeout_s:g} s"
-    except Exception as error:  # noqa: BLE001  the caller counts and says it
-        return one_line_with_place(error)
+        await threads.ask(environment.close, timeout_s=timeout_s, setting="rollout.tool_timeout_s")
+    except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        return str(problem)  # the caller counts and says it
     return None
 
 
@@ -38,9 +30,10 @@ def close_now(environment: Environment, where: str) -> None:
     if not _closes(environment):
         return
     try:
-        run_hook(environment.close)
-    except Exception as error:  # noqa: BLE001  what the instance was asked is known: it is not lost for that
-        warn_of_close(where, one_line_with_place(error))
+        with users_code():
+            run_hook(environment.close)
+    except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        warn_of_close(where, str(problem))  # what the instance was asked is known: it is not lost for that
 
 
 def _closes(environment: Environment) -> bool:

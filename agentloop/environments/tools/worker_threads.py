@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,9 +15,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from agentloop.environments.tools.results import ToolTimeout
 from agentloop.environments.tools.silence import silence_this_context
-from agentloop.errors import UserError
+from agentloop.errors import ToolTimeout, UserCodeFailed, UserError
+from agentloop.user_code import users_code
 
 _MOST_OVERDUE = 256
 _AGAIN_AFTER_S = 0.05
@@ -36,6 +36,8 @@ class WorkerThreads:
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
         """The result of `call`. Raises ToolTimeout when it takes longer than `timeout_s`, which begins with the call.
 
+        What code of the user's raises in it is a UserCodeFailed.
+
         Its thread is then left behind and another one takes its place. Python code in it ends by an exception; C code
         that never returns goes on until this program ends.
         """
@@ -49,6 +51,27 @@ class WorkerThreads:
         if not future.done():
             raise ToolTimeout
         return future.result()
+
+    async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
+        """What a function of the user's returns, in one of the threads; one that is `async def` runs on the event loop.
+
+        Raises UserCodeFailed, also where it takes longer than `timeout_s`, which `setting` sets.
+        """
+        late = UserCodeFailed(f"no end within {setting}={timeout_s:g} s")
+        with users_code():
+            if not inspect.iscoroutinefunction(function):
+                try:
+                    return await self.run(partial(function, *args), timeout_s=timeout_s)
+                except ToolTimeout:
+                    raise late from None
+            limit = asyncio.timeout(timeout_s)
+            try:
+                async with limit:
+                    return await function(*args)
+            except TimeoutError:
+                if limit.expired():
+                    raise late from None
+                raise
 
     def close(self) -> None:
         """Ends the threads that have nothing to do."""
@@ -113,14 +136,11 @@ class _Worker:
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    parent = os.getpid()
     try:
-        return call(), None
+        with users_code():
+            return call(), None
     except BaseException as error:  # noqa: BLE001  raised where the result is waited for
         return None, error
-    finally:
-        if os.getpid() != parent:
-            os._exit(os.EX_SOFTWARE)  # the call forked, and its child must not go on as a second trainer
 
 
 def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +12,10 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Environment, Task
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.event_loop import run_to_end
-from agentloop.environments.tools.results import ToolTimeout
 from agentloop.environments.tools.teardown import close_environment
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, one_line_with_place
+from agentloop.errors import UserCodeFailed, UserError
+from agentloop.user_code import users_code
 from context import Message
 
 
@@ -38,20 +37,18 @@ class EpisodeHooks:
             return  # it does nothing
         try:
             await self._called(self.environment.start, self.task)
-        except (Exception, ToolTimeout) as error:
+        except UserCodeFailed as failed:
             raise UserError(
-                f"{name}.start must accept its tasks, got {self._problem(error)} for {quoted_task(self.task)}. "
-                f"{self.advice}"
-            ) from error
+                f"{name}.start must accept its tasks, got {failed} for {quoted_task(self.task)}. {self.advice}"
+            ) from failed
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         try:
-            reward = float(await self._called(self.environment.reward, self.task, messages))
-        except (Exception, ToolTimeout) as error:
-            raise UserError(
-                f"{name}.reward must return a number, got {self._problem(error)} for {asked}. {self.advice}"
-            ) from error
+            with users_code():
+                reward = float(await self._called(self.environment.reward, self.task, messages))
+        except UserCodeFailed as failed:
+            raise UserError(f"{name}.reward must return a number, got {failed} for {asked}. {self.advice}") from failed
         if not math.isfinite(reward):
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {self.advice}")
         return reward
@@ -64,19 +61,14 @@ class EpisodeHooks:
         return await run_to_end(close_environment(self.environment, self.threads, timeout_s=timeout_s))
 
     async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
-        timeout_s = self.limits.episode_timeout_s
+        call = method
         if inspect.iscoroutinefunction(method):
             self.was_started = True
-            async with asyncio.timeout(timeout_s):
-                return await method(*args)
+        else:
 
-        def call() -> Any:
-            self.was_started = True  # only now: a place among the threads is waited for
-            return method(*args)
+            def call(*given: Any) -> Any:
+                self.was_started = True  # only now: a place among the threads is waited for
+                return method(*given)
 
-        return await self.threads.run(call, timeout_s=timeout_s)
-
-    def _problem(self, error: BaseException) -> str:
-        if isinstance(error, (ToolTimeout, TimeoutError)):
-            return f"none within rollout.episode_timeout_s={self.limits.episode_timeout_s:g} s"
-        return one_line_with_place(error)
+        limit = self.limits.episode_timeout_s
+        return await self.threads.ask(call, *args, timeout_s=limit, setting="rollout.episode_timeout_s")

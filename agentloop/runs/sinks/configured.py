@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserCodeFailed, UserError, one_line
 from agentloop.runs.sinks.metric_sinks import MetricSink, MetricSinks
 from agentloop.runs.sinks.metrics_file import MetricsFile
-from agentloop.user_code import load_class
+from agentloop.user_code import load_class, users_code
 
 _FILE_NAME = "metrics.jsonl"
 
@@ -84,10 +84,10 @@ def _own_sink(name: str, folder: Path) -> MetricSink:
                 f"with {method}{inspect.signature(function)}."
             ) from None
     try:
-        sink: MetricSink = sink_class(folder)
-    except Exception as error:
+        with users_code():
+            sink: MetricSink = sink_class(folder)
+    except UserCodeFailed as failed:
         raise UserError(
-            f"metrics.sinks must name a class that can be made with the run folder, got {name!r} "
-            f"with {one_line(error)}."
-        ) from error
+            f"metrics.sinks must name a class that can be made with the run folder, got {name!r} with {failed}."
+        ) from failed
     return sink

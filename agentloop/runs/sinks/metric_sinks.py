@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from agentloop.errors import UserError, one_line
+from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError
+from agentloop.user_code import users_code
 
 
 class MetricSink(Protocol):
@@ -48,13 +49,13 @@ class MetricSinks:
 
     def _attempt(self, name: str, call: Callable[[], None]) -> None:
         try:
-            call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a sink of someone else's may raise anything
+            with users_code():
+                call()
+        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
             del self._sinks[name]
             self.missed[name] = 0
             self._warn(
-                f"metrics sink {name} failed: {one_line(error)}. It gets nothing more; the database still gets "
-                "everything."
+                f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
             )
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import TrainingStopped
+from agentloop.errors import CodeInterrupted, TrainingStopped
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
 from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.training.collecting.collection import replay_request, task_hash
 from agentloop.training.collecting.held_out import keep_episodes
+from agentloop.training.collecting.waiting import StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -46,6 +47,16 @@ class LoopCollection:
 
     def collect(self, planned: IterationPlan) -> Collected:
         iteration = planned.request.iteration
+        try:
+            return self._collected(iteration, planned)
+        except CodeInterrupted as problem:
+            self._components.display.note(
+                f"iteration {iteration} is collected again at --resume: code of yours failed after a stop was asked "
+                f"for, and Ctrl-C may have ended processes that it needs ({problem})"
+            )
+            raise StoppedWaiting from problem
+
+    def _collected(self, iteration: int, planned: IterationPlan) -> Collected:
         groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
         first = self._collect_round(iteration, groups, ())
         rounds = self._components.config.rollout.dynamic_sampling_rounds

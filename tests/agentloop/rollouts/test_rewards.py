@@ -74,8 +74,8 @@ def test_async_functions_wait_together_within_their_bound_and_keep_the_order() -
     ("name", "told"),
     [
         ("picky", "ConnectionError: no answer"),
-        ("endless", r"none within reward.timeout_s=0.05 s"),
-        ("waiting", r"none within reward.timeout_s=0.05 s"),
+        ("endless", r"no end within reward.timeout_s=0.05 s"),
+        ("waiting", r"no end within reward.timeout_s=0.05 s"),
         ("infinite", "got inf"),
         ("wordy", "got '1'"),
         ("several", r"got tensor\(\[1\., 2\.\]\)"),

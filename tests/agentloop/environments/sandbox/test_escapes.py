@@ -464,7 +464,7 @@ def test_program_whose_tool_was_given_up_is_ended() -> None:
     """The deadline of a tool call is raised in its thread: see `WorkerThreads`."""
     import ctypes
 
-    from agentloop.environments.tools.results import ToolTimeout
+    from agentloop.errors import ToolTimeout
 
     mark = str(uuid.uuid4())
     program = f"import os, sys\nos.execv(sys.executable, ['python', '-c', 'import time; time.sleep(600)', {mark!r}])"
