@@ -196,10 +196,16 @@ def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:
     path_text, _, name = spec.rpartition(":")
     if not path_text.endswith(".py") or not name.isidentifier():
         raise UserError(f"{what} must have the form path/to/file.py:{kind}, got {spec!r}.")
-    path = Path(path_text).expanduser()
+    return _run_file(file_of(spec, what=what), what=what), path_text, name
+
+
+def file_of(spec: str, *, what: str) -> Path:
+    """The file of `path/to/file.py:name`. Raises UserError where it is not there."""
+    named = spec.rpartition(":")[0]
+    path = Path(named).expanduser()
     if not path.is_file():
-        raise UserError(f"{what} must name a file that exists, got {path_text!r}. Looked for {path.absolute()}.")
-    return _run_file(path.resolve(), what=what), path_text, name
+        raise UserError(f"{what} must name a file that exists, got {named!r}. Looked for {path.absolute()}.")
+    return path.resolve()
 
 
 class _Files(MetaPathFinder):

@@ -255,7 +255,7 @@ def load_environment(
     if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
-    source = digest_of_functions(source_digest(_file_of(name)), (*tools, *judges))
+    source = digest_of_functions(source_digest(_file_of(name)), tools=tools, judges=judges)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,

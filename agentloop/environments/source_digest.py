@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentloop.user_code import given_digest
+from agentloop.user_code import file_of, given_digest
 
 
-def digest_of_functions(own: str, specs: Sequence[str]) -> str:
+def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]) -> str:
     """A digest of a class's own and of the files that functions are in, which are named as the configuration does."""
-    files = [
-        given_digest(spec) or source_digest(Path(spec.rpartition(":")[0]).expanduser().resolve()) for spec in specs
-    ]
+    named = {"environment.tools": tools, "reward.functions": judges}
+    specs = [(spec, what) for what, specs in named.items() for spec in specs]
+    files = [given_digest(spec) or source_digest(file_of(spec, what=what)) for spec, what in specs]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 

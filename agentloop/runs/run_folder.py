@@ -30,6 +30,10 @@ LOGS = "logs"
 _IDENTITY = "run.json"
 _SHOWN = 200
 """Characters of a setting in a message: `context.template` is the text of one."""
+_OWN = "run:"
+"""How what lies in the run's own folder is written down, so that the folder can be moved."""
+_OWN_PATHS = (("tasks", "data"), ("model", "path"))
+"""Settings that may name such a thing."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class RunFolder:
     def start(self) -> Path:
         """What the run began with: its tokenizer, and the first weights of the built-in model."""
         return start_folder(self.path)
+
+    def stored_config(self) -> dict[str, Any]:
+        """The configuration as it is written down, with what lies in this folder named from here."""
+        return _stored(self.config, self.path)
 
     def name_model(self, checkpoint: Path) -> None:
         """The trained model is that of this checkpoint from now on."""
@@ -92,8 +100,8 @@ class RunFolder:
 
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
-    identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": to_plain(config)}
     path = claim_run_folder(config) if path is None else path
+    identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": _stored(config, path)}
     with explained(path):
         path.mkdir(parents=True, exist_ok=True)
         _write_identity(path, identity)
@@ -141,8 +149,26 @@ def record_config(folder: RunFolder) -> RunConfig | None:
         return None
     identity = json.loads((folder.path / _IDENTITY).read_text())
     with explained(folder.path):
-        _write_identity(folder.path, {**identity, "config": to_plain(folder.config)})
+        _write_identity(folder.path, {**identity, "config": folder.stored_config()})
     return former.config
+
+
+def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
+    plain, here = to_plain(config), folder.absolute()
+    for section, key in _OWN_PATHS:
+        named = plain[section][key]
+        place = None if named is None else Path(named).absolute()
+        if place is not None and place.is_relative_to(here) and place.exists():
+            plain[section][key] = _OWN + place.relative_to(here).as_posix()
+    return plain
+
+
+def _read(plain: dict[str, Any], folder: Path) -> RunConfig:
+    for section, key in _OWN_PATHS:
+        name = plain[section][key]
+        if name is not None and name.startswith(_OWN):
+            plain[section][key] = str(folder / name.removeprefix(_OWN))
+    return load_plain(plain)
 
 
 def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
@@ -171,7 +197,7 @@ def open_run_folder(path: Path) -> RunFolder:
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
         environments = tuple(identity.get("environments", ()))
-        return RunFolder(path, identity["id"], load_plain(identity["config"]), environments)
+        return RunFolder(path, identity["id"], _read(identity["config"], path), environments)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 

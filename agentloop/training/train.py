@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import to_plain
 from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.lead import check_ranks, serve_rank
@@ -308,7 +307,7 @@ def _run_record(parts: Components) -> RunRecord:
     return RunRecord(
         id=folder.run_id,
         name=folder.path.name,
-        config=to_plain(folder.config),
+        config=folder.stored_config(),
         authors=parts.authors.to_json(),
         authors_hash=parts.authors.hash,
         code_version=version("agentloop-replay"),
