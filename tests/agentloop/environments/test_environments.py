@@ -200,7 +200,7 @@ def test_tool_schema_has_numpy_descriptions_and_any_argument_name(tmp_path: Path
         ("x: int)", "x: float = float('nan'))", ".act must have defaults JSON has, got nan for 'x'."),
         ("    def make_task", "    def make_tasks", ":Mine must define make_task, got none. Write def make_task("),
         ("    def reward", "    def score", ":Mine must define reward, got none. Write def reward("),
-        ("return 0.0", "return None", ".reward must return a finite number, got None for an empty reply."),
+        ("return 0.0", "return None", ".reward must return a finite number, got None for the task"),
         ("return 0.0", "return float('inf')", ".reward must return a finite number, got inf"),
         ("return 0.0", "return messages[-1].tool_calls[0]", ".reward must judge any reply, got IndexError"),
         ("(self, task, messages)", "(self, messages)", ".reward must judge any reply, got TypeError"),
