@@ -64,6 +64,8 @@ def one_line(error: BaseException) -> str:
 
 def place_in_user_code(error: BaseException) -> str | None:
     """The last line of the user's own files that the exception came through, as `file.py:12`; None for none."""
+    if isinstance(error.__cause__, StopIteration):  # of which Python makes another error where a coroutine raises it
+        error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if _is_users(Path(frame.filename))]
     if not theirs:

@@ -22,7 +22,7 @@ LISTED = frozenset(
     | {"ConnectionLost", "BlobError", "BadRow", "ExchangeError", "PrefixError", "UnknownAnchor", "TruncatedSampling"}
 )
 """Each message of these has a row; of others, those that a class has itself, and those that speak of `--resume`."""
-LIBRARY = ("Exception", "BaseException", "ValueError", "RuntimeError")
+LIBRARY = ("Exception", "BaseException", "SystemExit", "ValueError", "RuntimeError")
 
 
 @cache

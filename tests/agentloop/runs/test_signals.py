@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from agentloop.runs.signals import graceful_stop
 
 _RUN = """
 import itertools, sys
@@ -43,3 +47,95 @@ def test_a_run_that_ends_leaves_no_watching_process_behind() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
+
+
+_TERMINATES = """
+import multiprocessing, os, signal, threading, time
+from agentloop.runs.signals import graceful_stop
+
+def use_processes():
+    fork = multiprocessing.get_context("fork")
+    for _ in range(30):
+        process = fork.Process(target=time.sleep, args=(60,))
+        process.start()
+        process.terminate()  # as early as it can come
+        process.join()
+        assert process.exitcode == -signal.SIGTERM, process.exitcode
+    with fork.Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+
+with graceful_stop(print) as stop, stop.working():
+    use_processes()
+    beside = threading.Thread(target=use_processes)
+    beside.start()
+    beside.join()
+    assert not stop.requested
+    assert signal.set_wakeup_fd(-1) != -1
+print("whole")
+"""
+
+
+def test_processes_that_are_terminated_do_not_stop_the_run_that_forked_them() -> None:
+    done = subprocess.run([sys.executable, "-c", _TERMINATES], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+_KEEPS = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from agentloop.runs.signals import graceful_stop
+
+with graceful_stop(lambda text: None) as stop, stop.working():
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+    print(pool.submit(os.getpid).result(), flush=True)
+    while not stop.requested:
+        time.sleep(0.01)
+    print(pool.submit(os.getpid).result(), flush=True)
+    if sys.argv[1] == "twice":
+        time.sleep(60)
+sys.exit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize("times", ["once", "twice"])
+def test_processes_that_were_forked_leave_ctrl_c_to_the_run_and_end_with_it(times: str) -> None:
+    command = [sys.executable, "-c", _KEEPS, times]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        assert run.stdout is not None
+        child = run.stdout.readline()
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.stdout.readline() == child
+        if times == "twice":
+            os.killpg(run.pid, signal.SIGINT)
+        assert run.stdout.read() == ""  # which ends once the child has ended, too
+        assert run.wait() == 130
+
+
+def test_program_that_a_forked_process_begins_can_be_interrupted() -> None:
+    script = (
+        "import subprocess\nfrom agentloop.runs.signals import graceful_stop\n"
+        "with graceful_stop(print):\n"
+        "    program = subprocess.Popen(['sleep', '60'], preexec_fn=lambda: None)\n"
+        "    program.send_signal(2)\n"
+        "    print(program.wait())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "-2\n"
+
+
+def test_beside_the_main_thread_signals_are_left_alone_and_that_is_said_once() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def run() -> None:
+        with graceful_stop(said.append) as stop, stop.working():
+            assert signal.getsignal(signal.SIGINT) is before
+            said.append(str(stop.exit_code))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert said == [
+        "signals are left alone beside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here",
+        "0",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import agentloop
 from agentloop import Task, TrainResult
+from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.errors import UserError
+from agentloop.runs.run_folder import config_to_resume
+from agentloop.training.train import train as train_run
 from replay.queries import summary
 from tests.fakes.environments import functions
-from tests.fakes.runs import rows
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 FILE = Path(functions.__file__)
 SMALL: dict[str, dict[str, Any]] = {
@@ -119,6 +123,39 @@ def test_model_may_be_given_with_its_tokenizer(tmp_path: Path, qwen2: Path) -> N
     given, named = (AutoModelForCausalLM.from_pretrained(run.model).state_dict() for run in runs)
     assert all(torch.equal(given[name], named[name]) for name in named)
     assert torch.equal(model.state_dict()["model.norm.weight"], before)  # a copy is trained
+
+
+def test_run_can_be_moved_and_renamed(tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = AutoModelForCausalLM.from_pretrained(qwen2), AutoTokenizer.from_pretrained(qwen2)
+    run = agentloop.train(
+        model=pair, reward=f"{FILE}:right", tasks=[{**row, "answer": "x"} for row in ROWS], **small(Path("runs"))
+    )
+    stored = (run.folder / "run.json").read_text()
+    assert '"data": "run:tasks.jsonl"' in stored and '"path": "run:given-model"' in stored
+    assert run.folder.name not in stored
+    moved = (tmp_path / "elsewhere").mkdir() or run.folder.rename(tmp_path / "elsewhere" / "mine")
+    assert evaluate_run(moved).evaluation.success == run.success_after
+    again = train_run(config_to_resume(moved, ["run.iterations=4"]), resume=True, run=moved, display=SilentDisplay())
+    assert (again.iterations, again.folder) == (4, moved)
+    assert (tmp_path / "exported") == Path(export_run(moved, str(tmp_path / "exported")))
+    with closing(again.buffer()) as store:
+        assert summary(store)["iterations"] == 4
+    (config,) = rows(moved / "replay.sqlite", "select config from runs")[0]
+    assert json.loads(config)["tasks"]["data"] == "run:tasks.jsonl"
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: Path) -> None:
+    display = SilentDisplay()
+
+    def begin() -> TrainResult:
+        config = small_config(tmp_path, qwen2, run={"iterations": 1})
+        return agentloop.train(config, display=display)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(begin).result().exit_code == 0
+    assert sum("signals are left alone" in note for note in display.notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,351 @@
+"""Whatever code of the user's raises is that code's error, in one line with its place; the run's own stop is not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.reward import RewardSection
+from agentloop.config.sections.rollout import RolloutSection
+from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool, load_environment
+from agentloop.environments.tools.results import ToolResult
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import CodeInterrupted, RunStop, UserCodeFailed, UserError
+from agentloop.learning.stream_losses import stream_losses
+from agentloop.rollouts.actors import make_parser
+from agentloop.rollouts.demonstrated import demonstrate
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.hooks import EpisodeHooks
+from agentloop.rollouts.rewards import RewardScorer
+from agentloop.runs.sinks.metric_sinks import MetricSinks
+from agentloop.training.advantage_estimator import AdvantageEstimator
+from agentloop.training.components import load_redactor
+from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code
+from context.messages import Message, ToolCall
+from replay.sampling.samplers import Rows
+
+SOURCE = '''
+import asyncio
+from agentloop import Achieved, Environment, Message, Task, tool
+from replay import Sampler
+
+def fail(*_, **__):
+    raise {error}
+
+async def fail_later(episode):
+    await asyncio.sleep(0)
+    raise {error}
+
+class Mine(Environment):
+    def __init__(self, made: bool = True) -> None:
+        made or fail()
+
+    def make_task(self, rng):
+        return fail() if rng is None else Task("Say something.", {{"fails": ""}})
+
+    def task_from_row(self, row):
+        return fail() if row == {{"fails": True}} else Task("Say something.", {{"fails": ""}})
+
+    def start(self, task):
+        task.payload["fails"] == "start" and fail()
+
+    def reward(self, task, messages):
+        return fail() if task.payload["fails"] == "reward" else 1.0
+
+    def close(self):
+        Mine.closes or fail()
+
+    closes = True
+    turn_rewards = achieved = demonstrate = fail
+
+    @tool
+    def act(self, what: str) -> str:
+        """Act."""
+        fail()
+
+    @tool(isolated=True)
+    def act_apart(self, what: str) -> str:
+        """Act."""
+        fail()
+
+    @tool
+    async def act_later(self, what: str) -> str:
+        """Act."""
+        await fail_later(None)
+
+class Waiting(Mine):
+    async def start(self, task):
+        task.payload["fails"] == "start" and await fail_later(None)
+
+    async def reward(self, task, messages):
+        return await fail_later(None) if task.payload["fails"] == "reward" else 1.0
+
+class Refusing(Mine):
+    def reward(self, task, messages):
+        fail()
+
+class Weighing(Sampler):
+    def weights(self, rows):
+        return rows.reward if len(rows) < 3 else fail()
+
+class Parser:
+    parse = fail
+
+class Sink:
+    log = close = fail
+'''
+RAISED = {
+    "ValueError('no')": "ValueError: no",
+    "SystemExit(0)": "SystemExit: 0",
+    "KeyboardInterrupt": "KeyboardInterrupt",
+    "GeneratorExit": "GeneratorExit",
+    "MemoryError": "MemoryError",
+    "StopIteration": "",  # which no coroutine can raise: Python makes a RuntimeError of it
+    "asyncio.CancelledError": "CancelledError",
+    "TimeoutError('theirs')": "TimeoutError: theirs",
+}
+MESSAGES = (Message("user", "Say something."), Message("assistant", "x", author="llm"))
+LIMITS = ToolLimits(20.0, 200)
+FAR_S = 20.0
+
+
+@pytest.fixture(params=RAISED)
+def raised(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def file(tmp_path: Path, raised: str) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE.format(error=raised))
+    return path
+
+
+def factory_of(file: Path, name: str = "Mine", **options: Any) -> EnvironmentFactory:
+    return load_environment(f"{file}:{name}", options)
+
+
+def task(fails: str) -> Task:
+    return Task("Say something.", {"fails": fails})
+
+
+def episode() -> Episode:
+    return Episode.answered(task(""), MESSAGES, 0.0)
+
+
+async def hook(file: Path, name: str, method: str) -> None:
+    threads = WorkerThreads(1)
+    hooks = EpisodeHooks(factory_of(file, name).create(), task(method), threads, RolloutSection())
+    await hooks.start()
+    await hooks.reward(MESSAGES)
+
+
+def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
+    given = {"functions": [{"function": f"{file}:{name}"}], "timeout_s": FAR_S, **section}
+    return RewardScorer(RewardSection.model_validate(given), max_tokens=100)
+
+
+def estimated(file: Path) -> AdvantageEstimator:
+    section = {"estimator": "custom", "function": f"{file}:fail"}
+    return AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": section["function"]}}))
+
+
+def of_file(file: Path) -> object:
+    file.write_text(file.read_text() + "\nfail()\n")
+    return load_class(f"{file}:Mine", what="environment.name")
+
+
+def drawn(file: Path) -> object:
+    sampler = load_sampler(f"{file}:Weighing", 0, {})
+    columns = {"reward": [0.0] * 3, "own": [True] * 3}
+    return sampler.weigh(Rows(columns, slice(0, 3), None))  # type: ignore[arg-type]
+
+
+def objective_of(file: Path) -> object:
+    config = RunConfig.model_validate({"loss": {"fresh": {"objective": f"{file}:fail"}}})
+    return stream_losses(config.loss).fresh.objective(None)  # type: ignore[arg-type]
+
+
+HOOKS: dict[str, Callable[[Path], object]] = {
+    "environment.name must name a file that can be imported": of_file,
+    "environment.options must be accepted by": lambda file: factory_of(file, made=False),
+    "make_task must make a task": lambda file: factory_of(file).make_task(None),  # type: ignore[arg-type]
+    "task_from_row must read every row": lambda file: factory_of(file).task_from_row({"fails": True}, "row 7"),
+    "Mine.start must accept its tasks": lambda file: asyncio.run(hook(file, "Mine", "start")),
+    "Waiting.start must accept its tasks": lambda file: asyncio.run(hook(file, "Waiting", "start")),
+    "Mine.reward must return a number": lambda file: asyncio.run(hook(file, "Mine", "reward")),
+    "Waiting.reward must return a number": lambda file: asyncio.run(hook(file, "Waiting", "reward")),
+    "Refusing.reward must judge any reply": lambda file: factory_of(file, "Refusing"),
+    "Mine.reward must judge any reply": lambda file: factory_of(file).reward(task("reward"), MESSAGES),
+    "turn_rewards must return a list": lambda file: factory_of(file).turn_rewards(task(""), MESSAGES, replies=1),
+    "achieved must return a list of Achieved": lambda file: factory_of(file).achieved(task(""), MESSAGES),
+    "demonstrate must bring its episodes to an answer": lambda file: demonstrate(
+        factory_of(file).create(), task(""), random.Random(0), where="Mine"
+    ),
+    "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([episode()]),
+    "reward.functions must": lambda file: scorer(file, "fail_later").score([episode()]),
+    "advantage.function must take the members": estimated,
+    "objective (fail) must take an ObjectiveInput": objective_of,
+    "replay.sampler must be a sampler that weighs rows": drawn,
+    "context.parser must read any reply": lambda file: make_parser(f"{file}:Parser", "").parse("x", stopped=True),  # type: ignore[arg-type]
+    "replay.redact must take every trajectory": lambda file: load_redactor(f"{file}:fail")(MESSAGES),
+}
+
+
+@pytest.mark.parametrize("rule", HOOKS)
+def test_hook_that_raises_anything_is_one_line_with_its_place(rule: str, file: Path, raised: str) -> None:
+    with pytest.raises(UserError) as caught:
+        HOOKS[rule](file)
+    said = str(caught.value)
+    assert rule in said
+    assert re.search(rf"got .*{re.escape(RAISED[raised])}.*mine\.py:\d+", said)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["fail", "fail_later"])
+def test_dropped_reward_function_costs_its_episode_whatever_it_raises(name: str, file: Path, raised: str) -> None:
+    scores = scorer(file, name, on_error="drop").score([episode()])
+    assert math.isnan(scores.totals[0])
+    assert RAISED[raised] in scores.problems[0]
+
+
+def called(file: Path, name: str) -> ToolResult:
+    async def call() -> ToolResult:
+        environment = factory_of(file).create()
+        return await call_tool(environment, ToolCall(name, {"what": "x"}), LIMITS, WorkerThreads(1))
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("name", ["act", "act_apart", "act_later"])
+def test_tool_that_raises_anything_is_an_observation(name: str, file: Path, raised: str) -> None:
+    result = called(file, name)
+    assert result.error_kind == "raised"
+    assert RAISED[raised] in str(result.problem)
+    assert re.search(r"mine\.py:\d+", str(result.problem))
+
+
+def test_sink_that_raises_anything_is_dropped(file: Path, raised: str) -> None:
+    said: list[str] = []
+    sinks = MetricSinks({"mine": load_class(f"{file}:Sink", what="metrics.sinks")()}, said.append)
+    sinks.log(1, {})
+    sinks.close()
+    assert said[0].startswith(f"metrics sink mine failed: {RAISED[raised]}")
+    assert sinks.missed == {"mine": 1}
+
+
+def test_close_that_raises_anything_costs_nothing(file: Path, raised: str) -> None:
+    async def closed() -> str | None:
+        factory = factory_of(file)
+        factory.environment.closes = False  # type: ignore[attr-defined]
+        hooks = EpisodeHooks(factory.create(), task(""), WorkerThreads(1), RolloutSection())
+        await hooks.start()
+        return await hooks.close()
+
+    assert str(asyncio.run(closed())).startswith(RAISED[raised])
+
+
+# What is no failure of the user's code
+
+
+def test_stop_of_the_run_and_what_refuses_by_itself_pass() -> None:
+    for error in (RunStop(130), UserError("engine must answer, got none.")):
+        with pytest.raises(type(error)) as caught, users_code():
+            raise error
+        assert caught.value is error
+
+
+def test_task_that_is_cancelled_ends_cancelled() -> None:
+    async def cancelled() -> bool:
+        async def call() -> None:
+            with users_code():
+                await asyncio.Event().wait()
+
+        calling = asyncio.ensure_future(call())
+        await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.wait([calling])
+        return calling.cancelled()
+
+    assert asyncio.run(cancelled())
+
+
+@pytest.mark.parametrize("wait", [time.sleep, asyncio.sleep])
+def test_function_without_an_end_is_told_with_its_setting(wait: Callable[[float], Any]) -> None:
+    with pytest.raises(UserCodeFailed, match="^no end within reward.timeout_s=0.05 s$"):
+        asyncio.run(WorkerThreads(1).ask(wait, FAR_S, timeout_s=0.05, setting="reward.timeout_s"))
+
+
+def test_child_of_a_hook_that_forks_never_goes_on_as_the_run() -> None:
+    script = (
+        "import os\nfrom agentloop.user_code import users_code\nwith users_code():\n    child = os.fork()\n"
+        "print('went on', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == [f"went on {os.EX_SOFTWARE}", ""]
+
+
+# A stop that was asked for
+
+
+@pytest.fixture
+def stopping() -> Iterator[None]:
+    ask_to_stop(True)
+    yield
+    ask_to_stop(False)
+
+
+@pytest.mark.parametrize("raised", ["ValueError('no')", "SystemExit(0)"])
+@pytest.mark.usefixtures("stopping")
+def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_episode(file: Path) -> None:
+    for attempt in (
+        partial(scorer(file, "fail").score, [episode()]),
+        partial(scorer(file, "fail_later", on_error="drop").score, [episode()]),
+        partial(called, file, "act"),
+        partial(called, file, "act_apart"),
+        partial(called, file, "act_later"),
+    ):
+        with pytest.raises(CodeInterrupted):
+            attempt()
+
+
+# Files
+
+
+def write_judge(folder: Path, value: float) -> str:
+    folder.mkdir()
+    (folder / "judge.py").write_text(f"def score(episode):\n    return {value}\n")
+    return f"{folder / 'judge.py'}:score"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_functions_of_files_can_be_sent_to_processes_and_are_not_confused(tmp_path: Path, method: str) -> None:
+    specs = [write_judge(tmp_path / name, value) for name, value in (("a.b", 1.0), ("c d", 2.0))]
+    functions = [load_function(spec, what="reward.functions") for spec in specs]
+    with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+        assert [pool.submit(function, None).result() for function in functions] == [1.0, 2.0]
+
+
+def test_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
+    spec = write_judge(tmp_path / "mine", 1.0)
+    first = load_function(spec, what="reward.functions")
+    assert load_function(spec, what="tools") is first
+    assert pickle.loads(pickle.dumps(first)) is first  # noqa: S301  our own
+    Path(spec.partition(":")[0]).write_text("def score(episode):\n    return 2.5\n")
+    assert load_function(spec, what="reward.functions")(None) == 2.5
