@@ -83,13 +83,16 @@ def test_processes_that_are_terminated_do_not_stop_the_run_that_forked_them() ->
 _KEEPS = """
 import multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
+from agentloop.runs import watchdog
 from agentloop.runs.signals import graceful_stop
 
+watchdog.GRACE_S = 0.05
 with graceful_stop(lambda text: None) as stop, stop.working():
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
     print(pool.submit(os.getpid).result(), flush=True)
     while not stop.requested:
         time.sleep(0.01)
+    time.sleep(0.5)  # what would end it has come by then
     print(pool.submit(os.getpid).result(), flush=True)
     if sys.argv[1] == "twice":
         time.sleep(60)
