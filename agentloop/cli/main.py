@@ -369,12 +369,12 @@ def main() -> None:
         sys.exit(1)
     except BaseException as error:
         place = place_in_user_code(error)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
+            raise  # how a command ends
         if isinstance(error, (UserError, *_refusals())):
             theirs = any(place_in_user_code(cause) for cause in _causes(error))
             _say(f"{error} The traceback: {_written_down(error)}" if theirs else str(error))
             sys.exit(2)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)) and place is None:
-            raise  # how a command ends
         if place is None:
             _say(
                 f"agentloop must not fail by itself, got {one_line(error)}. Please report it with the traceback: "

@@ -267,7 +267,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (
         training("replay.sampler=mine.py:BadSampler", "run.iterations=2"),
-        "your own code must not raise, got ZeroDivisionError: integer division or modulo by zero at mine.py:68. Mend",
+        "replay.sampler must be a sampler that weighs rows, got 'mine.py:BadSampler' with ZeroDivisionError: integer "
+        "division or modulo by zero at mine.py:68. Mend",
     ),
     (training("advantage.function=mine.py:advantages"), "advantage.function must take the members of a group and retu"),
     # what a run left
