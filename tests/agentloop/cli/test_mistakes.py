@@ -304,7 +304,10 @@ MISTAKES: list[tuple[list[str], str]] = [
 
 LATE: list[tuple[list[str], str]] = [
     # told once the model has been loaded, or has played
-    (training("context.parser=mine.py:BadParser"), "your own code must not raise, got AttributeError: "),
+    (
+        training("context.parser=mine.py:BadParser"),
+        "context.parser must read any reply, got 'mine.py:BadParser' with AttributeError: ",
+    ),
     (training("replay.sampler=mine.py:Sound"), "replay.sampler must name a subclass of replay.Sampler, got "),
     (
         training("reward.functions=[{function: 'mine.py:reward'}]"),

@@ -26,6 +26,7 @@ from agentloop.runs.run_folder import RunFolder
 from agentloop.runs.run_report import report_run
 from agentloop.runs.sinks import MetricsFile
 from agentloop.training.train import train
+from agentloop.user_code import load_class
 from replay.store import ReplayStore
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import (
@@ -374,6 +375,7 @@ def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
     problem: str,
 ) -> None:
     config = config_in(tmp_path / "runs", qwen2)
+    load_class(config.environment.name, what="environment.name").asked = 0  # type: ignore[attr-defined]
     monkeypatch.setenv("AGENTLOOP_TEST_MOOD", mood)
     code, line = front_door(config)
     assert code == 2
