@@ -1,4 +1,4 @@
-"""Failures that end a run, by name."""
+"""Failures that end a run, a call or an iteration, by name."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ def ask_to_stop(asked: bool) -> None:
     _stop.asked = asked
 
 
-def refuse_if_stopping() -> None:
-    """Raises CodeInterrupted once a stop was asked for: what just failed must not count as what it would have been."""
+def refuse_if_stopping(problem: str) -> None:
+    """Raises CodeInterrupted once a stop was asked for: this failure must not count as what it would have been."""
     if _stop.asked:
-        raise CodeInterrupted
+        raise CodeInterrupted(problem)
 
 
 @contextmanager
@@ -72,11 +72,11 @@ def users_code() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
             raise
-        if _stop.asked:
-            raise CodeInterrupted(one_line_with_place(error)) from error
+        problem = str(error) if isinstance(error, UserCodeFailed) else one_line_with_place(error)
+        refuse_if_stopping(problem)
         if isinstance(error, UserCodeFailed):
             raise
-        raise UserCodeFailed(one_line_with_place(error)) from error
+        raise UserCodeFailed(problem) from error
     finally:
         if os.getpid() != process:
             os._exit(os.EX_SOFTWARE)
@@ -104,7 +104,7 @@ def guarded(kind: type, methods: Sequence[str], refused: Callable[[UserCodeFaile
 
         return call
 
-    names = {name: guard(getattr(kind, name)) for name in methods if hasattr(kind, name)}
+    names = {name: guard(getattr(kind, name)) for name in methods}
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **names})
 
 
@@ -169,7 +169,7 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
             f"replay.sampler must name a subclass of replay.Sampler, got {spec!r}. "
             "Derive it, and give every row a weight."
         )
-    methods = [*_OF_SAMPLERS, *(["correction"] if kind.correction is not Sampler.correction else [])]
+    own = [name for name in _OF_SAMPLERS if getattr(kind, name, None) is not getattr(Sampler, name, None)]
 
     def refused(failed: UserCodeFailed) -> UserError:
         return UserError(
@@ -180,15 +180,15 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
     made: Sampler
     try:
         with users_code():
-            made = make_sampler(guarded(kind, methods, refused), seed, options)
+            made = make_sampler(guarded(kind, ["weigh", *own], refused), seed, options)
     except UserCodeFailed as failed:
         raise refused(failed) from failed
     made.try_out()
     return made
 
 
-_OF_SAMPLERS = ("weigh", "scores", "reference", "state", "load_state")
-"""What a run calls."""
+_OF_SAMPLERS = ("scores", "reference", "correction", "state", "load_state")
+"""What a run calls besides `weigh`, where a class has its own."""
 
 
 def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:

@@ -18,6 +18,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.reward_functions import RewardFunction
+from agentloop.user_code import users_code
 from context.messages import Message
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
@@ -199,8 +200,9 @@ def _number(answer: Any) -> float:
     if isinstance(answer, (str, bytes, bytearray)):
         return math.nan
     try:
-        return float(answer)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch: RuntimeError for several numbers
+        with users_code():
+            return float(answer)
+    except (UserCodeFailed, UserError):
         return math.nan
 
 

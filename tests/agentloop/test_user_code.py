@@ -162,8 +162,7 @@ def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
 
 
 def estimated(file: Path) -> AdvantageEstimator:
-    section = {"estimator": "custom", "function": f"{file}:fail"}
-    return AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": section["function"]}}))
+    return AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": f"{file}:fail"}}))
 
 
 def of_file(file: Path) -> object:

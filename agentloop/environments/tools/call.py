@@ -51,7 +51,7 @@ async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits
     spec, run = checked
     result = await _ran(spec, run, limits, threads)
     if result.error_kind is not None:
-        refuse_if_stopping()
+        refuse_if_stopping(f"{spec.name}: {result.problem}")
     return result
 
 
