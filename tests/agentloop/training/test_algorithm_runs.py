@@ -96,19 +96,18 @@ def test_replayed_rows_are_measured_anew_in_the_batch(tmp_path: Path, qwen2: Pat
     assert [sum(replayed for replayed, *_ in members) for members in tasks.values()] == [2, 2, 2, 2]
     for members in tasks.values():
         for position, (replayed, reward, used) in enumerate(members):
-            others = np.float64(
-                [
-                    r
-                    for p, (is_old, r, _) in enumerate(members)
-                    if {
-                        "shared": True,
-                        "leave_one_out": p != position,
-                        "split": is_old == replayed,
-                        "fresh_only": not is_old,
-                    }[baseline]
-                ]
-            )
-            scale = others.std(ddof=1) + 1e-6 if len(set(others)) > 1 else 1.0
+            compared = [
+                p
+                for p, (is_old, *_) in enumerate(members)
+                if {
+                    "shared": True,
+                    "leave_one_out": p != position,
+                    "split": is_old == replayed,
+                    "fresh_only": not is_old,
+                }[baseline]
+            ]
+            others = np.float64([members[p][1] for p in compared])
+            scale = np.float64([members[p][1] for p in {*compared, position}]).std(ddof=1) + 1e-6
             assert used == pytest.approx((reward - others.mean()) / scale, abs=1e-9)
     assert display.iterations[1]["replay/without_peers"] == 0.0
     # What a row is stored with is what it earned among its own group, whatever it was used with.
