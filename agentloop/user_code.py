@@ -9,14 +9,17 @@ import asyncio
 import functools
 import importlib.util
 import inspect
+import multiprocessing
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -61,8 +64,8 @@ def users_code() -> Iterator[None]:
     """Within, code of the user's is called: whatever it raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
 
     What is no failure of its own passes: a UserError, which says all there is to say; the stop of the run; the end of
-    a tool's time and of a task that is cancelled. Raises CodeInterrupted for failures once a stop was asked for. Where
-    the code forked, its child ends here and never becomes a second trainer.
+    a tool's time and of a task that is cancelled. Once a stop was asked for, what the end of a process can cause raises
+    CodeInterrupted. Where the code forked, its child ends here and never becomes a second trainer.
     """
     process = os.getpid()
     try:
@@ -73,13 +76,31 @@ def users_code() -> Iterator[None]:
         if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
             raise
         problem = str(error) if isinstance(error, UserCodeFailed) else one_line_with_place(error)
-        refuse_if_stopping(problem)
+        if _may_be_the_signals(error):
+            refuse_if_stopping(problem)
         if isinstance(error, UserCodeFailed):
             raise
         raise UserCodeFailed(problem) from error
     finally:
         if os.getpid() != process:
             os._exit(os.EX_SOFTWARE)
+
+
+def _may_be_the_signals(error: BaseException | None) -> bool:
+    """Whether this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, _OF_ENDED_PROCESSES):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_OF_ENDED_PROCESSES = (
+    *(OSError, EOFError, BrokenExecutor, subprocess.SubprocessError, multiprocessing.ProcessError),
+    *(KeyboardInterrupt, SystemExit),
+)
 
 
 def _is_being_cancelled() -> bool:
@@ -93,19 +114,20 @@ def _is_being_cancelled() -> bool:
 def guarded(kind: type, methods: Sequence[str], refused: Callable[[UserCodeFailed], UserError]) -> type[Any]:
     """A class of the user's, whose `methods` raise what `refused` makes of their failures."""
 
-    def guard(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
+    def guard(name: str) -> Callable[..., Any]:
+        @functools.wraps(getattr(kind, name))
         def call(self: Any, *args: Any, **options: Any) -> Any:
             try:
                 with users_code():
-                    return method(self, *args, **options)
+                    return getattr(super(made, self), name)(*args, **options)  # static and class methods, too
             except UserCodeFailed as failed:
                 raise refused(failed) from failed
 
         return call
 
-    names = {name: guard(getattr(kind, name)) for name in methods}
-    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **names})
+    names = {name: guard(name) for name in methods}
+    made = type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, **names})
+    return made
 
 
 def give_function(function: Callable[..., Any], *, what: str) -> str:
@@ -222,7 +244,14 @@ class _Files(MetaPathFinder):
         # At the end of the search path: the file may import its neighbours, and they shadow nothing.
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))
-        return importlib.util.spec_from_file_location(fullname, file)
+        return importlib.util.spec_from_file_location(fullname, file, loader=_Uncached(fullname, str(file)))
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles a file whenever it is run: a cached form counts as current for a second after an edit."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError
 
 
 sys.meta_path.append(_Files())

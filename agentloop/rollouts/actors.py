@@ -76,7 +76,7 @@ def make_actors(
     return Actors(
         environments,
         generator,
-        files.renderer(authors, _stop_strings(section.stop_strings, parser)),
+        files.renderer(authors, _stop_strings(section.stop_strings, parser), allow_hidden=section.allow_hidden_tools),
         parser,
         authors,
         vocab_size,

@@ -31,9 +31,9 @@ _IDENTITY = "run.json"
 _SHOWN = 200
 """Characters of a setting in a message: `context.template` is the text of one."""
 _OWN = "run:"
-"""How what lies in the run's own folder is written down, so that the folder can be moved."""
+"""Prefix of a stored path that is relative to the run's folder, so that the folder can be moved."""
 _OWN_PATHS = (("tasks", "data"), ("model", "path"))
-"""Settings that may name such a thing."""
+"""Settings that may hold such a path."""
 
 
 @dataclass(frozen=True)

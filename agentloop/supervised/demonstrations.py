@@ -56,7 +56,7 @@ class DemonstrationReader:
     def __init__(self, config: RunConfig, loaded: LoadedModel, authors: AuthorTable) -> None:
         self._config = config
         self._authors = authors
-        self._renderer = loaded.renderer(authors)
+        self._renderer = loaded.renderer(authors, allow_hidden=config.context.allow_hidden_tools)
         self._strategy = make_strategy(config.context.strategy, config.context.options)
 
     def read(self, path: Path, *, key: str) -> Demonstrations:
@@ -97,7 +97,7 @@ class DemonstrationReader:
         self._check_tools(conversation)
         for reply, answers in conversation.turns:
             given.message = reply.message
-            ids = self._renderer.reply(reply.message, allow_hidden=section.allow_hidden_tools)
+            ids = self._renderer.reply(reply.message)
             if len(ids) > context.room:
                 raise _TooLong
             context.record_reply(ids, [math.nan] * len(ids), policy_version=0)

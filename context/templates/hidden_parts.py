@@ -46,9 +46,8 @@ def hidden_result(template: ChatTemplate, opening: Sequence[Message], tools: _To
 
 def left_out(number: int, role: str) -> str:
     """The sentence about a message that a template does not show."""
-    return (
-        f"chat template must render every message, got one that leaves out messages[{number}] (role {role}). "
-        f"{_OTHER}, or give another role."
+    return f"chat template must render every message, got one that leaves out messages[{number}] (role {role}). " + (
+        _REMEDY if role == "tool" else f"{_OTHER}, or give another role."
     )
 
 
@@ -93,4 +92,5 @@ def hidden_text(message: Message, written: str) -> str | None:
         return None
     if missing == message.reasoning:
         return HIDDEN_THOUGHTS
-    return f"chat template must show all of a learned reply, got one that leaves out {missing[:60]!r}. {_REMEDY}"
+    part = "its text" if missing == message.content else repr(missing[:60])
+    return f"chat template must show all of a learned reply, got one that leaves out {part}. {_REMEDY}"

@@ -42,9 +42,18 @@ class ModelFiles:
     stop_ids: frozenset[int]
     """eos, and what the template ends an answer or a turn of tool calls with: what ends a reply."""
 
-    def renderer(self, authors: AuthorTable, stop_strings: tuple[str, ...] = ()) -> Renderer:
-        """`stop_strings`: texts that end a reply as a stop token does."""
-        return Renderer(self.codec, self.template, authors=authors, stop_ids=self.stop_ids, stop_strings=stop_strings)
+    def renderer(
+        self, authors: AuthorTable, stop_strings: tuple[str, ...] = (), *, allow_hidden: bool = False
+    ) -> Renderer:
+        """`stop_strings`: texts that end a reply as a stop token does; `allow_hidden`: see `Renderer`."""
+        return Renderer(
+            self.codec,
+            self.template,
+            authors=authors,
+            stop_ids=self.stop_ids,
+            stop_strings=stop_strings,
+            allow_hidden=allow_hidden,
+        )
 
 
 @dataclass(frozen=True)

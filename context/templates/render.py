@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
 from itertools import groupby
@@ -30,7 +30,7 @@ from context.templates.rendering.contents import (
 )
 from context.templates.rendering.demonstrated_turns import turn_spans
 from context.templates.rendering.marks import Span, Written
-from context.templates.rendering.own_controls import Again, own_controls
+from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Piece, TokenCodec, storable
@@ -83,7 +83,12 @@ class Renderer:
         authors: AuthorTable,
         stop_ids: frozenset[int],
         stop_strings: tuple[str, ...] = (),
+        allow_hidden: bool = False,
     ) -> None:
+        """`allow_hidden`: calls, results and parts of replies that the template leaves out are no error.
+
+        Raises RenderError for a template that does not write its control tokens whole.
+        """
         self.codec = codec
         self.authors = authors
         self.stop_ids = stop_ids
@@ -98,7 +103,8 @@ class Renderer:
         self._stops = {token: codec.decode([token]) for token in self.end_ids}
         self._template_code = authors.code(TEMPLATE)
         # A template that looks for its own control tokens in contents finds none, and no thought there.
-        self._marking = template.marking(self._mark)
+        self._marking = marking(template, codec)
+        self._allow_hidden = allow_hidden
         self._thoughts_are_controls = bool(codec.controls("</think>"))
         self._pieces = _RecentPieces()
         self._tools: tuple[_Tools, list[Any]] = ((), [])
@@ -123,8 +129,8 @@ class Renderer:
         """All of a prompt."""
         written = rendering.written
         called = next((number for number, message in enumerate(rendering.messages) if message.tool_calls), None)
-        if called is not None and self._hidden_calls:  # arguments that are no texts are not looked for
-            raise RenderError(left_out(called, rendering.messages[called].role))
+        if called is not None and self._hidden_calls and not self._allow_hidden:
+            raise RenderError(self._hidden_calls)  # arguments that are no texts are not looked for
         spans = [span for _, _, span in self._placed(rendering, 0, 0) if span is not None]
         speakers = {
             place: message.author
@@ -160,11 +166,11 @@ class Renderer:
             return None
         return self._encode(text, controls, spans, start=end.cut, lead=end.lead, opens=False)
 
-    def reply(self, message: Message, *, allow_hidden: bool = False) -> list[int]:
+    def reply(self, message: Message) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
 
         For replies that nobody sampled here: a teacher's, a demonstrator's. Contents become no control token.
-        Raises RenderError where the template leaves out some of it, unless `allow_hidden`.
+        Raises RenderError where the template leaves out some of it, unless that is allowed.
         """
         message = self._read(message)
         messages = (Message("user", "x"), message)
@@ -177,7 +183,11 @@ class Renderer:
             hidden: str | None = HIDDEN_THOUGHTS
         else:
             hidden = (message.tool_calls and self._hidden_calls) or hidden_text(message, said.text)
-        if hidden and not allow_hidden:
+            # What is said twice, in a thought and in the answer, may be shown once.
+            other = replace(message, reasoning=message.reasoning and "zq0zq", content=message.content and "zq1zq")
+            shown = write([row(one, storable, storable) for one in (messages[0], other)])[1]
+            hidden = hidden or hidden_text(other, shown.text)
+        if hidden and not self._allow_hidden:
             raise RenderError(hidden)
         again = self._again(messages, (), lambda rows, _: "".join(part.text for part in write(rows)))
         whole, length = lead + said, len(lead.text)
@@ -217,9 +227,6 @@ class Renderer:
             return text.removeprefix(before.written.text)
 
         return ended
-
-    def _mark(self, text: str) -> str:
-        return marks.own(text, (marks.inner(text, control) for control in self.codec.controls(text)))
 
     def _controls(self, rendering: Rendering, written: Written) -> list[Control]:
         """The control tokens that the template wrote in `written`, the end of the rendering."""
@@ -282,7 +289,8 @@ class Renderer:
             places = _in_turn(text, wanted, start)
         placed: list[_Placed] = []
         for place, (number, content) in enumerate(wanted):
-            if content.required and number >= required and place not in places:
+            may_miss = self._allow_hidden and rendering.messages[number].role in ("assistant", "tool")
+            if content.required and number >= required and place not in places and not may_miss:
                 raise RenderError(left_out(number, rendering.messages[number].role))
             placed.append((number, content, Span(*places[place], content.author) if place in places else None))
         return placed

@@ -37,6 +37,7 @@ from agentloop.runs.sinks.metric_sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
 from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code
+from context import ChatTemplate
 from context.messages import Message, ToolCall
 from replay.sampling.samplers import Rows
 
@@ -310,18 +311,27 @@ def stopping() -> Iterator[None]:
     ask_to_stop(False)
 
 
-@pytest.mark.parametrize("raised", ["ValueError('no')", "SystemExit(0)"])
+@pytest.mark.parametrize("raised", ["BrokenPipeError('gone')", "SystemExit(0)"])
 @pytest.mark.usefixtures("stopping")
 def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_episode(file: Path) -> None:
     for attempt in (
         partial(scorer(file, "fail").score, [episode()]),
         partial(scorer(file, "fail_later", on_error="drop").score, [episode()]),
         partial(called, file, "act"),
-        partial(called, file, "act_apart"),
         partial(called, file, "act_later"),
     ):
         with pytest.raises(CodeInterrupted):
             attempt()
+    assert called(file, "act_apart").error_kind == "raised"  # Ctrl-C does not reach its process
+
+
+@pytest.mark.parametrize("raised", ["ValueError('no')"])
+@pytest.mark.usefixtures("stopping")
+def test_failure_that_no_ended_process_causes_is_what_it_is_without_a_stop(file: Path) -> None:
+    with pytest.raises(UserError, match="ValueError: no"):
+        scorer(file, "fail").score([episode()])
+    assert math.isnan(scorer(file, "fail_later", on_error="drop").score([episode()]).totals[0])
+    assert called(file, "act").error_kind == "raised"
 
 
 # Files
@@ -339,6 +349,28 @@ def test_functions_of_files_can_be_sent_to_processes_and_are_not_confused(tmp_pa
     functions = [load_function(spec, what="reward.functions") for spec in specs]
     with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
         assert [pool.submit(function, None).result() for function in functions] == [1.0, 2.0]
+
+
+def test_file_that_is_edited_within_a_second_is_run_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    spec = write_judge(tmp_path / "mine", 1.0)
+    assert load_function(spec, what="reward.functions")(None) == 1.0
+    file, times = tmp_path / "mine" / "judge.py", os.stat(tmp_path / "mine" / "judge.py")
+    file.write_text(file.read_text().replace("1.0", "2.0"))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert load_function(spec, what="reward.functions")(None) == 2.0
+
+
+@pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
+def test_parser_may_have_a_static_or_a_class_method(tmp_path: Path, kind: str) -> None:
+    argument = "" if kind == "staticmethod" else "cls, "
+    (tmp_path / "mine.py").write_text(
+        f"class Plain:\n    @{kind}\n    def parse({argument}text, *, stopped):\n        return text.upper()\n"
+    )
+    parser = make_parser(f"{tmp_path / 'mine.py'}:Plain", ChatTemplate("{{ messages }}", {}), tools=())
+    assert parser.parse("abc", stopped=True) == "ABC"
 
 
 def test_file_is_run_once_until_it_changes(tmp_path: Path) -> None:

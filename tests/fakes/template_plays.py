@@ -133,7 +133,7 @@ class Play:
     def _written(self, reply: Message, natural: str | None) -> list[int]:
         """What the policy samples: the template's own reply where `context` can write it."""
         try:
-            ids = self._subject.renderer.reply(reply, allow_hidden=True)
+            ids = self._subject.renderer.reply(reply)
         except ValueError as error:
             self.counts.add("no_demonstration", f"{self._name}: {error}")
             stops = self._subject.renderer.stop_ids

@@ -30,5 +30,5 @@ def subject(template: RealTemplate, kind: str) -> Subject:
         (path / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         (path / "tokenizer_config.json").write_text(json.dumps(dict(template.special_tokens)), encoding="utf-8")
         (path / "chat_template.jinja").write_text(template.text, encoding="utf-8")
-        renderer = load_model_files(path).renderer(default_authors())
+        renderer = load_model_files(path).renderer(default_authors(), allow_hidden=True)
     return Subject(template, kind, renderer, Reference(template, tokenizer_json), lossless(kind))

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.isolation import run_isolated
+from agentloop.environments.tools.isolation import CRASHED, run_isolated
 from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.silence import silence_this_context
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
@@ -50,7 +50,7 @@ async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits
         return checked
     spec, run = checked
     result = await _ran(spec, run, limits, threads)
-    if result.error_kind is not None:
+    if result.error_kind in (CRASHED, TIMEOUT) and not spec.isolated:  # an isolated one has a session of its own
         refuse_if_stopping(f"{spec.name}: {result.problem}")
     return result
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from agentloop.environments.tools.results import ToolResult, failure
 from agentloop.errors import ToolTimeout
+from agentloop.user_code import ask_to_stop
 
 CRASHED = "crashed"
 _HEADER_BYTES = 8
@@ -50,6 +51,7 @@ def _be_the_child(call: Callable[[], ToolResult], writing: int) -> None:
     """Never returns: this process must not become a second trainer."""
     try:
         os.setsid()
+        ask_to_stop(False)  # a Ctrl-C of the terminal does not come here, so no failure is of its making
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         nowhere = os.open(os.devnull, os.O_RDWR)

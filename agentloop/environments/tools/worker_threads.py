@@ -58,12 +58,12 @@ class WorkerThreads:
         Raises UserCodeFailed, also where it takes longer than `timeout_s`, which `setting` sets.
         """
         late = UserCodeFailed(f"no end within {setting}={timeout_s:g} s")
+        if not inspect.iscoroutinefunction(function):
+            try:
+                return await self.run(partial(function, *args), timeout_s=timeout_s)
+            except ToolTimeout:
+                raise late from None
         with users_code():
-            if not inspect.iscoroutinefunction(function):
-                try:
-                    return await self.run(partial(function, *args), timeout_s=timeout_s)
-                except ToolTimeout:
-                    raise late from None
             limit = asyncio.timeout(timeout_s)
             try:
                 async with limit:

@@ -45,8 +45,9 @@ class EpisodeHooks:
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
         try:
+            given = await self._called(self.environment.reward, self.task, messages)
             with users_code():
-                reward = float(await self._called(self.environment.reward, self.task, messages))
+                reward = float(given)
         except UserCodeFailed as failed:
             raise UserError(f"{name}.reward must return a number, got {failed} for {asked}. {self.advice}") from failed
         if not math.isfinite(reward):

@@ -8,13 +8,16 @@ content is broken that could take part in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from itertools import accumulate, pairwise, takewhile
+from typing import Any
 
-from context.templates.chat_template import RenderError
+from context.messages import Message, ToolCall
+from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import Leaf
-from context.templates.rendering.marks import BREAK, Written, inner
+from context.templates.rendering.marks import BREAK, Written, inner, own
 from context.tokens.codec import TokenCodec
 from context.tokens.control_finder import Control
 
@@ -24,6 +27,46 @@ _Place = tuple[str, str, str]
 """What stands before a control token, the token, and what stands behind it."""
 _FAR = 32
 """Characters by which a content is known to stand beside a control token."""
+
+
+def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
+    """The template, with its own control tokens marked where its source holds them.
+
+    Raises RenderError where that changes what it writes: where it cuts, measures or escapes them.
+    """
+
+    def mark(text: str) -> str:
+        return own(text, [inner(text, control) for control in codec.controls(text)])
+
+    found = template.marking(mark)
+    for messages, tools in _PROBES:
+        try:
+            text = template.render(messages, tools=tools, generation_prompt=True, now=_NOW)
+        except RenderError:
+            continue
+        if Written(found.render(messages, tools=tools, generation_prompt=True, now=_NOW)).text != text:
+            raise RenderError(
+                "chat template must write its control tokens whole, got one that cuts, measures or escapes them. Set "
+                "context.template: hermes (or llama3, mistral, a .jinja file)."
+            )
+    return found
+
+
+_NOW = datetime(2026, 1, 1)
+_CALL = ToolCall("zq", {"zq": "zq"}, "call00001")
+_TOOL = {"type": "function", "function": {"name": "zq", "description": "zq", "parameters": {"type": "object"}}}
+_PROBES: Sequence[tuple[Sequence[Message], Sequence[Mapping[str, Any]]]] = (
+    ((Message("user", "zq"), Message("assistant", "zq"), Message("user", "zq")), ()),
+    ((Message("system", "zq"), Message("user", "zq")), ()),
+    (
+        (
+            Message("user", "zq"),
+            Message("assistant", "", tool_calls=(_CALL,)),
+            Message("tool", "zq", "env", name="zq", tool_call_id="call00001"),
+        ),
+        (_TOOL,),
+    ),
+)
 
 
 def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: str = "") -> list[Control]:
@@ -84,6 +127,9 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
         cuts.add(0)
     if any(_goes_on(said[::-1], token[::-1], ahead[::-1], halves=True) for ahead, token, _ in joined):
         cuts.add(len(said))
+    turns = said, said[::-1]
+    if any(re.search(".*?".join(map(re.escape, token)), turn, re.DOTALL) for _, token, _ in joined for turn in turns):
+        cuts.update(range(1, len(said)))  # a template may take out what stands between, or turn it round
     if not cuts:
         return content
     edges = [0, *sorted(cuts), len(said)]
@@ -91,7 +137,7 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
 
 
 def _goes_on(said: str, token: str, after: str, *, halves: bool) -> bool:
-    """Whether a text may be what goes on from within a token, and then as `after` does, if it is longer.
+    """Whether the text could be the rest of a token that begins before it; a longer one must go on as `after` does.
 
     A template puts no content into the middle of a word. Another content may end there: of two such, it is enough to
     break one, so that a text that is no more than a part of the token counts with `halves` alone.

@@ -48,6 +48,14 @@ def model(name: str) -> ModelFiles:
     return from_template(template_source(name))
 
 
+def test_mistral_closes_what_it_opens_wherever_a_system_message_stands() -> None:
+    system, user = Message("system", "s", "initialization"), Message("user", "u")
+    for messages in ([system], [user, system], [system, system, user], [system, user], [user, system, user]):
+        text = model("mistral").template.render(messages, generation_prompt=True)
+        assert text.count("[INST]") == text.count("[/INST]") > 0
+        assert text.endswith("[/INST]")
+
+
 @pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
 def test_built_in_template_only_appends_and_leaves_nothing_out(name: str) -> None:
     report = check_template(model(name))

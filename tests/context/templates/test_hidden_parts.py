@@ -136,7 +136,8 @@ def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
     thought = Message("assistant", SPELLED + "78.")
     with pytest.raises(RenderError, match="must show every thought of a learned reply"):
         made.reply(thought)
-    assert "Which zebra?" in made.codec.decode(made.reply(thought, allow_hidden=True))
+    insisting = replace(files("trl/qwen3"), template=files("axolotl/chatml").template)
+    assert "Which zebra?" in made.codec.decode(insisting.renderer(default_authors(), allow_hidden=True).reply(thought))
 
 
 def test_call_whose_name_is_left_out_is_refused() -> None:
@@ -148,8 +149,8 @@ def test_call_whose_name_is_left_out_is_refused() -> None:
 
 
 def test_reply_that_loses_something_is_written_where_that_is_allowed() -> None:
-    made = renderer("written/smollm2")
-    ids = made.reply(Message("assistant", "", tool_calls=(CALL,)), allow_hidden=True)
+    made = files("written/smollm2").renderer(default_authors(), allow_hidden=True)
+    ids = made.reply(Message("assistant", "", tool_calls=(CALL,)))
     assert made.codec.decode(ids) == "<|im_end|>"
 
 
@@ -159,8 +160,43 @@ def test_prompt_whose_calls_have_no_texts_is_refused_where_they_would_be_left_ou
         Message("assistant", "", "history", (WITHOUT_TEXTS,)),
         Message("tool", "78", "env", name="lookup"),
     ]
-    with pytest.raises(
-        RenderError, match=r"leaves out messages\[1\] \(role assistant\)\. Set context\.template: hermes"
-    ):
+    with pytest.raises(RenderError, match=r"leaves calls out\. Set context\.template: hermes"):
         renderer("written/smollm2").initial(conversation, [LOOKUP])
     assert len(renderer("trl/qwen2_5").initial(conversation, [LOOKUP]))
+
+
+def test_thought_or_text_that_stands_elsewhere_in_the_reply_too_is_not_lost() -> None:
+    thoughtless = from_template(THOUGHTLESS).renderer(default_authors())
+    with pytest.raises(RenderError, match="must show every thought of a learned reply"):
+        thoughtless.reply(Message("assistant", "The answer is 42.", reasoning="42"))
+    textless = from_template(THOUGHTLESS.replace("m.content", "('' if m.tool_calls else m.content)"))
+    with pytest.raises(RenderError, match="must show all of a learned reply"):
+        textless.renderer(default_authors()).reply(Message("assistant", "lookup", tool_calls=(CALL,)))
+
+
+THOUGHTLESS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_prompt_with_a_hidden_call_is_rendered_where_that_is_allowed() -> None:
+    conversation = [
+        Message("user", "Which code?"),
+        Message("assistant", "", "history", (CALL,)),
+        Message("tool", "78", "env", name="lookup"),
+    ]
+    with pytest.raises(RenderError, match="every call, got one that leaves calls out"):
+        renderer("axolotl/chatml").initial(conversation, ())
+    allowed = files("axolotl/chatml").renderer(default_authors(), allow_hidden=True)
+    assert "78" in allowed.codec.decode(allowed.initial(conversation, ()).token_ids.tolist())
+
+
+@pytest.mark.parametrize(
+    "end", ["('<|im_end|>' | tojson(ensure_ascii=True))", "('<|im_end|>x')[:10]", "('<|im_end|>' | length | string)"]
+)
+def test_template_that_does_not_write_its_control_tokens_whole_is_refused(end: str) -> None:
+    text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ END }}{% endfor %}".replace("END", end)
+    with pytest.raises(RenderError, match="must write its control tokens whole"):
+        from_template(text + "<|im_end|>").renderer(default_authors())

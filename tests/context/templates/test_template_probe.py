@@ -236,7 +236,7 @@ def test_what_is_unsupported_says_why(name: str, case: str, why: str) -> None:
 def test_verdict_says_what_cannot_be_shown_again() -> None:
     (case,) = [row for row in check_template(model("lfm2")).cases if row.name == "tool results"]
     assert case.state == "append_only"
-    assert case.details[0].startswith("can't be shown again once rewritten: chat template must render every message")
+    assert case.details[0].startswith("can't be shown again once rewritten: chat template must show every call")
 
 
 def test_verdict_says_where_a_template_writes_anew_though_it_leaves_calls_out() -> None:
