@@ -13,6 +13,7 @@ from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
+from agentloop.models.passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
@@ -70,7 +71,7 @@ def sampling_actors(
         loaded.model,
         stop_ids=loaded.stop_ids,
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        compute=config.compute,
+        compute=on_its_device(config.compute, loaded.model),
     )
     return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 

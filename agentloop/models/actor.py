@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
-from agentloop.models.passes import Laid, Passes, packed, padded
+from agentloop.models.passes import Laid, Passes, on_its_device, packed, padded
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 
@@ -27,7 +27,7 @@ class Actor:
         """`packs`: the rows of a pass stand one behind another, without padding."""
         self.model = model
         self.packs = packs
-        self.compute = compute or ComputeSection()
+        self.compute = on_its_device(compute or ComputeSection(), model)
         self._head = Head(model, self.compute)
         self._passes = Passes(model.base_model, model.device, self.compute)
         self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, arange, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
@@ -32,6 +33,15 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             del module.forward
         else:
             module.forward = own
+
+
+def on_its_device(compute: ComputeSection, model: PreTrainedModel) -> ComputeSection:
+    """The settings with `autocast: auto` decided by where the model's weights are, and by their type."""
+    if compute.autocast != "auto":
+        return compute
+    quick = model.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = "bfloat16" if quick and model.dtype == torch.float32 else "none"
+    return compute.model_copy(update={"autocast": chosen})
 
 
 def autocast(device: torch.device, compute: ComputeSection) -> AbstractContextManager[Any]:

@@ -42,7 +42,7 @@ def load_trained_policy(config: RunConfig, first: Path | str, checkpoint: Checkp
         stop_ids=loaded.stop_ids,
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
         policy_version=checkpoint.values["loop"]["iteration"] if checkpoint else 0,
-        compute=config.compute,
+        compute=actor.compute,
     )
     agree = check_scoring(local, actor)
     sampled_here = config.rollout.engine == "local" and config.compute.old_log_probs == "auto"

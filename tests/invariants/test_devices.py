@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from agentloop.config.sections.model import ComputeSection
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
@@ -21,11 +22,12 @@ from tests.fakes.batch_rows import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = 1e-4
+EXACT = ComputeSection(autocast="none")
 
 
 def on_both(*, packs: bool) -> tuple[Actor, Actor]:
     actor = tiny_actor(torch.float32)
-    other = Actor(copy.deepcopy(actor.model).to("cuda"), packs=packs)
+    other = Actor(copy.deepcopy(actor.model).to("cuda"), packs=packs, compute=EXACT)
     return Actor(actor.model, packs=packs), other
 
 
@@ -45,7 +47,14 @@ def test_gradient_of_a_gpu_is_that_of_a_cpu(objective: str, packs: bool) -> None
     old = tiny_actor(torch.float32, seed=1)
     config = run_config(loss={"fresh": {"objective": objective}, "replay": {"objective": objective}})
     loss, gradient, _ = gradients(cpu, scored_rows(cpu, mixed_rows(), old=old), config)
-    old_on_gpu = Actor(copy.deepcopy(old.model).to("cuda"))
+    old_on_gpu = Actor(copy.deepcopy(old.model).to("cuda"), compute=EXACT)
     other_loss, other, _ = gradients(gpu, scored_rows(gpu, mixed_rows(), old=old_on_gpu), config)
     assert (other.cpu() - gradient).abs().max() <= TOLERANCE * gradient.abs().max()
     assert other_loss == pytest.approx(loss, rel=TOLERANCE)
+
+
+def test_a_gpu_multiplies_float32_weights_in_bfloat16_by_default() -> None:
+    model = copy.deepcopy(tiny_actor(torch.float32).model).to("cuda")
+    assert Actor(model).compute.autocast == "bfloat16"
+    assert Actor(model, compute=EXACT).compute.autocast == "none"
+    assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"

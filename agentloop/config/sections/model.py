@@ -19,9 +19,10 @@ class ComputeSection(Section):
         "in backward; triton: likewise, with kernels for CUDA; auto: triton where it can be, else chunked where the "
         "logits of a pass would have more than 64 MiB.",
     )
-    autocast: Literal["none", "bfloat16"] = Field(
-        "none",
-        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32.",
+    autocast: Literal["auto", "none", "bfloat16"] = Field(
+        "auto",
+        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32; auto: that, for "
+        "float32 weights on a GPU that has such products, elsewhere none.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Backward makes the activations of each layer again: less memory for one more forward."
@@ -41,9 +42,9 @@ class ComputeSection(Section):
 
 def check_compute(config: RunConfig) -> None:
     """What would do nothing, or what can't be done together."""
-    if config.compute.autocast != "none" and config.model.dtype != "float32":
+    if config.compute.autocast == "bfloat16" and config.model.dtype != "float32":
         raise ValueError(
-            f"compute.autocast must be none when model.dtype is {config.model.dtype}, for its weights are not "
+            f"compute.autocast must be auto or none when model.dtype is {config.model.dtype}, for its weights are not "
             f"float32, got {config.compute.autocast}. Change one of them."
         )
 

@@ -60,7 +60,7 @@ class EnginePublisher:
         target = self._policies / f"{version:06d}"
         self._remove_newer(version)
         if not (target / COMPLETE).exists():
-            half = True if config.compute.autocast != "none" else None
+            half = True if config.compute.autocast == "bfloat16" else None
             write_published(
                 target,
                 weights,

@@ -91,6 +91,16 @@ def test_bfloat16_scores_stay_near_and_weights_and_gradients_stay_float32() -> N
     assert (plain.half_precision, half.half_precision) == (False, True)
 
 
+def test_a_cpu_multiplies_in_the_type_of_the_weights_unless_bfloat16_is_asked_for() -> None:
+    model = tiny_actor(torch.float32).model
+    unset, none = Actor(model), Actor(model, compute=ComputeSection(autocast="none"))
+    assert (RunConfig().compute.autocast, unset.compute.autocast) == ("auto", "none")
+    for one, other in zip(differentiated(unset), differentiated(none), strict=True):
+        assert torch.equal(one, other)
+    assert Actor(model, compute=BFLOAT16).compute.autocast == "bfloat16"
+    assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"
+
+
 def test_sampling_follows_autocast_as_scoring_does() -> None:
     model = tiny_actor(torch.float32).model
     log_probs = []
@@ -127,7 +137,7 @@ def test_sampling_casts_a_weight_once_whatever_it_samples() -> None:
 
 
 def test_autocast_of_weights_that_are_not_float32_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"compute\.autocast must be none when model\.dtype is bfloat16"):
+    with pytest.raises(ValueError, match=r"compute\.autocast must be auto or none when model\.dtype is bfloat16"):
         RunConfig.model_validate({"compute": {"autocast": "bfloat16"}, "model": {"dtype": "bfloat16"}})
 
 
