@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
+from agentloop.generation.remote.vllm_version import LEAST, check_version
 
 LOOPBACK = "127.0.0.1"
 EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
 _THEIR_KEY_VARIABLE = "VLLM_API_KEY"
+_VERSION_S = 300.0
+"""Its imports take a while."""
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """They name this program's packages; vLLM has its own."""
 
@@ -38,17 +43,33 @@ class ServeOptions:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-def find_vllm(named: Path | None) -> Path:
-    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. Raises UserError for none."""
+def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
+    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH.
+
+    Raises UserError for none, and for one that is too old, as it says itself in `environment`.
+    """
     wanted = named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
     found = shutil.which(wanted)
     if found is None:
         raise UserError(
             f"--vllm must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
-            f"environment of its own (python -m venv vllm-env; vllm-env/bin/pip install vllm), then set "
+            f"environment of its own (python -m venv vllm-env; vllm-env/bin/pip install 'vllm>={LEAST}'), then set "
             f"{EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
+    check_version(_version_of(found, environment), key="--vllm", where=found)
     return Path(found)
+
+
+def _version_of(executable: str, environment: Mapping[str, str]) -> str:
+    """What it prints: the version is a line of its own, among what its imports have to say."""
+    try:
+        said = subprocess.run(
+            [executable, "--version"], env=environment, capture_output=True, text=True, timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return one_line(error)
+    lines = said.stdout.split("\n")
+    return next((line for line in lines if re.match(r"\d+\.\d+", line)), f"exit code {said.returncode}")
 
 
 def serve_command(executable: Path, options: ServeOptions) -> list[str]:

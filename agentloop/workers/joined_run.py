@@ -50,7 +50,7 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         environments, source = open_tasks(config, folder.environments, environment_changed=True)
         _check_environment(environments, folder)
         vocab_size = int((run.fingerprint or {})["vocab_size"])
-        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, note=note)
+        engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
         _check_versions(engine, config)
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # A reward that is unknown costs its episode, and is counted: it ends no worker.

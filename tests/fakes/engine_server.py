@@ -40,8 +40,7 @@ class EngineServer:
         self.max_model_len = max_model_len
         self.scale_out = True
         """Whether it was started with `--enable-scale-out`, without which `/inference` is forbidden."""
-        self.spans = True
-        """False: a vLLM from before version spans."""
+        self.version = "0.32.0"
         self.requests: list[dict[str, Any]] = []
         """The bodies it was sent, for the routes that sample."""
         self.most_running = 0
@@ -64,6 +63,7 @@ class EngineServer:
         }
         get = {
             "/health": self._health,
+            "/version": self._version,
             "/v1/models": self._list_models,
             "/weight_info": self._weight_info,
             "/is_paused": self._is_paused,
@@ -103,7 +103,7 @@ class EngineServer:
             "stop_reason": None,
             "token_ids": sampled.token_ids,
             "logprobs": None,
-            "weight_versions": sampled.spans() if self.spans else None,
+            "weight_versions": sampled.spans(),
         }
         if params.get("logprobs") is not None:
             pairs = zip(sampled.token_ids, sampled.log_probs, strict=True)
@@ -115,7 +115,7 @@ class EngineServer:
             answer["prompt_logprobs"] = self.models.prompt_log_probs(asked)
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = list(asked.prompt)
-        if self.spans and choice["logprobs"] is not None:
+        if choice["logprobs"] is not None:
             spoil_generate(self.traps, answer, self.models.vocabulary)
         return json_answer(self.traps, answer)
 
@@ -234,6 +234,9 @@ class EngineServer:
 
     async def _weight_info(self, request: Request) -> Response:
         return JSONResponse({"weight_version": self.models.label})
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": self.version})
 
     async def _health(self, request: Request) -> Response:
         return Response()

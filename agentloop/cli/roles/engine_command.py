@@ -15,6 +15,7 @@ import typer
 from agentloop.cli.main import MetricsPort
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
+from agentloop.generation.remote.starter import noted_end
 from agentloop.runs.metrics_endpoint import measure_at
 from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
 from agentloop.serving.vllm_command import KEY_VARIABLE, ServeOptions, find_vllm, serve_command, serve_environment
@@ -82,10 +83,12 @@ def engine(
         if attach is not None:
             watch.attach()
         else:
-            log = (Path("runs") if run is None else run) / f"engine-{port}.log"
-            command = serve_command(find_vllm(vllm), options)
+            folder = Path("runs") if run is None else run
             environment = serve_environment(options, key, os.environ)
-            watch.serve(command, environment, port=port, log=log, start_timeout_s=start_timeout)
+            with noted_end(folder, port):
+                command = serve_command(find_vllm(vllm, environment), options)
+                log = folder / f"engine-{port}.log"
+                watch.serve(command, environment, port=port, log=log, start_timeout_s=start_timeout)
 
 
 class _StopSignal:

@@ -21,8 +21,8 @@ class ComputeSection(Section):
     )
     autocast: Literal["auto", "none", "bfloat16"] = Field(
         "auto",
-        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32; auto: that, for "
-        "float32 weights on a GPU that has such products, elsewhere none.",
+        description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32; auto: that on "
+        "a GPU that has such products, for float32 weights, elsewhere none.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Backward makes the activations of each layer again: less memory for one more forward."

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.generation.remote.server_facts import read_key
+from agentloop.generation.remote.server_facts import EngineAway, read_key
+from agentloop.generation.remote.starter import last_end
 
-_LOOK_AGAIN_S = 2.0
+_LOOK_AGAIN_S, _SAY_AGAIN_S = 2.0, 30.0
 
 
 def connect_engine(
-    config: RunConfig, *, stop_ids: frozenset[int], vocab_size: int, note: Callable[[str], None]
+    config: RunConfig,
+    *,
+    stop_ids: frozenset[int],
+    vocab_size: int,
+    run: Path,
+    note: Callable[[str], None],
 ) -> RemoteEngine:
-    """Wait until each of `engine.urls` answers. Raises UserError where one does not, or can't be this run's engine."""
+    """Wait until each of `engine.urls` answers, unless `agentloop engine`, which was to start it, ends before.
+
+    `run` is the run's folder. Raises UserError where one does not answer, or can't be this run's engine.
+    """
     section, key = config.engine, read_key(config.engine.api_key_env)
     limits = EngineLimits(
         concurrency=section.concurrency,
         turn_timeout_s=section.turn_timeout_s,
         restart_timeout_s=section.restart_timeout_s,
     )
-    deadline, waited = time.monotonic() + section.restart_timeout_s, False
+    began, deadline, say_at = time.time(), time.monotonic() + section.restart_timeout_s, 0.0
     while True:
         try:
             engine = RemoteEngine.connect(
@@ -35,12 +45,14 @@ def connect_engine(
                 limits=limits,
             )
             break
-        except UserError as error:
-            if time.monotonic() >= deadline:
+        except EngineAway as error:
+            earlier = _earlier_end(section.urls, (run, run.parent), began)
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise
-            if not waited:
-                note(f"waiting for the engines, for {section.restart_timeout_s:g} s at most: {error}")
-            waited = True
+            if time.monotonic() >= say_at:
+                note(f"waiting for the engines, for {left:.0f} s at most: {error}{earlier}")
+                say_at = time.monotonic() + _SAY_AGAIN_S
             time.sleep(_LOOK_AGAIN_S)
     longest = engine.max_model_len
     if longest is not None and longest < config.context.max_tokens:
@@ -49,3 +61,18 @@ def connect_engine(
             "Lower it, or start the engines with a larger --max-model-len."
         )
     return engine
+
+
+def _earlier_end(urls: Sequence[str], folders: Sequence[Path], began: float) -> str:
+    """What to say of starters that had ended before. Raises UserError where one has ended since."""
+    said = ""
+    for url in urls:
+        when, reason = last_end(folders, url) or (0.0, "")
+        if when >= began:
+            raise UserError(
+                f"engine.urls must answer, got nothing from {url}, whose `agentloop engine` has ended: {reason} "
+                "Start it again, then this."
+            )
+        if reason:
+            said += f" The last `agentloop engine` there has ended: {reason}"
+    return said

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from agentloop.errors import UserError, one_line, shortened
 from agentloop.generation.generator import GenerationRequest
-from agentloop.generation.remote.faults import EngineFault
 from agentloop.generation.remote.routes import CompletionsRoute, GenerateRoute, Route, sampling_fields
+from agentloop.generation.remote.vllm_version import check_version
 
 CONNECT_TIMEOUT_S = 5.0
 _WARM_UP = httpx2.Timeout(300.0, connect=CONNECT_TIMEOUT_S)
@@ -31,6 +31,10 @@ class ServerFacts:
     """Most tokens of a prompt and its reply; None where the server does not say."""
 
 
+class EngineAway(UserError):
+    """Nothing answers there; it may be about to."""
+
+
 class _Card(BaseModel):
     id: str
     parent: str | None = None
@@ -39,6 +43,10 @@ class _Card(BaseModel):
 
 class _Cards(BaseModel):
     data: list[_Card]
+
+
+class _Version(BaseModel):
+    version: str
 
 
 def read_key(variable: str) -> str | None:
@@ -60,34 +68,41 @@ def key_headers(key: str | None) -> dict[str, str]:
 
 
 def ask_server(url: str, *, model: str | None, key: str | None) -> ServerFacts:
-    """Ask the server at `url` what it can. Raises UserError where it can't be an engine of this run."""
+    """Ask the server at `url` what it can.
+
+    Raises EngineAway where nothing answers, another UserError where it can't be an engine of this run.
+    """
     # An engine is where its URL says: no proxy, and no password file, of this machine's user is asked.
     with httpx2.Client(
         base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted()
     ) as client:
         try:
             card = _base_model(client, url, model)
+            _check_version(client, url)
             route = _route(client, card.id)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise UserError(
+            raise EngineAway(
                 f"engine.urls must answer, got {one_line(error)} from {url}. Start the engine, or change the URL."
             ) from None
     return ServerFacts(url, card.id, route, card.max_model_len)
 
 
 def _route(client: httpx2.Client, model: str) -> Route:
-    """The route that says which weights sampled, where one token asked of it comes back as it must."""
+    """The route that says which weights sampled, where it is open."""
     route = GenerateRoute()
     request = GenerationRequest(episode=0, prompt_ids=[0], max_new_tokens=1)
     answer = client.post(route.path, json=route.body(model, request, sampling_fields(1.0, [], 1)))
     if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         answer.raise_for_status()
-    if answer.status_code != httpx2.codes.OK:
-        return CompletionsRoute()
+    return route if answer.status_code == httpx2.codes.OK else CompletionsRoute()
+
+
+def _check_version(client: httpx2.Client, url: str) -> None:
     try:
-        return route if route.read(answer.content).spans else CompletionsRoute()
-    except EngineFault:  # an older vLLM, which has the route without spans
-        return CompletionsRoute()
+        version = _Version.model_validate_json(client.get("/version").raise_for_status().content).version
+    except (httpx2.HTTPStatusError, ValidationError):
+        version = "none"
+    check_version(version, key="engine.urls", where=url)
 
 
 def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:

@@ -117,7 +117,9 @@ def connect_engines(
 ) -> EnginePublisher:
     """The engines of `engine.urls`, once each of them answers. Raises UserError where one can't be this run's."""
     section, key = config.engine, read_key(config.engine.api_key_env)
-    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, note=note)
+    engine = connect_engine(
+        config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=policies.parent, note=note
+    )
     controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
     return EnginePublisher(
         engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s, report=report

@@ -165,6 +165,15 @@ def test_a_server_that_nobody_listens_on_fails_by_name() -> None:
         ask_server(url, model=None, key=None)
 
 
+@pytest.mark.parametrize("version", ["0.31.0", "0.9.2", "unknown"])
+def test_a_server_of_an_older_vllm_is_refused_by_its_version(qwen2: Path, version: str) -> None:
+    expected = rf"engine.urls must be of vLLM 0\.32 or newer, got {version} at http://127"
+    with serving(qwen2) as server:
+        server.version = version
+        with pytest.raises(UserError, match=expected):
+            ask_server(server.address, model=None, key=None)
+
+
 def test_a_server_that_has_gone_costs_the_episode(qwen2: Path) -> None:
     with serving(qwen2, key=KEY) as server:
         engine = connected(server)
@@ -284,9 +293,8 @@ def test_unknown_settings_are_not_sent(server: EngineServer) -> None:
     }
 
 
-@pytest.mark.parametrize("lacks", ["scale_out", "spans"])
-def test_a_server_without_version_spans_is_asked_by_completions(server: EngineServer, lacks: str) -> None:
-    setattr(server, lacks, False)
+def test_a_server_without_scale_out_routes_is_asked_by_completions(server: EngineServer) -> None:
+    server.scale_out = False
     try:
         engine = RemoteEngine.connect(
             [server.address], key=KEY, stop_ids=frozenset(), vocab_size=server.models.vocabulary, limits=QUICK
@@ -295,7 +303,7 @@ def test_a_server_without_version_spans_is_asked_by_completions(server: EngineSe
         assert_good(server, asked(engine))
         assert server.requests[-1].keys() >= {"prompt", "return_tokens_as_token_ids"}
     finally:
-        setattr(server, lacks, True)
+        server.scale_out = True
 
 
 def test_an_engine_that_restarted_with_its_first_weights_is_refused(server: EngineServer) -> None:

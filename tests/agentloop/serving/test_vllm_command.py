@@ -40,14 +40,30 @@ def test_environment_is_its_own() -> None:
 
 def test_executable_is_the_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "vllm"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    _says(program, "Triton is installed, but disabled\n0.32.1rc1+cpu")
     monkeypatch.delenv("AGENTLOOP_VLLM", raising=False)
-    assert find_vllm(program) == program
+    assert find_vllm(program, {}) == program
     monkeypatch.setenv("AGENTLOOP_VLLM", str(program))
-    assert find_vllm(None) == program
+    assert find_vllm(None, {}) == program
     monkeypatch.delenv("AGENTLOOP_VLLM")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_vllm(None) == program
+    assert find_vllm(None, {}) == program
     with pytest.raises(UserError, match="--vllm must be vLLM's own executable, got '/nowhere/vllm'"):
-        find_vllm(Path("/nowhere/vllm"))
+        find_vllm(Path("/nowhere/vllm"), {})
+
+
+@pytest.mark.parametrize(("said", "got"), [("0.26.0", "0.26.0"), ("0.9.2", "0.9.2"), ("it is not said", "exit code 0")])
+def test_vllm_that_is_too_old_is_refused_before_it_is_started(tmp_path: Path, said: str, got: str) -> None:
+    program = tmp_path / "vllm"
+    _says(program, said)
+    with pytest.raises(UserError) as refused:
+        find_vllm(program, {})
+    assert str(refused.value) == (
+        f"--vllm must be of vLLM 0.32 or newer, got {got} at {program}. "
+        "Install it in vLLM's own environment: pip install 'vllm>=0.32'."
+    )
+
+
+def _says(program: Path, text: str) -> None:
+    program.write_text(f"#!/bin/sh\necho '{text}'\n")
+    program.chmod(0o755)

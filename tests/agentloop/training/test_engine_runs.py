@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +17,8 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation.publishing.published_policy import read_published
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.runs import SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
+from tests.vllm.server import free_port
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +115,56 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, model: Path) ->
         given = config(tmp_path, model, server)
     with pytest.raises(UserError, match=f"engine.urls must answer, got .* from {server.address}"):
         train(given, display=SilentDisplay())
+
+
+def waiting_config(folder: Path, model: Path) -> RunConfig:
+    """Its engine never answers, and would be waited for for ten minutes."""
+    engine = {"urls": [f"http://127.0.0.1:{free_port()}"], "restart_timeout_s": 600}
+    return small_config(folder, model, run={"folder": str(folder)}, rollout={"engine": "vllm"}, engine=engine)
+
+
+class EndsTheStarter(SilentDisplay):
+    """`agentloop engine` is started when the run begins to wait, and fails."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__()
+        self._command = [sys.executable, "-m", "agentloop", "engine", *words]
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if text.startswith("waiting for the engines"):
+            subprocess.run(self._command, cwd=ROOT, check=False, capture_output=True)
+
+
+def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, model: Path) -> None:
+    given = waiting_config(tmp_path, model)
+    port = given.engine.urls[0].rpartition(":")[2]
+    display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", port, "--run", str(tmp_path))
+    with pytest.raises(UserError) as refused:
+        train(given, display=display)
+    assert str(refused.value).startswith(
+        f"engine.urls must answer, got nothing from {given.engine.urls[0]}, whose `agentloop engine` has ended: "
+        "--vllm must be vLLM's own executable, got '/nowhere/vllm'"
+    )
+
+
+def test_an_end_before_the_run_began_to_wait_is_named_and_waited_over(tmp_path: Path, model: Path) -> None:
+    given = waiting_config(tmp_path, model)
+    (url,) = given.engine.urls
+    (tmp_path / f"engine-{url.rpartition(':')[2]}.ended").write_text("it was stopped")
+    os.utime(tmp_path / f"engine-{url.rpartition(':')[2]}.ended", (0, 0))
+    display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", url.rpartition(":")[2], "--run", str(tmp_path))
+    with pytest.raises(UserError, match="/nowhere/vllm"):
+        train(given, display=display)
+    (waiting,) = [note for note in display.notes if note.startswith("waiting for the engines")]
+    assert waiting.endswith("The last `agentloop engine` there has ended: it was stopped")
+
+
+def test_an_engine_of_an_older_vllm_is_refused_and_not_waited_for(tmp_path: Path, model: Path) -> None:
+    with serving(model) as server:
+        server.version = "0.26.0"
+        given = config(tmp_path, model, server).model_dump()
+        given["engine"]["restart_timeout_s"] = 600.0
+        with pytest.raises(UserError, match=r"engine\.urls must be of vLLM 0\.32 or newer, got 0\.26\.0 at http"):
+            train(RunConfig.model_validate(given), display=SilentDisplay())

@@ -112,8 +112,8 @@ def test_a_task_that_the_learner_has_not_is_refused(run: IssuedRun) -> None:
 
 
 def test_an_engine_that_does_not_say_which_weights_sampled_is_refused(run: IssuedRun, server: EngineServer) -> None:
-    server.spans = False
+    server.scale_out = False
     try:
         assert refusal(run.folder).startswith("engine.urls must be engines that say which weights sampled each token")
     finally:
-        server.spans = True
+        server.scale_out = True
