@@ -21,7 +21,7 @@ from agentloop.learning.trainer import ShowBatch, Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.policy_weights import NextToken, PolicyWeights
+from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.models.reference import WithoutAdapters, reference_policy
 from agentloop.models.sharding import shard
 from agentloop.runs.process import seed_process
@@ -85,9 +85,12 @@ class LeadWeights(PolicyWeights):
         with self._orders.given("save_head", file, name):
             super().save_head(file, name)
 
-    def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
-        with self._orders.given("next_tokens", prompts, temperature=temperature, most=most):
-            return super().next_tokens(prompts, temperature=temperature, most=most)
+    def scores(
+        self, rows: Sequence[Sequence[int]], *, number_type: str, temperature: float, most: int
+    ) -> list[RowScores]:
+        wanted = {"number_type": number_type, "temperature": temperature, "most": most}
+        with self._orders.given("scores", rows, **wanted):
+            return super().scores(rows, number_type=number_type, temperature=temperature, most=most)
 
     def copy_to(self, copy: nn.Module | None) -> None:
         with self._orders.given("copy_to", None):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ from agentloop.distributed.freed_memory import returning_freed_memory
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
+from agentloop.models.cast_weights import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
 from agentloop.models.sharding import gather
 
@@ -34,11 +36,16 @@ _ADAPTER_PREFIX = "base_model.model."
 """PEFT's, of the names in its files."""
 
 
-class NextToken(NamedTuple):
-    """The likeliest tokens after a prompt, the likeliest first, and their log-probs in nats."""
+class RowScores(NamedTuple):
+    """What a policy says of a row of tokens, in nats: of each but the first at temperature 1, and of the next one."""
 
-    ids: tuple[int, ...]
     log_probs: tuple[float, ...]
+    rounding: tuple[float, ...]
+    """What these move when it multiplies in the type that its weights are rounded to."""
+    next_ids: tuple[int, ...]
+    """The likeliest, the likeliest first."""
+    next_log_probs: tuple[float, ...]
+    next_rounding: tuple[float, ...]
 
 
 class PolicyWeights:
@@ -84,29 +91,47 @@ class PolicyWeights:
             save_file({name: weight.detach().cpu().contiguous()}, file, metadata={"format": "pt"})
 
     @torch.no_grad()
-    def next_tokens(self, prompts: Sequence[Sequence[int]], *, temperature: float, most: int) -> list[NextToken]:
-        """After each of the prompts, one by one: batches of other shapes would round otherwise."""
-        own = [prompts[0] if prompt is None else prompt for prompt in self._ranks.share(prompts)]
+    def scores(
+        self, rows: Sequence[Sequence[int]], *, number_type: str, temperature: float, most: int
+    ) -> list[RowScores]:
+        """Of each row, with the weights rounded to `number_type` and products in float32.
+
+        `temperature` is that of the `most` likely next tokens. Rows go one by one: batches of other shapes would round
+        otherwise.
+        """
+        own = [rows[0] if row is None else row for row in self._ranks.share(rows)]
+        dtype, width = getattr(torch, number_type), max(map(len, rows)) - 1
         with returning_freed_memory() if self._ranks.several else nullcontext():
-            made = [self._after(prompt, temperature, most) for prompt in own]
-        ids = self._ranks.gather(torch.cat([found.indices for found in made])).view(self._ranks.count, len(made), -1)
-        log_probs = self._ranks.gather(torch.cat([found.values for found in made])).view(ids.shape)
-        # Prompt 0 is rank 0's, prompt 1 is rank 1's.
-        pairs = zip(ids.transpose(0, 1).flatten(0, 1), log_probs.transpose(0, 1).flatten(0, 1), strict=True)
-        return [NextToken(tuple(i.tolist()), tuple(p.tolist())) for i, p in pairs][: len(prompts)]
+            made = torch.stack([self._scored(row, dtype, temperature, most, width) for row in own])
+        whole = self._ranks.gather(made.flatten()).view(self._ranks.count, *made.shape)
+        # Row 0 is rank 0's, row 1 is rank 1's.
+        found = whole.transpose(0, 1).flatten(0, 1).tolist()
+        return [_row_scores(values, len(row) - 1, width) for row, values in zip(rows, found, strict=False)]
 
     def copy_to(self, copy: nn.Module | None) -> None:
         """Trainable weights, whole, into the `copy` of the rank that has one."""
         gather(self.model, copy)
 
-    def _after(self, prompt: Sequence[int], temperature: float, most: int) -> Any:
-        """The likeliest next tokens of one prompt: `values` and `indices`."""
+    def _scored(self, row: Sequence[int], dtype: torch.dtype, temperature: float, most: int, width: int) -> Tensor:
+        """What `_row_scores` reads, of one length for all rows."""
+        exact = self._logits(row, dtype, torch.float32)
+        rounded = exact if dtype == torch.float32 else self._logits(row, dtype, dtype)
+        given = torch.tensor(row[1:], device=exact.device)[:, None]
+        scored, moved = (torch.log_softmax(logits[:-1], -1).gather(1, given)[:, 0] for logits in (exact, rounded))
+        following, turned = (torch.log_softmax(logits[-1] / temperature, -1) for logits in (exact, rounded))
+        ids = following.topk(min(most, len(following))).indices
+        rows = (nn.functional.pad(values, (0, width - len(given))) for values in (scored, moved - scored))
+        return torch.cat([values.double() for values in (*rows, ids, following[ids], (turned - following)[ids])])
+
+    def _logits(self, row: Sequence[int], dtype: torch.dtype, products: torch.dtype) -> Tensor:
+        """[tokens, vocabulary] float32."""
         model: Any = self.model
-        logits = model(torch.tensor([prompt], device=model.device)).logits[0, -1].float()
+        with cast_weights(model, dtype, products=products):
+            logits: Tensor = model(torch.tensor([row], device=model.device)).logits[0].float()
         if isinstance(model, FSDPModule):
             # A pass without gradient leaves the outermost weights whole, and whole ones are never trained.
             model.reshard()
-        return torch.log_softmax(logits / temperature, dim=-1).topk(min(most, len(logits)))
+        return logits
 
     def _sort_adapted(self) -> None:
         """PEFT has the names of adapted layers in a set, and would write them in an order of this process' own."""
@@ -128,6 +153,24 @@ class PolicyWeights:
             index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (folder / f"{kind}.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _row_scores(values: Sequence[float], tokens: int, width: int) -> RowScores:
+    most = (len(values) - 2 * width) // 3
+    ends = list(accumulate((width, width, most, most, most), initial=0))
+    given, moved, ids, following, turned = (values[start:end] for start, end in pairwise(ends))
+    return RowScores(
+        log_probs=_rounded(given[:tokens]),
+        rounding=_rounded(moved[:tokens]),
+        next_ids=tuple(map(int, ids)),
+        next_log_probs=_rounded(following),
+        next_rounding=_rounded(turned),
+    )
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    """Each to a millionth of a nat: they are kept as text."""
+    return tuple(round(value, 6) for value in values)
 
 
 def _adapters(model: Any) -> dict[str, Tensor]:

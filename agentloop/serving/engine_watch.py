@@ -70,8 +70,8 @@ class PolicyWatch:
             seconds = time.monotonic() - began
             self._proved += 1
             self._measure("engine/policies_proved", self._proved)
-            self._measure("engine/proof_nats", proof.worst)
-            self._say(f"serves policy {newest.name}, proved in {seconds:.2f} s: {proof.worst:.1e} nats at most")
+            self._measure("engine/proof_nats", proof.difference)
+            self._say(f"serves policy {newest.name}, proved in {seconds:.2f} s: {proof.difference:.1e} nats apart")
         self._done = newest
 
 

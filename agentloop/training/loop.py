@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
+from agentloop.generation.publishing.proof import ProofFailed
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
@@ -60,6 +61,10 @@ class Loop:
             except TrainingStopped:
                 self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
                 raise
+            except ProofFailed:
+                # The update is made and stored; another engine may take it.
+                self.save()
+                raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
         if self._saved != self.state.iteration:
@@ -79,6 +84,8 @@ class Loop:
         fresh.extra_metrics |= self.relabel(iteration, fresh)
         batch = self.draw(planned, fresh)
         clock.lap("draw")
+        recent = batch.fresh.trajectories or [row.trajectory for row in batch.rows]
+        self.components.publisher.remember(recent)
         result, observed = self.update(iteration, batch)
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")

@@ -25,9 +25,9 @@ _PIECE = 4
 UNLABELLED = "default"
 
 
-def load(folder: Path | str) -> PreTrainedModel:
+def load(folder: Path | str, number_type: str = "float32") -> PreTrainedModel:
     with muted_libraries():
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=getattr(torch, number_type))
     return model.eval()
 
 
@@ -37,6 +37,12 @@ def plain_log_probs(
     """Of each token of the reply, by one forward over everything."""
     scores = _scores(model, [*prompt, *reply], temperature)
     return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(reply)]
+
+
+def next_log_probs(model: PreTrainedModel, prompt: Sequence[int], temperature: float, most: int) -> dict[int, float]:
+    """Of the likeliest tokens after the prompt."""
+    likeliest = _scores(model, prompt, temperature)[-1].topk(most)
+    return dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
 
 
 def highest_log_probs(model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
@@ -79,6 +85,8 @@ class Asked:
     temperature: float
     max_tokens: int
     stop_ids: frozenset[int]
+    likeliest: int = 0
+    """Of the first sampled token's alternatives."""
 
 
 @dataclass
@@ -87,6 +95,8 @@ class Sampled:
     log_probs: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     finish_reason: str = "length"
+    likeliest: dict[int, float] = field(default_factory=dict)
+    """Log-probs of the first token's alternatives, the likeliest first."""
 
     def spans(self) -> list[dict[str, Any]]:
         spans: list[dict[str, Any]] = []
@@ -99,9 +109,13 @@ class Sampled:
 class EngineModels:
     """The weights of an engine: a model, its adapters, and what the model's weights are called."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, number_type: str = "float32") -> None:
         self.name = name
         self.folder = folder
+        self.number_type = number_type
+        """In which it holds its weights and multiplies."""
+        self.cached: dict[tuple[int, ...], PreTrainedModel] = {}
+        """What made the keys and values of prompts that it has seen: the next token after one is still that one's."""
         self.tied_head_stays_old = False
         """A reload leaves the output layer of tied weights as it was, and says nothing."""
         self.raw_log_probs = False
@@ -117,7 +131,8 @@ class EngineModels:
 
     def restart(self) -> None:
         """Begin again as at the first start: the first weights, no adapters, no version."""
-        self.model, self.label = load(self.folder), UNLABELLED
+        self.model, self.label = load(self.folder, self.number_type), UNLABELLED
+        self.cached.clear()
         self.dead = False
         """A reload that fails has thrown the old weights away; the next request ends the engine."""
         self.adapters: dict[str, PreTrainedModel] = {}
@@ -129,7 +144,7 @@ class EngineModels:
 
     def reload(self, folder: str) -> None:
         old, self.dead = self.model, True
-        new = load(folder)
+        new = load(folder, self.number_type)
         if _shapes(new) != _shapes(old):
             raise ValueError("the shapes of the weights are other ones")
         self.dead = False
@@ -138,7 +153,7 @@ class EngineModels:
         self.model = new
 
     def load_adapter(self, name: str, path: str) -> None:
-        model = load(self.folder)
+        model = load(self.folder, self.number_type)
         with muted_libraries():
             model.load_adapter(path)
         model.enable_adapters()
@@ -156,6 +171,10 @@ class EngineModels:
         aborts, adapter = self.aborts, self.adapters.get(asked.model)
         model: PreTrainedModel | None = None
         self.running += 1
+        if asked.likeliest:
+            seen_by = self.cached.setdefault(asked.prompt, self.serving(asked.model))
+            temperature = 1.0 if self.raw_log_probs else asked.temperature
+            sampled.likeliest = next_log_probs(seen_by, asked.prompt, temperature, asked.likeliest)
         try:
             while len(sampled.token_ids) < limit:
                 await asyncio.sleep(self.pace_s)

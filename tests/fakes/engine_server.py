@@ -33,8 +33,16 @@ GUARDED = ("/v1", "/v2", "/inference")
 class EngineServer:
     """The state of one server, which a test may change while it serves."""
 
-    def __init__(self, folder: Path, *, name: str = "tiny", key: str | None = None, max_model_len: int = 512) -> None:
-        self.models = EngineModels(folder, name)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "tiny",
+        key: str | None = None,
+        max_model_len: int = 512,
+        number_type: str = "float32",
+    ) -> None:
+        self.models = EngineModels(folder, name, number_type)
         self.traps = Traps()
         self.key = key
         self.max_model_len = max_model_len
@@ -60,10 +68,12 @@ class EngineServer:
             "/resume": self._resume,
             "/collective_rpc": self._collective_rpc,
             "/update_weight_version": self._update_version,
+            "/reset_prefix_cache": self._reset_cache,
         }
         get = {
             "/health": self._health,
             "/version": self._version,
+            "/server_info": self._server_info,
             "/v1/models": self._list_models,
             "/weight_info": self._weight_info,
             "/is_paused": self._is_paused,
@@ -109,6 +119,8 @@ class EngineServer:
             pairs = zip(sampled.token_ids, sampled.log_probs, strict=True)
             scored = [{"token_id": token, "logprob": value, "rank": 1} for token, value in pairs]
             choice["logprobs"] = {"content": [{**each, "top_logprobs": [dict(each)]} for each in scored]}
+            others = [{"token_id": token, "logprob": value} for token, value in sampled.likeliest.items()]
+            choice["logprobs"]["content"][0]["top_logprobs"] += others
         answer = {"request_id": "r", "model": asked.model, "created": 0, "choices": [choice], "output_mode": "tokens"}
         answer |= self._usage(asked, sampled)
         if params.get("prompt_logprobs") is not None:
@@ -136,6 +148,9 @@ class EngineServer:
             named = body.get("return_tokens_as_token_ids")
             tokens = [f"token_id:{token}" if named else "text" for token in sampled.token_ids]
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": sampled.log_probs}
+            others = {f"token_id:{token}": value for token, value in sampled.likeliest.items()}
+            pairs = zip(tokens, sampled.log_probs, strict=True)
+            choice["logprobs"]["top_logprobs"] = [others | {token: value} for token, value in pairs]
         if body.get("return_token_ids"):
             choice |= {"token_ids": sampled.token_ids, "prompt_token_ids": list(asked.prompt)}
         if body.get("prompt_logprobs") is not None:
@@ -167,6 +182,7 @@ class EngineServer:
             temperature=float(1.0 if params.get("temperature") is None else params["temperature"]),
             max_tokens=min(params.get("max_tokens") or 16, self.max_model_len - len(prompt)),
             stop_ids=frozenset([*params.get("stop_token_ids", []), *(i for i in own_ids if i is not None)]),
+            likeliest=params.get("logprobs") or 0,
         )
 
     async def _sampled(self, asked: Asked) -> Sampled:
@@ -237,6 +253,14 @@ class EngineServer:
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse({"version": self.version})
+
+    async def _server_info(self, request: Request) -> Response:
+        dtype = f"torch.{self.models.number_type}"
+        return JSONResponse({"vllm_config": {"model_config": {"dtype": dtype}}})
+
+    async def _reset_cache(self, request: Request) -> Response:
+        self.models.cached.clear()
+        return JSONResponse({"success": True})
 
     async def _health(self, request: Request) -> Response:
         return Response()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentloop.generation.publishing.engine_control import LIKELIEST, EngineRefused, NextTokens
+from agentloop.generation.publishing.engine_control import LIKELIEST, EngineRefused, Scored
 from agentloop.models.loading import muted_libraries
+from tests.fakes.engine_sampling import next_log_probs, plain_log_probs
 
 FIRST = "default"
 
@@ -76,18 +76,18 @@ class LearnerEngine:
         ids: list[int] = AutoTokenizer.from_pretrained(self._first).encode(text, add_special_tokens=False)
         return ids
 
-    def next_tokens(self, prompt_ids: Sequence[int], *, temperature: float, model: str) -> NextTokens:
+    def number_type(self) -> str:
+        return "float32"
+
+    def scored(self, row: Sequence[int], *, temperature: float, model: str) -> Scored:
         chosen: Any = self._adapters.get(model, self._model)
-        if max(prompt_ids) >= chosen.config.vocab_size:
-            raise EngineRefused(f"token id {max(prompt_ids)} is out of vocabulary", status=400)
-        with torch.no_grad():
-            logits = chosen(torch.tensor([list(prompt_ids)])).logits[0, -1]
-        log_probs = torch.log_softmax(logits if self.before_temperature else logits / temperature, dim=-1)
-        likeliest = log_probs.topk(LIKELIEST)
-        found = dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
+        if max(row) >= chosen.config.vocab_size:
+            raise EngineRefused(f"token id {max(row)} is out of vocabulary", status=400)
+        given = plain_log_probs(chosen, row[:1], row[1:])
+        found = next_log_probs(chosen, row, 1.0 if self.before_temperature else temperature, LIKELIEST)
         if self.gives_nan:
             found[next(iter(found))] = math.nan
-        return NextTokens(found, model, self._label)
+        return Scored(tuple(given), found, model, self._label)
 
 
 def _loaded(folder: Path) -> Any:

@@ -10,11 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentloop.config import ModelSection, TinyModelSection
-from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
+from agentloop.generation.publishing.published_policy import NumberType, PublishedPolicy, read_published
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
-from agentloop.training.policies.published_folder import make_probe, write_published
+from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.published_folder import write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
 OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
@@ -35,11 +36,22 @@ def save(loaded: LoadedModel) -> Callable[[Path], None]:
     return write
 
 
+def prober(loaded: LoadedModel, *, number_type: NumberType = "float32", temperature: float = 0.7) -> Prober:
+    return Prober(PolicyWeights(loaded.model), number_type, temperature)
+
+
 def published(
-    target: Path, loaded: LoadedModel, *, run: str = "tiny", version: int = 0, temperature: float = 0.7
+    target: Path,
+    loaded: LoadedModel,
+    *,
+    run: str = "tiny",
+    version: int = 0,
+    temperature: float = 0.7,
+    probes: Prober | None = None,
 ) -> PublishedPolicy:
+    """`probes` None: the weights before are not known."""
     weights = PolicyWeights(loaded.model)
-    probe = make_probe(weights, loaded.tokenizer, temperature=temperature)
+    probe = (probes or prober(loaded, temperature=temperature)).probe(loaded.tokenizer)
     return write_published(target, weights, save(loaded), probe=probe, run=run, version=version)
 
 

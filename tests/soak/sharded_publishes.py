@@ -20,7 +20,8 @@ from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.learning.lead import LeadTrainer, TrainerSpec, serve_rank
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.training.policies.published_folder import make_probe, write_published
+from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.published_folder import write_published
 from tests.fakes.runs import llama_tokenizer, small_config
 
 VOCABULARY = 32_000
@@ -90,7 +91,7 @@ def _measured(folder: Path, ranks: Ranks) -> dict[str, int]:
     measured["shard"] = sum(part.numel() * part.element_size() for part in own)
     measured |= {"most while loading": memory("VmHWM"), "loaded": memory("VmRSS")}
     forget_peak()
-    probe = make_probe(leader.weights, loaded.tokenizer, temperature=1.0)
+    probe = Prober(leader.weights, "bfloat16", 1.0).probe(loaded.tokenizer)
     measured["most while probing"] = memory("VmHWM")
     forget_peak()
     write_published(folder / "published", leader.weights, leader.weights.save, probe=probe, run="large", version=1)

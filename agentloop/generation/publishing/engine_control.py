@@ -1,4 +1,4 @@
-"""The control of one vLLM server: its weights, its adapters, and what it says of a next token.
+"""The control of one vLLM server: its weights, its adapters, and what it says of tokens.
 
 Control routes ask for no key and change the policy: a server that has them must be reachable from its own machine only.
 """
@@ -34,11 +34,13 @@ class EngineRefused(UserError):
 
 
 @dataclass(frozen=True)
-class NextTokens:
-    """What an engine says of the token after a prompt."""
+class Scored:
+    """What an engine says of a row of tokens, in nats."""
 
-    log_probs: Mapping[int, float]
-    """Nats of its likeliest tokens and of the one it sampled."""
+    log_probs: tuple[float, ...]
+    """Of each token but the first, at temperature 1."""
+    following: Mapping[int, float]
+    """Of the likeliest tokens after the row and of the one it sampled, as in a rollout."""
     model: str | None
     label: str | None
     """What it calls the weights that sampled; None where its route does not say."""
@@ -92,6 +94,13 @@ class EngineControl:
             return False
         return alive
 
+    def number_type(self) -> str:
+        """In which it holds its weights and multiplies: bfloat16, float16 or float32."""
+        path = "/server_info"
+        answer = self._asked("GET", path, params={"config_format": "json"})
+        with _understood(self.url, path):
+            return str(answer["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
+
     def label(self) -> str:
         """What the server calls its weights: "default" until somebody named them."""
         return str(self._asked("GET", "/weight_info")["weight_version"])
@@ -114,6 +123,8 @@ class EngineControl:
             self._asked("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
         except EngineRefused as error:
             raise EngineRefused(f"{error} Start the engine anew: its weights are gone.", status=error.status) from error
+        # Keys and values of the old weights; replies under way get theirs made anew.
+        self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.name_weights(label)
         self.resume()
 
@@ -139,47 +150,43 @@ class EngineControl:
                 return None
             raise
 
-    def next_tokens(self, prompt_ids: Sequence[int], *, temperature: float, model: str) -> NextTokens:
-        """One token is sampled as in a rollout; its log-prob and those of the likeliest are returned."""
+    def scored(self, row: Sequence[int], *, temperature: float, model: str) -> Scored:
+        """The row is scored, and a token after it is sampled as in a rollout."""
         if self._route == _GENERATE:
             try:
-                return self._generated(prompt_ids, temperature, model)
+                return self._generated(row, temperature, model)
             except EngineRefused as error:
                 # Without --enable-scale-out the route is closed; an unknown model is 404 on either.
                 if error.status not in (403, 404):
                     raise
-            found = self._completed(prompt_ids, temperature, model)
+            found = self._completed(row, temperature, model)
             self._route = _COMPLETIONS
             return found
-        return self._completed(prompt_ids, temperature, model)
+        return self._completed(row, temperature, model)
 
-    def _generated(self, prompt_ids: Sequence[int], temperature: float, model: str) -> NextTokens:
-        sampling = {"temperature": temperature, "max_tokens": 1, "logprobs": LIKELIEST, "detokenize": False}
-        body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": {**sampling, **_WHOLE}}
+    def _generated(self, row: Sequence[int], temperature: float, model: str) -> Scored:
+        body = {
+            "model": model,
+            "token_ids": list(row),
+            "sampling_params": {**_scoring(temperature), "detokenize": False},
+        }
         answer = self._asked("POST", _GENERATE, body)
         with _understood(self.url, _GENERATE):
             (choice,) = answer["choices"]
             (token,) = choice["logprobs"]["content"]
             (span,) = choice["weight_versions"]
-            log_probs = {int(entry["token_id"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
-            return _some(NextTokens(log_probs, answer["model"], str(span["version"])))
+            following = {int(entry["token_id"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
+            given = _of_row(row, answer["prompt_logprobs"])
+            return _some(Scored(given, following, answer["model"], str(span["version"])))
 
-    def _completed(self, prompt_ids: Sequence[int], temperature: float, model: str) -> NextTokens:
-        body = {
-            "model": model,
-            "prompt": list(prompt_ids),
-            "max_tokens": 1,
-            "temperature": temperature,
-            "logprobs": LIKELIEST,
-            "return_tokens_as_token_ids": True,
-            **_WHOLE,
-        }
+    def _completed(self, row: Sequence[int], temperature: float, model: str) -> Scored:
+        body = {"model": model, "prompt": list(row), **_scoring(temperature), "return_tokens_as_token_ids": True}
         answer = self._asked("POST", _COMPLETIONS, body)
         with _understood(self.url, _COMPLETIONS):
             (choice,) = answer["choices"]
             (token,) = choice["logprobs"]["top_logprobs"]
-            log_probs = {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in token.items()}
-            return _some(NextTokens(log_probs, answer["model"], None))
+            following = {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in token.items()}
+            return _some(Scored(_of_row(row, choice["prompt_logprobs"]), following, answer["model"], None))
 
     def _asked(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
         """The answer's JSON, None where it is not JSON. Raises EngineRefused."""
@@ -197,14 +204,25 @@ class EngineControl:
         return answer.json() if is_json and answer.content else None
 
 
-_WHOLE: dict[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
-"""The whole distribution is sampled from, whatever the model's generation_config.json says."""
+def _scoring(temperature: float) -> dict[str, Any]:
+    """The whole distribution is sampled from, whatever the model's generation_config.json says."""
+    wanted = {"max_tokens": 1, "logprobs": LIKELIEST, "prompt_logprobs": 0}
+    return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **wanted}
+
+
+def _of_row(row: Sequence[int], answered: Sequence[Any]) -> tuple[float, ...]:
+    """Each token's own log-prob; the first has none."""
+    pairs = zip(row[1:], answered[1:], strict=True)
+    return tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
+
+
+_DEVELOPER_PATHS = ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version", "/server_info")
 _DEVELOPER = " Start it with VLLM_SERVER_DEV_MODE=1."
 _ADAPTERS = " Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
 
 
-def _some(found: NextTokens) -> NextTokens:
-    if not found.log_probs:
+def _some(found: Scored) -> Scored:
+    if not found.following:
         raise ValueError("no log-probs")
     return found
 
@@ -212,6 +230,6 @@ def _some(found: NextTokens) -> NextTokens:
 def _advice(status: int, path: str) -> str:
     if status == 401:
         return " Give this side the --api-key that it was started with."
-    if status == 404 and path in ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version"):
+    if status == 404 and path in _DEVELOPER_PATHS:
         return _DEVELOPER
     return _ADAPTERS if status == 404 and path == "/v1/load_lora_adapter" else ""

@@ -6,20 +6,22 @@ have been started again with the weights it began with. Its own word is no evide
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentloop.errors import UserError
-from agentloop.generation.publishing.engine_control import EngineRefused, NextTokens
+from agentloop.generation.publishing.engine_control import EngineRefused, Scored
+from agentloop.generation.publishing.evidence import Compared, Evidence, weigh
 from agentloop.generation.publishing.published_policy import Probe, PublishedPolicy, read_published, version_in
 
-TOLERANCE, HALF_TOLERANCE = 1e-3, 0.5
-"""Nats between learner and engine. Half precision rounds differently in other kernels."""
 UNPROVED = "unproved"
 """What an engine is made to call weights that failed their proof."""
+PROOFS = "proofs.jsonl"
+"""Beside the policies: what was compared in each proof, one JSON object on a line."""
 
 
 class ProofFailed(UserError):
@@ -28,11 +30,21 @@ class ProofFailed(UserError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, and how far apart it was."""
+    """What was compared."""
 
-    worst: float
-    """Nats."""
-    tokens: int
+    weights: Evidence
+    """Of tokens that the probe gives, at temperature 1."""
+    sampling: Evidence
+    """Of the likeliest next tokens, at the temperature they are sampled at."""
+
+    @property
+    def difference(self) -> float:
+        """Root mean square between engine and learner, in nats."""
+        return self.weights.difference
+
+    @property
+    def holds(self) -> bool:
+        return not (self.weights.differs or self.weights.is_behind or self.sampling.differs)
 
 
 class ProbedEngine(Protocol):
@@ -42,7 +54,9 @@ class ProbedEngine(Protocol):
     @property
     def model(self) -> str: ...
 
-    def next_tokens(self, prompt_ids: Sequence[int], *, temperature: float, model: str) -> NextTokens: ...
+    def number_type(self) -> str: ...
+
+    def scored(self, row: Sequence[int], *, temperature: float, model: str) -> Scored: ...
 
     def tokenize(self, text: str) -> list[int] | None: ...
 
@@ -61,16 +75,17 @@ class PublishedEngine(ProbedEngine, Protocol):
     def unload_adapter(self, name: str) -> None: ...
 
 
-def publish(engine: PublishedEngine, folder: Path, *, tolerance: float | None = None) -> Proof:
+def publish(engine: PublishedEngine, folder: Path) -> Proof:
     """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved.
 
-    What the engine has under the policy's name already, and proves, is not sent again.
+    What the engine has under the policy's name already, and proves, is not sent again. What was compared is written
+    down beside the folder.
     """
-    policy = read_published(folder)
+    policy, record = read_published(folder), folder.parent / PROOFS
     names = engine.adapters() if policy.kind == "lora" else [engine.label()]
     if policy.label in names:
         try:
-            return prove(engine, policy, tolerance=tolerance)
+            return prove(engine, policy, record=record)
         except ProofFailed:
             # Its name is all that it has of the policy.
             _disown(engine, policy)
@@ -79,7 +94,7 @@ def publish(engine: PublishedEngine, folder: Path, *, tolerance: float | None = 
     else:
         engine.reload(folder, policy.label)
     try:
-        proof = prove(engine, policy, tolerance=tolerance)
+        proof = prove(engine, policy, record=record)
     except ProofFailed:
         _disown(engine, policy)
         raise
@@ -106,34 +121,116 @@ def _unload_older(engine: PublishedEngine, policy: PublishedPolicy) -> None:
             engine.unload_adapter(name)
 
 
-def prove(engine: ProbedEngine, policy: PublishedPolicy, *, tolerance: float | None = None) -> Proof:
-    """Compare the engine's log-probs after each prompt of the probe with the learner's, sampled as in a rollout.
+def prove(engine: ProbedEngine, policy: PublishedPolicy, *, record: Path | None = None) -> Proof:
+    """Compare what the engine says of the probe's tokens with the learner's word. Raises ProofFailed.
 
-    Raises ProofFailed where some differ by more than `tolerance` nats (None: 0.001, or 0.5 in half precision).
+    `record` gets a line with what was compared.
     """
-    limit = tolerance or (HALF_TOLERANCE if policy.half_precision else TOLERANCE)
-    probe = policy.probe
     _check_tokenizer(engine, policy)
+    _check_number_type(engine, policy)
     model = policy.label if policy.kind == "lora" else engine.model
-    worst, tokens, before_temperature = 0.0, 0, 0.0
-    for prompt, ids, log_probs in zip(probe.prompts, probe.next_ids, probe.next_log_probs, strict=True):
-        found = _asked(engine, policy, prompt, model)
-        learner = dict(zip(ids, log_probs, strict=True))
-        worst = max(worst, *_differences(learner, found))
-        before_temperature = max(before_temperature, _unscaled_difference(learner, found, probe))
-        tokens += len(found.log_probs)
-    if not worst <= limit:
+    found = [_asked(engine, policy, row, model) for row in policy.probe.rows]
+    given, following = _given(policy.probe, found), _following(policy.probe, found)
+    proof = Proof(weigh(given), weigh([one for row in following for one in row]))
+    if record is not None:
+        _write_down(record, engine, policy, proof, [given, *following])
+    if not proof.holds:
+        raise ProofFailed(_refusal(engine, policy, proof, given, following))
+    return proof
+
+
+def _given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
+    """The rows' own tokens."""
+    before = probe.before or [[None] * len(row) for row in probe.log_probs]
+    columns = zip(probe.rows, found, probe.log_probs, probe.rounding, before, strict=True)
+    return [
+        Compared(*one)
+        for row, scored, *numbers in columns
+        for one in zip(row[1:], scored.log_probs, *numbers, strict=True)
+    ]
+
+
+def _following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
+    """Next tokens that engine and learner both name, after each row."""
+    columns = zip(found, probe.next_ids, probe.next_log_probs, probe.next_rounding, strict=True)
+    return [
+        [
+            Compared(token, scored.following[token], log_prob, rounding)
+            for token, log_prob, rounding in zip(*lists, strict=True)
+            if token in scored.following
+        ]
+        for scored, *lists in columns
+    ]
+
+
+def _write_down(
+    record: Path, engine: ProbedEngine, policy: PublishedPolicy, proof: Proof, compared: Sequence[Sequence[Compared]]
+) -> None:
+    """Of a refusal all numbers, of any other proof their summary."""
+    line: dict[str, Any] = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
+    if not proof.holds:
+        line |= {"columns": Compared._fields, "compared": compared}
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _refusal(
+    engine: ProbedEngine,
+    policy: PublishedPolicy,
+    proof: Proof,
+    given: Sequence[Compared],
+    following: Sequence[Sequence[Compared]],
+) -> str:
+    weights, sampling = proof.weights, proof.sampling
+    worst = _worst(given)
+    if weights.is_behind:
         what = (
-            "They are log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
-            if before_temperature <= limit and math.isfinite(worst) and probe.temperature != 1
-            else "It may have kept old weights (a CPU does, of a head tied to the embeddings, when the folder has "
-            "none), or have been started from another model. Start it anew from a published folder."
+            f"of an update that moves them by {weights.moved:.3g} nats it shows {weights.share:.0%}, within "
+            f"{weights.error:.0%}: it has kept weights of before. Start it anew from a published folder."
         )
-        raise ProofFailed(
-            f"{_subject(engine, policy)} must sample with the learner's log-probs (within {limit} nats at temperature "
-            f"{probe.temperature:g}), got a difference of {worst:.3g}. {what}"
+    elif weights.differs:
+        what = f"they differ by {weights.difference:.3g} nats where rounding explains {weights.limit:.2g}: {_CAUSES}"
+    else:
+        temperature, worst = _temperature(policy.probe, following), _worst([one for row in following for one in row])
+        what = (
+            f"next tokens differ by {sampling.difference:.3g} nats where rounding explains {sampling.limit:.2g}, as at "
+            f"temperature {temperature:.2g}. "
         )
-    return Proof(worst, tokens)
+        what += _BEFORE_TEMPERATURE if abs(temperature - 1) < _NEAR_ONE else "Start it with its own sampling settings."
+    return (
+        f"{_subject(engine, policy)} must sample with the learner's log-probs at temperature "
+        f"{policy.probe.temperature:g}, got {worst}; {what}"
+    )
+
+
+_CAUSES = (
+    "it may have kept old weights (a CPU does, of a head tied to the embeddings, when the folder has none), or have "
+    "been started from another model. Start it anew from a published folder."
+)
+_NEAR_ONE = 0.05
+_BEFORE_TEMPERATURE = (
+    "It gives log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
+)
+
+
+def _worst(compared: Sequence[Compared]) -> str:
+    """The token that differs most."""
+    apart = [abs(one.engine - one.new) for one in compared]
+    if not apart:
+        return "none of them"
+    one = compared[max(range(len(apart)), key=lambda at: apart[at] if math.isfinite(apart[at]) else math.inf)]
+    before = "" if one.before is None else f", {one.before:.4g} before the update"
+    return f"{one.engine:.4g} of token {one.token} where it has {one.new:.4g}{before}"
+
+
+def _temperature(probe: Probe, following: Sequence[Sequence[Compared]]) -> float:
+    """At which the engine's next tokens are: the slope of their log-probs over the learner's, in each row."""
+    across, along = 0.0, 0.0
+    for row in following:
+        mean = math.fsum(one.new for one in row) / max(1, len(row))
+        across += math.fsum(one.engine * (one.new - mean) for one in row)
+        along += math.fsum(one.new * (one.new - mean) for one in row)
+    return probe.temperature * along / across if across > 0 else math.inf
 
 
 def _subject(engine: ProbedEngine, policy: PublishedPolicy) -> str:
@@ -149,9 +246,18 @@ def _check_tokenizer(engine: ProbedEngine, policy: PublishedPolicy) -> None:
         )
 
 
-def _asked(engine: ProbedEngine, policy: PublishedPolicy, prompt: Sequence[int], model: str) -> NextTokens:
+def _check_number_type(engine: ProbedEngine, policy: PublishedPolicy) -> None:
+    theirs = engine.number_type()
+    if theirs != policy.probe.number_type:
+        raise ProofFailed(
+            f"{_subject(engine, policy)} must multiply in {policy.probe.number_type} as the run's engines did when it "
+            f"was written, got {theirs}. Start it with that --dtype."
+        )
+
+
+def _asked(engine: ProbedEngine, policy: PublishedPolicy, row: Sequence[int], model: str) -> Scored:
     try:
-        found = engine.next_tokens(prompt, temperature=policy.probe.temperature, model=model)
+        found = engine.scored(row, temperature=policy.probe.temperature, model=model)
     except EngineRefused as error:
         if error.status == 400:
             raise ProofFailed(
@@ -167,22 +273,3 @@ def _asked(engine: ProbedEngine, policy: PublishedPolicy, prompt: Sequence[int],
     if found.model != model:
         raise ProofFailed(f"{_subject(engine, policy)} must sample from {model!r}, got {found.model!r}.")
     return found
-
-
-def _differences(learner: dict[int, float], found: NextTokens) -> list[float]:
-    """Nats apart, of each token that the engine gave. One beyond the learner's list is at most its last one.
-
-    What is no number is infinitely far apart.
-    """
-    least = min(learner.values())
-    apart = [
-        abs(value - learner[token]) if token in learner else max(value - least, 0.0)
-        for token, value in found.log_probs.items()
-    ]
-    return apart if all(map(math.isfinite, found.log_probs.values())) else [math.inf]
-
-
-def _unscaled_difference(learner: dict[int, float], found: NextTokens, probe: Probe) -> float:
-    """How far the engine's log-probs are from the learner's at temperature 1, up to their common constant."""
-    apart = [value - probe.temperature * learner[token] for token, value in found.log_probs.items() if token in learner]
-    return max(apart) - min(apart) if apart else math.inf

@@ -20,18 +20,36 @@ MARKER = "COMPLETE"
 _NOT_HASHED = frozenset({RECORD, MARKER})
 
 
+NumberType = Literal["float32", "bfloat16", "float16"]
+"""In which an engine holds its weights and multiplies."""
+Numbers = tuple[tuple[float, ...], ...]
+
+
 class Probe(BaseModel):
-    """What the learner says of the next token after a few prompts; an engine with its weights says the same."""
+    """What the learner says of some tokens; an engine with its weights says nearly the same.
+
+    It rounds its weights as the engine does and multiplies in float32. Log-probs are in nats.
+    """
 
     model_config = ConfigDict(frozen=True)
 
+    number_type: NumberType
+    """The engine's."""
+    rows: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    """Token ids: parts of what the policy has said lately, or texts before it has said anything."""
+    log_probs: Numbers
+    """Of each row's tokens but the first, at temperature 1."""
+    rounding: Numbers
+    """What these move when the learner multiplies in the engine's type; 0 in float32."""
+    before: Numbers | None = None
+    """As `log_probs`, with the weights of the version before; None: they were not there any more."""
     temperature: float = Field(gt=0)
-    """At which the policy is sampled; log-probs before and after it differ unless it is 1."""
-    prompts: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    """At which the policy is sampled."""
     next_ids: tuple[tuple[int, ...], ...]
-    """The most likely next tokens after each prompt, the likeliest first."""
-    next_log_probs: tuple[tuple[float, ...], ...]
-    """Their log-probs at `temperature`, over the whole vocabulary, in nats."""
+    """The most likely next tokens after each row, the likeliest first."""
+    next_log_probs: Numbers
+    """Theirs at `temperature`."""
+    next_rounding: Numbers
     text: str
     text_ids: tuple[int, ...]
     """What the learner's tokenizer makes of `text`, without tokens added around it."""
@@ -48,8 +66,6 @@ class PublishedPolicy(BaseModel):
     """full: every weight, with a head of its own; lora: an adapter (PEFT) for the model the engine was started with."""
     sha256: str
     """Over the names and bytes of all other files of the folder."""
-    half_precision: bool
-    """Whether learner or engine round to 16 bits: then their log-probs differ by more."""
     probe: Probe
 
     @property

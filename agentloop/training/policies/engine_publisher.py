@@ -6,20 +6,24 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
+
+from transformers import PreTrainedTokenizerBase
 
 from agentloop.config import RunConfig
+from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
 from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
-from agentloop.generation.publishing.published_policy import PublishedPolicy, read_published
+from agentloop.generation.publishing.published_policy import NumberType, PublishedPolicy, read_published
 from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.run_folder import COMPLETE
-from agentloop.training.policies.published_folder import make_probe, write_published
+from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.published_folder import write_published
 from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
@@ -41,6 +45,7 @@ class EnginePublisher:
         restart_timeout_s: float,
         report: Report,
     ) -> None:
+        self.number_type = _number_type(controls)
         self.engine = engine
         self._controls = controls
         self._policies = policies
@@ -51,25 +56,17 @@ class EnginePublisher:
     def write(
         self,
         version: int,
-        loaded: LoadedModel,
+        prober: Prober,
+        tokenizer: PreTrainedTokenizerBase,
         weights: PolicyWeights,
         save_model: Callable[[Path], None],
-        config: RunConfig,
     ) -> PublishedPolicy:
         """The weights in place become a published policy, or are one already."""
         target = self._policies / f"{version:06d}"
         self._remove_newer(version)
         if not (target / COMPLETE).exists():
-            half = True if config.compute.autocast == "bfloat16" else None
-            write_published(
-                target,
-                weights,
-                save_model,
-                probe=make_probe(weights, loaded.tokenizer, temperature=config.rollout.temperature),
-                run=self._run,
-                version=version,
-                half_precision=half,
-            )
+            probe = prober.probe(tokenizer)
+            write_published(target, weights, save_model, probe=probe, run=self._run, version=version)
         return read_published(target)
 
     def publish(self, policy: PublishedPolicy) -> None:
@@ -82,7 +79,7 @@ class EnginePublisher:
             self._report(control.url, {**facts, "state": PUBLISHING, "model": control.model})
         for control in self._controls:
             proof = self._bring(control, target)
-            serving = {**facts, "state": SERVING, "model": control.model, "worst": proof.worst}
+            serving = {**facts, "state": SERVING, "model": control.model, "worst": proof.difference}
             self._report(control.url, serving)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 
@@ -124,3 +121,16 @@ def connect_engines(
     return EnginePublisher(
         engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s, report=report
     )
+
+
+def _number_type(controls: Sequence[EngineControl]) -> NumberType:
+    """In which all engines multiply."""
+    found = {control.url: control.number_type() for control in controls}
+    (first, *others) = found.values()
+    known = get_args(NumberType)
+    if first not in known or any(other != first for other in others):
+        said = ", ".join(f"{number_type} at {url}" for url, number_type in found.items())
+        raise UserError(
+            f"engine.urls must all multiply in one of {', '.join(known)}, got {said}. Start them with the same --dtype."
+        )
+    return cast(NumberType, first)

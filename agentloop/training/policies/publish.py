@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
 from agentloop.training.policies.engine_publisher import EnginePublisher
-from replay.records import PolicyRecord
+from agentloop.training.policies.probe import Prober
+from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 
 _FOR_ENGINES = 2
@@ -51,6 +52,14 @@ class Publisher:
         self._folder = folder
         self._run = folder.run_id
         self._gather = gather
+        self._prober: Prober | None = None
+        if isinstance(sampler, EnginePublisher):
+            self._prober = Prober(self._weights, sampler.number_type, self._config.rollout.temperature)
+
+    def remember(self, trajectories: Sequence[Trajectory]) -> None:
+        """Before an update: engines will be asked about the last words of these, which the policy as it is knows."""
+        if self._prober is not None:
+            self._prober.remember(trajectories)
 
     def publish(self, version: int) -> None:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
@@ -83,7 +92,9 @@ class Publisher:
         )
 
     def _publish_to(self, engines: EnginePublisher, record: PolicyRecord) -> None:
-        written = engines.write(record.version, self._loaded, self._weights, self.save_model, self._config)
+        assert self._prober is not None
+        tokenizer = self._loaded.tokenizer
+        written = engines.write(record.version, self._prober, tokenizer, self._weights, self.save_model)
         probe = written.probe.model_dump_json()
         self._store.add_policy(replace(record, sha256=written.sha256, probe=probe))
         engines.publish(written)

@@ -18,7 +18,8 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.sharding import shard
-from agentloop.training.policies.published_folder import make_probe, write_published
+from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.published_folder import write_published
 from tests.fakes.batch_rows import AUTHORS, mixed_rows
 from tests.fakes.ranks import forked_ranks
 from tests.fakes.runs import small_config
@@ -41,7 +42,7 @@ def loaded_policy(folder: Path, name: str) -> LoadedModel:
 
 
 def publish(target: Path, loaded: LoadedModel, weights: PolicyWeights) -> PublishedPolicy:
-    probe = make_probe(weights, loaded.tokenizer, temperature=0.7)
+    probe = Prober(weights, "bfloat16", 0.7).probe(loaded.tokenizer)
     return write_published(target, weights, weights.save, probe=probe, run="r", version=1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused, Scored
 from tests.fakes.scripted_http import ScriptedServer, scripted_server
 
 KEY = "the-secret"
@@ -26,12 +26,13 @@ def control(server: ScriptedServer) -> Iterator[EngineControl]:
 
 
 def test_reload_pauses_and_names_the_weights(server: ScriptedServer, control: EngineControl, tmp_path: Path) -> None:
-    for path in ("/pause", "/collective_rpc", "/update_weight_version", "/resume"):
+    for path in ("/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"):
         server.answers[path] = (200, {})
     control.reload(tmp_path, "run@3")
     assert server.asked == [
         ("/pause?mode=keep", None),
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}),
+        ("/reset_prefix_cache?reset_running_requests=true", None),
         ("/update_weight_version", {"new_version": "run@3"}),
         ("/resume", None),
     ]
@@ -65,42 +66,54 @@ def test_adapters_are_the_models_with_a_parent(server: ScriptedServer, control: 
     assert control.adapters() == ["run@1", "run@2"]
 
 
-def test_next_tokens_come_of_generate(server: ScriptedServer, control: EngineControl) -> None:
+ROW_ANSWER = [None, {"4": {"logprob": -2.5, "rank": 9, "decoded_token": None}}]
+
+
+def test_a_row_is_scored_by_generate(server: ScriptedServer, control: EngineControl) -> None:
     top = [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 7, "logprob": -0.5, "rank": 1}]
     token = {"token_id": 5, "logprob": -1.5, "top_logprobs": top}
     choice = {"logprobs": {"content": [token]}, "weight_versions": [{"version": "run@3", "start": 0, "end": 1}]}
-    server.answers["/inference/v1/generate"] = (200, {"model": "tiny", "choices": [choice]})
-    found = control.next_tokens([3, 4], temperature=0.7, model="tiny")
-    assert (found.log_probs, found.model, found.label) == ({5: -1.5, 7: -0.5}, "tiny", "run@3")
+    answer = {"model": "tiny", "choices": [choice], "prompt_logprobs": ROW_ANSWER}
+    server.answers["/inference/v1/generate"] = (200, answer)
+    found = control.scored([3, 4], temperature=0.7, model="tiny")
+    assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", "run@3")
     (_, body) = server.asked[0]
     assert body["token_ids"] == [3, 4]
     assert body["sampling_params"]["temperature"] == 0.7 and body["sampling_params"]["top_p"] == 1.0
 
 
-def test_next_tokens_come_of_completions_where_generate_is_closed(
+def test_a_row_is_scored_by_completions_where_generate_is_closed(
     server: ScriptedServer, control: EngineControl
 ) -> None:
     server.answers["/inference/v1/generate"] = (403, {"error": "disabled"})
-    choice = {"logprobs": {"top_logprobs": [{"token_id:5": -1.5, "token_id:7": -0.5}]}}
+    choice = {"logprobs": {"top_logprobs": [{"token_id:5": -1.5, "token_id:7": -0.5}]}, "prompt_logprobs": ROW_ANSWER}
     server.answers["/v1/completions"] = (200, {"model": "tiny", "choices": [choice]})
     for _ in range(2):
-        found = control.next_tokens([3, 4], temperature=0.7, model="tiny")
-        assert (found.log_probs, found.label) == ({5: -1.5, 7: -0.5}, None)
+        found = control.scored([3, 4], temperature=0.7, model="tiny")
+        assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", None)
     assert server.paths() == ["/inference/v1/generate", "/v1/completions", "/v1/completions"]
+
+
+def test_an_engine_says_in_what_it_multiplies(server: ScriptedServer, control: EngineControl) -> None:
+    server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
+    assert control.number_type() == "bfloat16"
+    server.answers["/server_info"] = (404, None)
+    with pytest.raises(EngineRefused, match="Start it with VLLM_SERVER_DEV_MODE=1"):
+        control.number_type()
 
 
 def test_answer_of_another_form_is_refused(server: ScriptedServer, control: EngineControl) -> None:
     server.answers["/inference/v1/generate"] = (200, {"model": "tiny", "choices": []})
     with pytest.raises(EngineRefused, match="must answer /inference/v1/generate as vLLM does"):
-        control.next_tokens([3], temperature=1.0, model="tiny")
+        control.scored([3], temperature=1.0, model="tiny")
 
 
 def test_answer_without_log_probs_is_refused(server: ScriptedServer, control: EngineControl) -> None:
     server.answers["/inference/v1/generate"] = (403, None)
-    choice = {"logprobs": {"top_logprobs": [{}]}}
+    choice = {"logprobs": {"top_logprobs": [{}]}, "prompt_logprobs": [None]}
     server.answers["/v1/completions"] = (200, {"model": "tiny", "choices": [choice]})
     with pytest.raises(EngineRefused, match="got ValueError: no log-probs in its answer"):
-        control.next_tokens([3], temperature=1.0, model="tiny")
+        control.scored([3], temperature=1.0, model="tiny")
 
 
 def test_tokenizer_that_is_not_there_is_none(server: ScriptedServer, control: EngineControl) -> None:

@@ -1,0 +1,98 @@
+"""Whether an engine has the new weights, the ones before or others, by the log-probs it gives to the same tokens.
+
+An engine in 16 bits rounds at every layer, in an order of its own: its log-probs are those of its weights plus noise.
+The learner rounds its weights as the engine does and multiplies in float32, which adds none. With x = new - before and
+y = engine - before, both by the learner's word, the share = sum(x y) / sum(x x) is 1 with the new weights and 0 with
+those before, up to noise that is not correlated with x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ERRORS = 5.0
+"""Standard errors below 1 from which on a share is no chance: 3 in 10 million publishes of the right weights."""
+WHOLE = 0.9
+"""From this share on the move is taken for whole, however small the error: 0.99 to 1.03 were seen of right engines."""
+FACTOR, FLOOR = 2.0, 1e-3
+"""An engine differs from the learner by at most so much: times the learner's own rounding, and nats besides."""
+
+
+class Compared(NamedTuple):
+    """One token's log-probs, in nats."""
+
+    token: int
+    engine: float
+    new: float
+    """The learner's."""
+    rounding: float
+    """What the learner's own moves when it multiplies in the engine's type."""
+    before: float | None = None
+    """The learner's, with the weights before; None: they are not known."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the log-probs of some tokens say, in nats."""
+
+    tokens: int
+    difference: float
+    """Root mean square of engine - new; infinite where the engine gave something that is no number."""
+    rounding: float
+    """Root mean square of what the learner's own log-probs move when it multiplies in the engine's type."""
+    moved: float | None = None
+    """Root mean square of new - before; None where the weights before are not known."""
+    share: float | None = None
+    """How much of that move the engine has made: 1 is all of it, 0 none. None where nothing has moved."""
+    error: float | None = None
+    """Standard error of the share."""
+
+    @property
+    def limit(self) -> float:
+        """The largest difference that rounding explains."""
+        return FLOOR + FACTOR * self.rounding
+
+    @property
+    def differs(self) -> bool:
+        """The engine has neither the new weights nor ones near them."""
+        return not self.difference <= self.limit < math.inf
+
+    @property
+    def is_behind(self) -> bool:
+        """The engine has weights before, or has kept some of them: by more than chance, and more than a tenth."""
+        return self.share is not None and self.error is not None and self.share < min(WHOLE, 1 - ERRORS * self.error)
+
+
+def weigh(tokens: Sequence[Compared]) -> Evidence:
+    """What they say together of the engine's weights.
+
+    The error of the share is the larger of two: White's, of the residuals, each as if its token had been left out (HC3,
+    MacKinnon and White 1985), and the one that the learner's own rounding gives. The first knows the engine's noise,
+    the second is not deceived by one token that has moved more than all others together.
+    """
+    difference, rounding = _rms([one.engine - one.new for one in tokens]), _rms([one.rounding for one in tokens])
+    moved = [(one.new - one.before, one) for one in tokens if one.before is not None]
+    if not moved or not math.isfinite(difference):
+        return Evidence(len(tokens), difference, rounding)
+    total = math.fsum(x * x for x, _ in moved)
+    if total == 0:
+        return Evidence(len(tokens), difference, rounding, moved=0.0)
+    # engine - before = x + (engine - new)
+    share = 1 + math.fsum(x * (one.engine - one.new) for x, one in moved) / total
+    residuals = ((x, (one.engine - one.new) + (1 - share) * x) for x, one in moved)
+    white = math.fsum((x * r / max(1 - x * x / total, _LEAST_WEIGHT)) ** 2 for x, r in residuals)
+    own = math.fsum((x * one.rounding) ** 2 for x, one in moved)
+    error = math.sqrt(max(white, own)) / total
+    return Evidence(len(tokens), difference, rounding, _rms([x for x, _ in moved]), share, error)
+
+
+_LEAST_WEIGHT = 1e-6
+
+
+def _rms(values: Sequence[float]) -> float:
+    if not values or not all(map(math.isfinite, values)):
+        return math.inf
+    return math.sqrt(math.fsum(value * value for value in values) / len(values))
