@@ -120,6 +120,8 @@ class EngineModels:
         """A reload leaves the output layer of tied weights as it was, and says nothing."""
         self.raw_log_probs = False
         """Log-probs are those of temperature 1, whatever tokens were sampled at."""
+        self.temperature_factor = 1.0
+        """By which it samples at another temperature than it is asked for."""
         self.pace_s = 0.0
         """Seconds between the pieces of a reply."""
         self.restart()
@@ -173,7 +175,7 @@ class EngineModels:
         self.running += 1
         if asked.likeliest:
             seen_by = self.cached.setdefault(asked.prompt, self.serving(asked.model))
-            temperature = 1.0 if self.raw_log_probs else asked.temperature
+            temperature = 1.0 if self.raw_log_probs else asked.temperature * self.temperature_factor
             sampled.likeliest = next_log_probs(seen_by, asked.prompt, temperature, asked.likeliest)
         try:
             while len(sampled.token_ids) < limit:
@@ -186,7 +188,8 @@ class EngineModels:
                 if serving is not model:
                     model = serving
                     generator = LocalGenerator(model, stop_ids=stop_ids)
-                    generator.begin(seed=next(self._seeds), temperature=asked.temperature)
+                    temperature = asked.temperature * self.temperature_factor
+                    generator.begin(seed=next(self._seeds), temperature=temperature)
                 prompt = [*asked.prompt, *sampled.token_ids]
                 piece = GenerationRequest(0, prompt, min(_PIECE, limit - len(sampled.token_ids)))
                 (part,) = generator.generate([piece])

@@ -58,7 +58,7 @@ def test_log_probs_from_before_the_temperature_are_refused(tmp_path: Path) -> No
             publish(engine, tmp_path / "000000")
         print(said.value)
         published(tmp_path / "one", learner, run="one", temperature=1.0)
-        assert publish(engine, tmp_path / "one").worst < 1e-4
+        assert publish(engine, tmp_path / "one").difference < 1e-4
 
 
 def test_an_engine_that_died_serves_nothing_until_it_is_proved_again(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_engine_that_died_serves_nothing_until_it_is_proved_again(tmp_path: P
         prove(control, policy)
         signal_worker(port, signal.SIGKILL)
         until(lambda: lines().count("serves policy 000001") == 2)
-        assert prove(control, policy).worst < 1e-4
+        assert prove(control, policy).difference < 1e-4
         print(lines())
     assert KEY not in lines() + (run / next(run.glob("engine-*.log")).name).read_text(errors="replace")
 

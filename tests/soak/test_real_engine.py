@@ -83,8 +83,8 @@ def test_ten_publishes_are_proved_and_sampled_from(engine: Engine, tmp_path: Pat
         step(engine.learner, seed=version)
         policy = published(tmp_path / f"{version:06d}", engine.learner, version=version)
         proof = publish(engine.control, tmp_path / f"{version:06d}")
-        assert proof.worst < 1e-4
-        print(f"version {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
+        assert proof.difference < 1e-4
+        print(f"version {version}: {proof.weights.tokens} tokens, {proof.difference:.1e} nats apart")
     assert worst_difference(engine, "tiny", engine.learner, policy.label) < 1e-3
 
 
@@ -92,7 +92,7 @@ def test_a_model_of_the_same_shape_is_refused(engine: Engine, tmp_path: Path) ->
     other = tiny_learner(tmp_path / "other", seed=7)
     policy = published(tmp_path / "000003", other, run="other", version=3)
     engine.control.name_weights(policy.label)
-    with pytest.raises(ProofFailed, match=r"published other@3-\w{8}, .* got a difference of \d.* another model"):
+    with pytest.raises(ProofFailed, match=r"published other@3-\w{8}, .* differ by \d.* another model"):
         prove(engine.control, policy)
 
 
@@ -114,8 +114,8 @@ def test_adapters_are_proved_by_name(engine: Engine, tmp_path: Path) -> None:
         step(learner, seed=version, size=0.1)
         folder = _published(tmp_path / f"{version:06d}", learner, run="lora", version=version)
         proof = publish(engine.control, folder)
-        assert proof.worst < 1e-4
-        print(f"adapter {version}: {proof.tokens} tokens within {proof.worst:.1e} nats")
+        assert proof.difference < 1e-4
+        print(f"adapter {version}: {proof.weights.tokens} tokens, {proof.difference:.1e} nats apart")
     assert engine.control.adapters() == [label(tmp_path / "000003"), label(tmp_path / "000004")]
     assert worst_difference(engine, label(tmp_path / "000004"), learner, None) < 1e-3
 
@@ -130,7 +130,7 @@ def test_fifty_adapters_are_each_sampled_by_name_while_the_next_is_published(eng
             step(learner, seed=version, size=0.1)
             folder = _published(tmp_path / f"{version:06d}", learner, run="fifty", version=version)
             under_way = pool.submit(replies, engine.control, names[-1], prompts, length=200) if names else None
-            assert publish(engine.control, folder).worst < 1e-4
+            assert publish(engine.control, folder).difference < 1e-4
             if under_way is not None:
                 for prompt, choice in zip(prompts, under_way.result(), strict=True):
                     found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
@@ -157,7 +157,7 @@ def test_each_token_of_long_replies_is_of_the_version_its_span_names_over_a_hund
             step(learner, seed=version)
             policy = published(tmp_path / f"{version:06d}", learner, run="hundred", version=version)
             by_label[policy.label] = replace(learner, model=copy.deepcopy(learner.model))
-            assert publish(engine.control, tmp_path / f"{version:06d}").worst < 1e-4
+            assert publish(engine.control, tmp_path / f"{version:06d}").difference < 1e-4
             if under_way is not None and under_way.done():
                 collected += zip(prompts, under_way.result(), strict=True)
                 under_way = None
@@ -192,7 +192,7 @@ def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_pat
     engine.control.load_adapter(label(folder), old)
     with pytest.raises(ProofFailed, match=r"published names@1-\w{8}, must sample with the learner's log-probs"):
         prove(engine.control, read_published(folder))
-    assert publish(engine.control, folder).worst < 1e-4
+    assert publish(engine.control, folder).difference < 1e-4
     assert label(folder) in engine.control.adapters()
 
 

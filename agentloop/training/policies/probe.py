@@ -52,10 +52,10 @@ class Prober:
         self._rows: Rows = ()
         self._before: tuple[tuple[float, ...], ...] = ()
 
-    def remember(self, trajectories: Sequence[Trajectory]) -> None:
-        """The weights are about to change: these are asked about next, and what they are now is kept."""
-        self._rows = probe_rows(trajectories)
-        self._before = tuple(row.log_probs for row in self._scores(self._rows)) if self._rows else ()
+    def remember(self, rows: Rows) -> None:
+        """The weights are about to change: they are asked about these rows now, and engines will be afterwards."""
+        self._rows = rows
+        self._before = tuple(row.log_probs for row in self._scores(rows)) if rows else ()
 
     def probe(self, tokenizer: PreTrainedTokenizerBase) -> Probe:
         """Of the weights as they are; about texts where no trajectories were remembered."""

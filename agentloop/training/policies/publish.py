@@ -13,7 +13,7 @@ from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import prune, write_directory
 from agentloop.runs.run_folder import RunFolder
 from agentloop.training.policies.engine_publisher import EnginePublisher
-from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.probe import Prober, probe_rows
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 
@@ -59,7 +59,7 @@ class Publisher:
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Before an update: engines will be asked about the last words of these, which the policy as it is knows."""
         if self._prober is not None:
-            self._prober.remember(trajectories)
+            self._prober.remember(probe_rows(trajectories))
 
     def publish(self, version: int) -> None:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
