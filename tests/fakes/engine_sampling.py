@@ -118,6 +118,8 @@ class EngineModels:
         """What made the keys and values of prompts that it has seen: the next token after one is still that one's."""
         self.tied_head_stays_old = False
         """A reload leaves the output layer of tied weights as it was, and says nothing."""
+        self.stays_old = False
+        """A reload changes nothing, and says nothing."""
         self.raw_log_probs = False
         """Log-probs are those of temperature 1, whatever tokens were sampled at."""
         self.temperature_factor = 1.0
@@ -145,6 +147,8 @@ class EngineModels:
         return int(self.model.config.vocab_size)
 
     def reload(self, folder: str) -> None:
+        if self.stays_old:
+            return
         old, self.dead = self.model, True
         new = load(folder, self.number_type)
         if _shapes(new) != _shapes(old):

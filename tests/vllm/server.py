@@ -31,9 +31,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def options(model: Path, *further: str, port: int, lora_rank: int = 0) -> ServeOptions:
+def options(model: Path, *further: str, port: int, lora_rank: int = 0, number_type: str = "float32") -> ServeOptions:
     words = (*SMALL, *further)
-    return ServeOptions(str(model), "tiny", port, "float32", 2048, lora_rank, words)
+    return ServeOptions(str(model), "tiny", port, number_type, 2048, lora_rank, words)
 
 
 def beside_a_learner(vllm: Path, folder: Path) -> Path:
@@ -53,9 +53,11 @@ exec nice -n 10 {vllm} "$@"
 
 
 @contextmanager
-def real_engine(model: Path, folder: Path, *further: str, lora_rank: int = 0) -> Iterator[EngineControl]:
+def real_engine(
+    model: Path, folder: Path, *further: str, lora_rank: int = 0, number_type: str = "float32"
+) -> Iterator[EngineControl]:
     """Serve `model`; the server's log is in `folder`, and the server is gone after the `with`."""
-    chosen = options(model, *further, port=free_port(), lora_rank=lora_rank)
+    chosen = options(model, *further, port=free_port(), lora_rank=lora_rank, number_type=number_type)
     environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
     command = serve_command(beside_a_learner(EXECUTABLE, folder), chosen)
     process = EngineProcess(command, environment, port=chosen.port, log=folder / "vllm.log")

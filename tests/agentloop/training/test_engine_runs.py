@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ import pytest
 from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
+from agentloop.generation.publishing.proof import PROOFS, ProofFailed
 from agentloop.generation.publishing.published_policy import read_published
+from agentloop.runs.run_folder import COMPLETE
+from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
 from tests.vllm.server import free_port
@@ -108,6 +112,50 @@ def test_an_engine_that_fails_its_proof_stops_the_run(tmp_path: Path, model: Pat
             train(config(tmp_path, model, server), display=SilentDisplay())
     (run,) = tmp_path.iterdir()
     assert rows(buffer_of(run), "select count(*) from trajectories") == [(0,)]
+
+
+class KeepsOldWeights(SilentDisplay):
+    """The engine takes no weights any more from the second update on."""
+
+    def __init__(self, server: EngineServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        self._server.models.stays_old = name == "update" and len(self.iterations) == 1
+
+
+def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, model: Path
+) -> None:
+    with serving(model) as server:
+        given = config(tmp_path, model, server)
+        with pytest.raises(ProofFailed, match="it has kept weights of before"):
+            train(given, display=KeepsOldWeights(server))
+        (run,) = tmp_path.iterdir()
+        assert (run / "checkpoints" / "000002" / COMPLETE).exists()
+        lines = [json.loads(line) for line in (run / "policies" / PROOFS).read_text().splitlines()]
+        assert [line["holds"] for line in lines] == [True, True, False, False]
+        server.models.stays_old = False
+        resumed = train(given, display=SilentDisplay(), resume=True)
+    stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
+    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path: Path, model: Path) -> None:
+    with serving(model, number_type="bfloat16") as server:
+        result = train(config(tmp_path, model, server), display=SilentDisplay())
+    probe = read_published(result.folder / "policies" / "000003").probe
+    assert probe.number_type == "bfloat16"
+    assert probe.before is not None and probe.before != probe.log_probs
+    with closing(ReplayStore.open(buffer_of(result.folder), read_only=True)) as store:
+        ids = [id for (id,) in rows(buffer_of(result.folder), "select id from trajectories where iteration = 3")]
+        stored = [trajectory.segments[-1].tokens for trajectory in store.read(ids)]
+    ends = {tuple(tokens.token_ids[: int((tokens.policy_versions >= 0).nonzero()[0][-1]) + 1]) for tokens in stored}
+    assert len(probe.rows) == 12
+    assert all(any(end[-len(row) :] == row for end in ends) for row in probe.rows)
+    lines = [json.loads(line) for line in (result.folder / "policies" / PROOFS).read_text().splitlines()]
+    assert [line["holds"] for line in lines] == [True] * 4
 
 
 def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, model: Path) -> None:
