@@ -59,14 +59,17 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
 
 def check_engine(url: str, key: str | None) -> Check:
     """Whether a policy could be published to the vLLM server at `url`."""
-    from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
+    from agentloop.errors import UserError
+    from agentloop.generation.publishing.engine_control import EngineControl
+    from agentloop.generation.remote.vllm_version import check_version
 
     with EngineControl(url, model="", key=key, timeout_s=_ENGINE_S) as engine:
         if not engine.healthy():
             return Check("engine", FAIL, f"nothing healthy answers at {url}", "Start it: agentloop engine MODEL")
         try:
+            check_version(engine.version(), key="--engine", where=url)
             label, adapters = engine.label(), engine.adapters()
-        except EngineRefused as error:
+        except UserError as error:
             return Check("engine", FAIL, str(error))
     more = f", and {', '.join(adapters)}" if adapters else ""
     return Check("engine", OK, f"{url} serves weights that it calls {label!r}{more}")

@@ -26,8 +26,8 @@ from agentloop.distributed.freed_memory import returning_freed_memory
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
-from agentloop.models.cast_weights import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
+from agentloop.models.passes import cast_weights
 from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9

@@ -106,7 +106,7 @@ _WORKERS: dict[str, Cell] = {
 _ENGINES: dict[str, Cell] = {
     "engine": "id",
     **{name: _known(name) for name in ("state", "version", "label", "adapter")},
-    "worst probe": lambda row: "-" if row["worst"] is None else f"{row['worst']:.2g}",
+    "probe difference": lambda row: "-" if row["difference"] is None else f"{row['difference']:.2g}",
     "silent": _time("silent_s"),
     "age": _time("age_s"),
 }

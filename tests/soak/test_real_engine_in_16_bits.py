@@ -1,17 +1,19 @@
-"""A real vLLM in bfloat16: publishes of moving policies pass, and weights of before are refused once they can be told."""
+"""A real vLLM in bfloat16: moving policies pass, and weights of before are refused once they can be told."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import torch
 
 from agentloop.generation.publishing.proof import ProofFailed, prove, publish
 from tests.fakes.engine_sampling import load, next_log_probs
 from tests.fakes.published_policies import TEXT, prober, published, step, tiny_learner
 from tests.vllm.environment import missing
-from tests.vllm.server import real_engine
+from tests.vllm.server import KEY, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
@@ -19,7 +21,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason
 def test_publishes_in_bfloat16(tmp_path: Path) -> None:
     learner = tiny_learner(tmp_path / "model")
     probes = prober(learner, number_type="bfloat16")
-    rows = tuple(tuple(learner.tokenizer.encode(text)) for text in TEXT[:16])
+    chance = torch.Generator().manual_seed(0)
+    rows = tuple(tuple(torch.randint(0, 300, (49,), generator=chance).tolist()) for _ in range(16))
     published(tmp_path / "000000", learner, probes=probes)
     told: list[tuple[float, bool]] = []
     with real_engine(tmp_path / "000000", tmp_path, number_type="bfloat16") as engine:
@@ -59,15 +62,17 @@ def test_keys_and_values_of_a_prompt_are_made_anew_after_a_publish(tmp_path: Pat
             model: Any = load(tmp_path / f"{version:06d}")
             wanted = next_log_probs(model, prompt, 0.7, 20)
             for _ in range(2):  # the second time it is cached
-                found = cached_next(engine, prompt)
+                found = cached_next(engine.url, prompt)
                 assert found == pytest.approx({token: wanted[token] for token in found}, abs=1e-3)
 
 
-def cached_next(engine: Any, prompt: list[int]) -> dict[int, float]:
+def cached_next(url: str, prompt: list[int]) -> dict[int, float]:
     """The likeliest next tokens, by a request that may read what is cached."""
     sampling = {"temperature": 0.7, "max_tokens": 1, "logprobs": 10, "top_p": 1.0, "top_k": -1}
     body = {"model": "tiny", "token_ids": prompt, "sampling_params": {**sampling, "detokenize": False}}
-    answer = engine._client.post("/inference/v1/generate", json=body).raise_for_status().json()
+    headers = {"Authorization": f"Bearer {KEY}"}
+    asked = httpx2.post(f"{url}/inference/v1/generate", json=body, headers=headers, timeout=120)
+    answer = asked.raise_for_status().json()
     (token,) = answer["choices"][0]["logprobs"]["content"]
     likeliest = sorted(token["top_logprobs"], key=lambda one: -one["logprob"])[:10]
     return {one["token_id"]: one["logprob"] for one in likeliest}

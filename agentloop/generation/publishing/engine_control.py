@@ -94,6 +94,10 @@ class EngineControl:
             return False
         return alive
 
+    def version(self) -> str:
+        """vLLM's."""
+        return str(self._asked("GET", "/version")["version"])
+
     def number_type(self) -> str:
         """In which it holds its weights and multiplies: bfloat16, float16 or float32."""
         path = "/server_info"

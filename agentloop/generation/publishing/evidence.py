@@ -9,6 +9,7 @@ those before, up to noise that is not correlated with x.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,9 +70,10 @@ class Evidence:
 def weigh(tokens: Sequence[Compared]) -> Evidence:
     """What they say together of the engine's weights.
 
-    The error of the share is the larger of two: White's, of the residuals, each as if its token had been left out (HC3,
-    MacKinnon and White 1985), and the one that the learner's own rounding gives. The first knows the engine's noise,
-    the second is not deceived by one token that has moved more than all others together.
+    The error of the share is the larger of two: that of its residuals, which knows the engine's own noise, and that of
+    the learner's rounding, which is not deceived by one token that has moved more than all others together. Wherever
+    the same token stands, like contexts round alike: residuals are summed for each before they are squared, and each
+    of these sums is as if the share came of all others (the jackknife of clusters, Bell and McCaffrey 2002).
     """
     difference, rounding = _rms([one.engine - one.new for one in tokens]), _rms([one.rounding for one in tokens])
     moved = [(one.new - one.before, one) for one in tokens if one.before is not None]
@@ -82,10 +84,18 @@ def weigh(tokens: Sequence[Compared]) -> Evidence:
         return Evidence(len(tokens), difference, rounding, moved=0.0)
     # engine - before = x + (engine - new)
     share = 1 + math.fsum(x * (one.engine - one.new) for x, one in moved) / total
-    residuals = ((x, (one.engine - one.new) + (1 - share) * x) for x, one in moved)
-    white = math.fsum((x * r / max(1 - x * x / total, _LEAST_WEIGHT)) ** 2 for x, r in residuals)
-    own = math.fsum((x * one.rounding) ** 2 for x, one in moved)
-    error = math.sqrt(max(white, own)) / total
+    parts, residuals, own = (
+        defaultdict[int, float](float),
+        defaultdict[int, float](float),
+        defaultdict[int, float](float),
+    )
+    for x, one in moved:
+        parts[one.token] += x * x / total
+        residuals[one.token] += x * ((one.engine - one.new) + (1 - share) * x)
+        own[one.token] += x * one.rounding
+    of_engine = math.fsum((residuals[token] / max(1 - part, _LEAST_WEIGHT)) ** 2 for token, part in parts.items())
+    of_learner = math.fsum(value * value for value in own.values())
+    error = math.sqrt(max(of_engine, of_learner)) / total
     return Evidence(len(tokens), difference, rounding, _rms([x for x, _ in moved]), share, error)
 
 

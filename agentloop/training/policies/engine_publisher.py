@@ -79,7 +79,7 @@ class EnginePublisher:
             self._report(control.url, {**facts, "state": PUBLISHING, "model": control.model})
         for control in self._controls:
             proof = self._bring(control, target)
-            serving = {**facts, "state": SERVING, "model": control.model, "worst": proof.difference}
+            serving = {**facts, "state": SERVING, "model": control.model, "difference": proof.difference}
             self._report(control.url, serving)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 

@@ -37,7 +37,7 @@ _WORKER: Kinds = {
 _ENGINE: Kinds = {
     **dict.fromkeys(("state", "label", "adapter", "model"), text),
     "version": whole,
-    "worst": real,
+    "difference": real,
 }
 
 
@@ -48,7 +48,7 @@ def workers(connection: sa.Connection, run: str, held: Mapping[str, int], *, lea
 
 
 def engines(connection: sa.Connection, run: str) -> list[QueryResult]:
-    """With the proof of the weights they serve: `worst` is the largest difference of a probed log-prob, in nats."""
+    """With the proof of the weights they serve: `difference` is the root mean square of probed log-probs, in nats."""
     return [_known(each, _ENGINE) for each in list_participants(connection, TABLES["engine"], run)]
 
 

@@ -131,6 +131,7 @@ def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) 
 def test_engine_that_can_be_published_to_is_ok() -> None:
     with scripted_server() as server:
         server.answers = {"/health": (200, None), "/weight_info": (200, {"weight_version": "run@3"})}
+        server.answers["/version"] = (200, {"version": "0.32.0"})
         server.answers["/v1/models"] = (200, {"data": [{"id": "policy", "parent": None}]})
         found = check_engine(server.url, "the-key")
         assert (found.status, found.found) == ("ok", f"{server.url} serves weights that it calls 'run@3'")
@@ -139,8 +140,11 @@ def test_engine_that_can_be_published_to_is_ok() -> None:
 
 def test_engine_without_control_routes_fails() -> None:
     with scripted_server() as server:
-        server.answers = {"/health": (200, None)}
+        server.answers = {"/health": (200, None), "/version": (200, {"version": "0.33.1"})}
         found = check_engine(server.url, None)
+        server.answers["/version"] = (200, {"version": "0.26.0"})
+        old = check_engine(server.url, None)
+    assert old.found.startswith(f"--engine must be of vLLM 0.32 or newer, got 0.26.0 at {server.url}")
     assert found.status == "fail" and "Start it with VLLM_SERVER_DEV_MODE=1" in found.found
     nobody = check_engine(server.url, None)
     assert (nobody.status, nobody.advice) == ("fail", "Start it: agentloop engine MODEL")

@@ -23,7 +23,9 @@ def database(tmp_path: Path) -> Path:
         claim(store, "worker-2")
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
         store.roles.report("worker", RUN, "worker-2", {"host": "node-1\x1b[2J", "pid": 4711, "done": 1})
-        store.roles.report("engine", RUN, "http://node-0:8801", {"state": "serving", "version": 3, "worst": 1.5e-5})
+        store.roles.report(
+            "engine", RUN, "http://node-0:8801", {"state": "serving", "version": 3, "difference": 1.5e-5}
+        )
     return path
 
 

@@ -100,7 +100,7 @@ def hostile_buffer(location: Location) -> ReplayStore:
 def _add_participants(store: ReplayStore) -> None:
     """A learner, workers and engines choose their names, and say of themselves what they like."""
     facts = dict.fromkeys(("host", "state", "code_version", "label", "adapter", "model"), SPOKEN)
-    numbers = dict.fromkeys(("pid", "in_flight", "done", "version", "worst"), MARKED)
+    numbers = dict.fromkeys(("pid", "in_flight", "done", "version", "difference"), MARKED)
     for name in (HOSTILE, PLAIN, TEXT):
         store.roles.report("worker", RUN, name, {**facts, **numbers, "concurrency": -1, "failed": 10**400})
         store.roles.report("engine", RUN, name, {**facts, **numbers, TEXT: [{SPOKEN: None}]})

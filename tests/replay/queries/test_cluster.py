@@ -45,7 +45,7 @@ def work(store: ReplayStore, name: str = "worker-2", **facts: Any) -> None:
 
 
 def serve(store: ReplayStore, state: str = "serving", name: str = "http://node-0:8801") -> None:
-    store.roles.report("engine", RUN, name, {"state": state, "version": 3, "worst": 1.5e-5})
+    store.roles.report("engine", RUN, name, {"state": state, "version": 3, "difference": 1.5e-5})
 
 
 def silence(store: ReplayStore, table: str, seconds: float = 80.0) -> None:
@@ -205,17 +205,17 @@ def test_workers_and_engines_say_of_themselves_what_is_known(store: ReplayStore)
     }
     assert worker["silent_s"] >= 0 and worker["age_s"] >= 0
     assert (engine["id"], engine["state"], engine["version"]) == ("http://node-0:8801", "serving", 3)
-    assert (engine["worst"], engine["label"], engine["adapter"]) == (1.5e-5, None, None)
+    assert (engine["difference"], engine["label"], engine["adapter"]) == (1.5e-5, None, None)
 
 
 @pytest.mark.parametrize("odd", [None, True, "12", [1], {"a": 1}, 10**400, -(2**60), 1.5])
 def test_a_fact_of_another_kind_is_unknown(store: ReplayStore, odd: Any) -> None:
     work(store, host=[odd], pid=odd)
-    store.roles.report("engine", RUN, "e", {"label": {"a": odd}, "version": odd, "worst": [odd]})
+    store.roles.report("engine", RUN, "e", {"label": {"a": odd}, "version": odd, "difference": [odd]})
     answer = cluster(store)
     (worker,), (engine,) = answer["workers"], answer["engines"]
     assert (worker["host"], worker["pid"], worker["done"]) == (None, None, None)
-    assert (engine["label"], engine["version"], engine["worst"]) == (None, None, None)
+    assert (engine["label"], engine["version"], engine["difference"]) == (None, None, None)
 
 
 def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStore) -> None:

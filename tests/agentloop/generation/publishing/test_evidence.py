@@ -11,7 +11,9 @@ from agentloop.generation.publishing.evidence import Compared, Evidence, weigh
 
 
 def compared(engine: np.ndarray, new: np.ndarray, rounding: np.ndarray, before: np.ndarray) -> list[Compared]:
-    return [Compared(0, *map(float, one)) for one in zip(engine, new, rounding, before, strict=True)]
+    """Every token is another one."""
+    columns = (range(len(engine)), engine, new, rounding, before)
+    return [Compared(int(token), *map(float, one)) for token, *one in zip(*columns, strict=True)]
 
 
 def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
@@ -28,6 +30,15 @@ def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
     assert found.share == pytest.approx(0.36)
     # Each token left out: leverages 9/25 and 16/25 leave residuals 1.92 / 0.64 = 3 and -1.44 / 0.36 = -4.
     assert found.error == pytest.approx(math.sqrt((3 * 3) ** 2 + (4 * 4) ** 2) / 25)
+
+
+def test_residuals_of_the_same_token_are_summed_before_they_are_squared() -> None:
+    # x is 1 everywhere, the share 1 - 0.4 / 4; residuals 0.1, 0.1, 0.1 of one token and -0.3 of another.
+    tokens = [*[Compared(7, -1.0, -1.0, 0.0, -2.0)] * 3, Compared(8, -1.4, -1.0, 0.0, -2.0)]
+    found = weigh(tokens)
+    assert found.share == pytest.approx(0.9)
+    # Without the others: 0.3 / (1 - 3 / 4) and -0.3 / (1 - 1 / 4).
+    assert found.error == pytest.approx(math.sqrt(1.2**2 + 0.4**2) / 4)
 
 
 def test_error_is_the_learners_own_rounding_where_one_token_moved_alone() -> None:

@@ -34,7 +34,7 @@ def writer(location: Location) -> Iterator[ReplayStore]:
         store.add_run(replace(run_record(LOOP), config={"run": {"iterations": 4}}))
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
         store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3})
-        engine = {"state": "serving", "version": 1, "label": "run-1@1", "adapter": None, "worst": 1.5e-5}
+        engine = {"state": "serving", "version": 1, "label": "run-1@1", "adapter": None, "difference": 1.5e-5}
         store.roles.report("engine", RUN, "http://node-0:8801", engine)
         issue(store, [0])
         store.tickets.fail(claim(store, NAME), "<i>no reply</i>")
