@@ -27,7 +27,7 @@ def test_publishes_in_bfloat16(tmp_path: Path) -> None:
     told: list[tuple[float, bool]] = []
     with real_engine(tmp_path / "000000", tmp_path, number_type="bfloat16") as engine:
         publish(engine, tmp_path / "000000")
-        for version in range(1, 61):
+        for version in range(1, 31):
             probes.remember(rows)
             step(learner, seed=version, size=10 ** (-6 + version % 5))
             folder = tmp_path / f"{version:06d}"
@@ -39,6 +39,7 @@ def test_publishes_in_bfloat16(tmp_path: Path) -> None:
                 refused = False
             except ProofFailed:
                 refused = True
+            engine.name_weights("what it has")  # a name that passed its proof would be sent nothing
             proof = publish(engine, folder)
             error = proof.weights.error
             told.append((float("inf") if error is None else error, refused))
