@@ -71,7 +71,7 @@ def test_a_condition_filters_and_a_chip_takes_it_away(page: Page, server: Served
     assert len(listed(page)) == counted(run_folder, run, "reward >= 0.5 and num_turns > 1")
     page.get_by_label("Remove turns > 1").click()
     page.get_by_label("Remove reward >= 0.5").click()
-    page.wait_for_function("!location.search.includes('where=')")
+    page.wait_for_function("() => !location.search.includes('where=')")
     wait_until_listed(page, whole)
 
 
@@ -127,7 +127,7 @@ def test_a_clicked_bar_filters_by_what_it_counts(page: Page, server: Served, run
     page.wait_for_url("**where=*")
     assert len(listed(page)) == count > 0
     page.go_back()
-    page.wait_for_function("!location.search.includes('where=')")
+    page.wait_for_function("() => !location.search.includes('where=')")
 
 
 def test_words_of_a_conversation_are_found(page: Page, server: Served, run: str, run_folder: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_filter_that_cannot_be_read_is_told_beside_its_field(page: Page, serve
     page.locator("#wrong-where", has_text="Did you mean reward?").wait_for()
     assert listed(page) == before
     # What was typed is there to be mended, by a keyboard too.
-    page.wait_for_function("document.activeElement.id === 'where'")
+    page.locator("#where:focus").wait_for()
     page.locator("#where").fill("reward > 0.5")
     page.keyboard.press("Enter")
     page.locator("#overview:not([aria-busy])").wait_for()

@@ -439,7 +439,7 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
 
 def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
     chance = random.Random(family)
-    logged = [*CALLED, {**ANSWER, "reasoning_content": "78.", "logprobs": log_probs("The code is 78.")}]
+    logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
     whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
     made = teaching(file_store, tmp_path, family)
     imported = named = 0
