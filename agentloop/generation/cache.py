@@ -47,7 +47,7 @@ class EpisodeCache:
         """Forget everything; these episodes begin from nothing, or from what all their prompts begin with."""
         shared = list(requests[0].prompt_ids)
         for request in requests:
-            shared = _common(shared, request.prompt_ids)
+            shared = common_beginning(shared, request.prompt_ids)
         if self._packs and len(shared) * (len(requests) - 1) > _LEAST_PER_CALL:
             self._reset(1)
             self.feed([shared])
@@ -75,7 +75,7 @@ class EpisodeCache:
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
             return False
-        fed = [_common(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)]
+        fed = [common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)]
         self._length[torch.tensor(known)] = torch.tensor([len(ids) for ids in fed], device=self._length.device)
         self._pack(torch.tensor(known, device=self._model.device))
         self._fed = fed
@@ -227,7 +227,7 @@ def _even_width(sizes: Sequence[int]) -> int:
     return best if best < longest and costs[best] < rows * longest else longest
 
 
-def _common(fed: list[int], prompt: Sequence[int]) -> list[int]:
+def common_beginning(fed: list[int], prompt: Sequence[int]) -> list[int]:
     """What both begin with, less than all of `prompt`: its last token has to be fed for its logits."""
     limit = min(len(fed), len(prompt) - 1)
     if list(prompt[:limit]) == fed[:limit]:

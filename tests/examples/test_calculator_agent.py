@@ -1,0 +1,69 @@
+"""The calculator agent's problems have the answers of their sums, and none that it is judged by is learned."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from agentloop import Message, ToolCall
+from examples.calculator_agent.agent import CalculatorAgent
+from examples.calculator_agent.make_data import demonstrated, problems, row
+from examples.calculator_agent.problems import HELD_OUT, TRAINED, Problem
+
+APPLES = Problem("boxes_and_more", "Ivy has 3 boxes with 12 apples each, and 5 more apples.", "3 * 12 + 5", 41)
+
+
+def reward(problem: Problem, answer: str, *, asks: bool = True) -> float:
+    agent = CalculatorAgent()
+    task = agent.task_from_row(row(problem))
+    call = Message("assistant", "", tool_calls=(ToolCall("calculate", {"expression": problem.sum}),))
+    return agent.reward(task, [*task.messages(), *[call] * asks, Message("assistant", answer)])
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("12 + 7 * 3", "33"), ("(12 + 7) * 3", "57"), ("-4 / 8", "-0.5"), ("0.1 + 0.2", "0.3"), ("12 * 34.5", "414")],
+)
+def test_calculator_calculates(expression: str, result: str) -> None:
+    assert CalculatorAgent().calculate(expression) == result
+
+
+@pytest.mark.parametrize("expression", ["9 ** 9 ** 9", "__import__('os')", "1 +", "", "1 < 2", "'a' * 3", "(1, 2)"])
+def test_calculator_refuses_what_is_no_sum(expression: str) -> None:
+    with pytest.raises((ValueError, SyntaxError)):
+        CalculatorAgent().calculate(expression)
+
+
+def test_the_right_number_after_a_calculation_is_rewarded_alone() -> None:
+    assert reward(APPLES, "41") == reward(APPLES, "3 boxes and 5 are 41.") == 1.0
+    assert reward(APPLES, "41", asks=False) == 0.0
+    assert [reward(APPLES, answer) for answer in ("42", "", "forty-one", "41 or 42")] == [0.0] * 4
+    assert reward(Problem("sum", "", "900 + 600", 1500), "1,500") == 1.0
+
+
+def test_every_problem_has_the_whole_number_that_its_sum_gives_and_names_its_numbers() -> None:
+    for problem in problems((*TRAINED, *HELD_OUT), 800, random.Random(1)):
+        assert CalculatorAgent().calculate(problem.sum) == str(problem.answer)
+        numbers = [word for word in problem.sum.replace("(", " ").replace(")", " ").split() if word.isdigit()]
+        said = problem.english.replace(",", " ").replace(".", " ").replace("?", " ").split()
+        assert set(numbers) - {"100"} <= set(said)
+        assert "{" not in problem.english
+
+
+def test_no_kind_of_problem_is_both_learned_and_judged_by() -> None:
+    learned, judged = ({(kind.name, kind.sum) for kind in kinds} for kinds in (TRAINED, HELD_OUT))
+    assert (len(learned), len(judged)) == (12, 4)
+    assert not {form for _, form in learned} & {form for _, form in judged}
+
+
+def test_half_of_the_demonstrations_calculate_something_else() -> None:
+    rng, right = random.Random(2), 0
+    shown = list(problems(TRAINED, 600, rng))
+    for problem in shown:
+        _, _, call, result, answer = demonstrated(problem, rng)["messages"]
+        asked = json.loads(call["tool_calls"][0]["function"]["arguments"])["expression"]
+        assert result["content"] == answer["content"] == CalculatorAgent().calculate(asked)
+        right += asked == problem.sum
+    assert 0.42 <= right / len(shown) <= 0.58
