@@ -75,7 +75,9 @@ class EpisodeCache:
         known = [row for row in rows if row is not None]
         if not self._packs or len(known) < len(rows):
             return False
-        fed = [common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)]
+        fed = [
+            common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)
+        ]
         self._length[torch.tensor(known)] = torch.tensor([len(ids) for ids in fed], device=self._length.device)
         self._pack(torch.tensor(known, device=self._model.device))
         self._fed = fed

@@ -79,11 +79,15 @@ class LearnerEngine:
     def number_type(self) -> str:
         return "float32"
 
-    def scored(self, row: Sequence[int], *, temperature: float, model: str) -> Scored:
+    def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
         chosen: Any = self._adapters.get(model, self._model)
         if max(row) >= chosen.config.vocab_size:
             raise EngineRefused(f"token id {max(row)} is out of vocabulary", status=400)
-        given = plain_log_probs(chosen, row[:1], row[1:])
+        if whole and model in self._adapters:
+            raise EngineRefused(
+                "vLLM 0.32 ends when it scores a prompt with an adapter while others sample", status=500
+            )
+        given = plain_log_probs(chosen, row[:1], row[1:]) if whole else ()
         found = next_log_probs(chosen, row, 1.0 if self.before_temperature else temperature, LIKELIEST)
         if self.gives_nan:
             found[next(iter(found))] = math.nan

@@ -154,25 +154,25 @@ class EngineControl:
                 return None
             raise
 
-    def scored(self, row: Sequence[int], *, temperature: float, model: str) -> Scored:
-        """The row is scored, and a token after it is sampled as in a rollout."""
+    def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
+        """The row is scored, but for `whole=False`, and a token after it is sampled as in a rollout."""
         if self._route == _GENERATE:
             try:
-                return self._generated(row, temperature, model)
+                return self._generated(row, temperature, model, whole)
             except EngineRefused as error:
                 # Without --enable-scale-out the route is closed; an unknown model is 404 on either.
                 if error.status not in (403, 404):
                     raise
-            found = self._completed(row, temperature, model)
+            found = self._completed(row, temperature, model, whole)
             self._route = _COMPLETIONS
             return found
-        return self._completed(row, temperature, model)
+        return self._completed(row, temperature, model, whole)
 
-    def _generated(self, row: Sequence[int], temperature: float, model: str) -> Scored:
+    def _generated(self, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
         body = {
             "model": model,
             "token_ids": list(row),
-            "sampling_params": {**_scoring(temperature), "detokenize": False},
+            "sampling_params": {**_scoring(temperature, whole), "detokenize": False},
         }
         answer = self._asked("POST", _GENERATE, body)
         with _understood(self.url, _GENERATE):
@@ -180,17 +180,23 @@ class EngineControl:
             (token,) = choice["logprobs"]["content"]
             (span,) = choice["weight_versions"]
             following = {int(entry["token_id"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
-            given = _of_row(row, answer["prompt_logprobs"])
+            given = _of_row(row, answer["prompt_logprobs"]) if whole else ()
             return _some(Scored(given, following, answer["model"], str(span["version"])))
 
-    def _completed(self, row: Sequence[int], temperature: float, model: str) -> Scored:
-        body = {"model": model, "prompt": list(row), **_scoring(temperature), "return_tokens_as_token_ids": True}
+    def _completed(self, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
+        body = {
+            "model": model,
+            "prompt": list(row),
+            **_scoring(temperature, whole),
+            "return_tokens_as_token_ids": True,
+        }
         answer = self._asked("POST", _COMPLETIONS, body)
         with _understood(self.url, _COMPLETIONS):
             (choice,) = answer["choices"]
             (token,) = choice["logprobs"]["top_logprobs"]
             following = {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in token.items()}
-            return _some(Scored(_of_row(row, choice["prompt_logprobs"]), following, answer["model"], None))
+            given = _of_row(row, choice["prompt_logprobs"]) if whole else ()
+            return _some(Scored(given, following, answer["model"], None))
 
     def _asked(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
         """The answer's JSON, None where it is not JSON. Raises EngineRefused."""
@@ -208,9 +214,9 @@ class EngineControl:
         return answer.json() if is_json and answer.content else None
 
 
-def _scoring(temperature: float) -> dict[str, Any]:
+def _scoring(temperature: float, whole: bool) -> dict[str, Any]:
     """The whole distribution is sampled from, whatever the model's generation_config.json says."""
-    wanted = {"max_tokens": 1, "logprobs": LIKELIEST, "prompt_logprobs": 0}
+    wanted = {"max_tokens": 1, "logprobs": LIKELIEST, **({"prompt_logprobs": 0} if whole else {})}
     return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **wanted}
 
 
