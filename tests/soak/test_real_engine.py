@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,22 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    folder = tmp_path_factory.mktemp("engine")
+    with started(tmp_path_factory.mktemp("engine"), lora_rank=8) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine_for_whole_weights(tmp_path: Path) -> Iterator[Engine]:
+    """One for adapters ends when it is to score a prompt while others sample, which whole weights are proved by."""
+    with started(tmp_path, lora_rank=0) as engine:
+        yield engine
+
+
+@contextmanager
+def started(folder: Path, *, lora_rank: int) -> Iterator[Engine]:
     learner = tiny_learner(folder / "model")
     published(folder / "000000", learner)
-    with real_engine(folder / "000000", folder, lora_rank=8) as control:
+    with real_engine(folder / "000000", folder, lora_rank=lora_rank) as control:
         yield Engine(control, learner, folder / "000000")
 
 
@@ -145,8 +158,9 @@ def test_fifty_adapters_are_each_sampled_by_name_while_the_next_is_published(eng
 
 
 def test_each_token_of_long_replies_is_of_the_version_its_span_names_over_a_hundred_publishes(
-    engine: Engine, tmp_path: Path
+    engine_for_whole_weights: Engine, tmp_path: Path
 ) -> None:
+    engine = engine_for_whole_weights
     publish(engine.control, engine.first)
     learner = tiny_learner(tmp_path / "model")
     prompts = [[5 + number, 9, 40] for number in range(8)]
