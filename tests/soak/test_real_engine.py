@@ -193,7 +193,7 @@ def test_each_token_of_long_replies_is_of_the_version_its_span_names_over_a_hund
     print(
         f"100 publishes: {tokens} tokens of {len(collected)} replies within {worst:.1e} nats, {several} over a publish"
     )
-    assert worst < 1e-3 and several > len(collected) / 4
+    assert worst < 1e-3 and several > len(collected) / 8
 
 
 def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
