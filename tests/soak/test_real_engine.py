@@ -65,6 +65,7 @@ def learners_log_probs(learner: LoadedModel, prompt: list[int], reply: list[int]
 def replies(engine: EngineControl, model: str, prompts: list[list[int]], *, length: int = 16) -> list[dict[str, Any]]:
     def ask(prompt: list[int]) -> dict[str, Any]:
         sampling = {"temperature": TEMPERATURE, "max_tokens": length, "logprobs": 0, "detokenize": False}
+        sampling["ignore_eos"] = length > 16  # long ones are to be under way when the next policy comes
         body = {"model": model, "token_ids": prompt, "sampling_params": {**sampling, "top_p": 1.0, "top_k": -1}}
         headers = {"Authorization": f"Bearer {KEY}"}
         answer = httpx2.post(f"{engine.url}/inference/v1/generate", json=body, headers=headers, timeout=120)
@@ -193,7 +194,7 @@ def test_each_token_of_long_replies_is_of_the_version_its_span_names_over_a_hund
     print(
         f"100 publishes: {tokens} tokens of {len(collected)} replies within {worst:.1e} nats, {several} over a publish"
     )
-    assert worst < 1e-3 and several > len(collected) / 8
+    assert worst < 1e-3 and several > len(collected) / 4
 
 
 def test_an_adapter_under_the_name_of_another_is_refused(engine: Engine, tmp_path: Path) -> None:
