@@ -135,8 +135,7 @@ class InjectionCase:
         try:
             ids = self._prompt(fields)
         except ValueError as error:
-            decides = "argument_key" in fields and "must not decide by a content" in str(error)
-            return None if "tool_name" in fields or decides else f"refused: {error}"
+            return None if "tool_name" in fields else f"refused: {error}"
         extra = self._known(ids) - self._harmless
         if extra:
             return f"control tokens {dict(extra)}"

@@ -76,7 +76,7 @@ def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: s
     """
     text, own = written.text, frozenset(written.own)
     breaks: Sequence[int] = ()
-    held, joined = frozenset[str](), frozenset[_Place]()
+    held, joined, deep = frozenset[str](), frozenset[_Place](), False
     while True:
         found = _between(breaks, text, codec)
         others = [inner(text, control) for control in found if (control.first, control.end) not in own]
@@ -86,10 +86,12 @@ def own_controls(written: Written, codec: TokenCodec, again: Again, *, before: s
         if names == held:  # no content holds these tokens, but some may hold a part
             places = joined.union((text[max(0, a - _FAR) : a], text[a:b], text[b : b + _FAR]) for a, b in others)
         if (names, places) == (held, joined):
-            return found
+            if deep or not others:
+                return found
+            deep = True  # no end of these tokens is a content's, so their middles may be
         held, joined = names, places
         try:
-            broken = again(partial(_broken, held=held, joined=joined))
+            broken = again(partial(_broken, held=held, joined=joined, deep=deep))
         except RenderError:
             broken = ""
         if broken is None:
@@ -113,8 +115,9 @@ def _between(breaks: Sequence[int], text: str, codec: TokenCodec) -> list[Contro
     ]
 
 
-def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> str:
-    """The content with a break within each token it holds, and at those of its ends where a part of one stands.
+def _broken(content: str, held: Collection[str], joined: Collection[_Place], deep: bool) -> str:
+    """The content with a break within each token it holds, and at those of its ends where an end of one stands, or with
+    `deep` any part of one.
 
     White space stays outside, where templates strip it.
     """
@@ -123,9 +126,9 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
     small = said.lower()
     holds = [name for name in held if name.lower() in small]
     cuts = {found.start() + 1 for name in holds for found in re.finditer(f"(?i)(?={re.escape(name)})", said)}
-    if any(_goes_on(said, token, after, halves=False) for _, token, after in joined):
+    if any(_goes_on(said, token, after, halves=False, deep=deep) for _, token, after in joined):
         cuts.add(0)
-    if any(_goes_on(said[::-1], token[::-1], ahead[::-1], halves=True) for ahead, token, _ in joined):
+    if any(_goes_on(said[::-1], token[::-1], ahead[::-1], halves=True, deep=deep) for ahead, token, _ in joined):
         cuts.add(len(said))
     turns = said, said[::-1]
     if any(re.search(".*?".join(map(re.escape, token)), turn, re.DOTALL) for _, token, _ in joined for turn in turns):
@@ -136,7 +139,7 @@ def _broken(content: str, held: Collection[str], joined: Collection[_Place]) -> 
     return before + BREAK.join(said[first:end] for first, end in pairwise(edges)) + behind
 
 
-def _goes_on(said: str, token: str, after: str, *, halves: bool) -> bool:
+def _goes_on(said: str, token: str, after: str, *, halves: bool, deep: bool) -> bool:
     """Whether the text could be the rest of a token that begins before it; a longer one must go on as `after` does.
 
     A template puts no content into the middle of a word. Another content may end there: of two such, it is enough to
@@ -148,7 +151,7 @@ def _goes_on(said: str, token: str, after: str, *, halves: bool) -> bool:
         if said == part:
             found = halves or not in_word
         elif part.startswith(said):
-            found = not in_word and not (said[-1].isalnum() and part[len(said)].isalnum())
+            found = deep and not in_word and not (said[-1].isalnum() and part[len(said)].isalnum())
         else:  # compared up to the first sign, which a template may write in another way
             word = "".join(takewhile(str.isalnum, said[len(part) : len(part) + _FAR]))
             found = said.startswith(part) and after.startswith(word)
