@@ -158,21 +158,24 @@ HELD_OUT = (
         {"a": MIDDLE, "b": MIDDLE, "c": MIDDLE},
     ),
     Kind(
-        "difference_in_boxes",
-        ("Each of {c} shelves has room for {a} {things}, and {b} places are taken on each. How many places are free?",),
-        "({a} - {b}) * {c}",
-        {"a": MIDDLE, "b": MIDDLE, "c": SMALL},
-    ),
-    Kind(
         "boxes_shared",
         ("{a} boxes with {b} {things} each are shared equally among {c} schools. How many {things} does each get?",),
         "{a} * {b} / {c}",
         {"a": MIDDLE, "b": MIDDLE, "c": SMALL},
     ),
     Kind(
-        "change",
-        ("{name} has {a} cents and buys {b} {things} for {c} cents each. How many cents are left?",),
-        "{a} - {b} * {c}",
+        "more_in_bags",
+        ("{name} has {a} {things} and finds {b} bags with {c} {things} each. How many {things} is that?",),
+        "{a} + {b} * {c}",
+        {"a": MIDDLE, "b": SMALL, "c": MIDDLE},
+    ),
+    Kind(
+        "share_less",
+        (
+            "{a} {things} are shared equally among {b} children. {name}, one of them, loses {c} of them. "
+            "How many {things} does {name} have now?",
+        ),
+        "{a} / {b} - {c}",
         {"a": LARGE, "b": SMALL, "c": MIDDLE},
     ),
 )
