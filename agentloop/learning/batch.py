@@ -238,9 +238,9 @@ def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence
 
 
 def cut_micro_batches(lengths: Sequence[int], max_tokens: int, *, packs: bool = False) -> list[list[int]]:
-    """Positions of the rows of each pass, by length: at most `max_tokens` tokens, at least one row.
+    """Positions of the rows of each pass: at most `max_tokens` tokens, at least one row.
 
-    Padding counts, unless rows are packed.
+    By length, with the padding; packed rows as they come, a group's beside each other, which begin alike.
     """
     return cut_whole_trajectories(lengths, range(len(lengths)), max_tokens, packs=packs)
 
@@ -254,7 +254,7 @@ def cut_whole_trajectories(
         rows.setdefault(trajectory, []).append(position)
     longest = {trajectory: max(lengths[position] for position in rows[trajectory]) for trajectory in rows}
     cuts: list[list[int]] = []
-    for trajectory in sorted(rows, key=lambda trajectory: longest[trajectory]):
+    for trajectory in rows if packs else sorted(rows, key=lambda trajectory: longest[trajectory]):
         whole = rows[trajectory]
         together = [*cuts[-1], *whole] if cuts else whole
         # Ascending order: the newest row is the longest, and sets the padded width.

@@ -190,7 +190,7 @@ def _sharded(
     if model is None:
         model = load_policy(config, spec.first, saved=spec.saved).model
     shard(model)
-    actor = Actor(model, packs=config.batch.layout == "packed", compute=config.compute)
+    actor = Actor(model, packs=config.batch.packs, compute=config.compute)
     actor.probe()
     return_freed_memory()  # whole weights have left holes between the parts that stay
     if reference is None or isinstance(reference, WithoutAdapters):

@@ -25,6 +25,7 @@ from agentloop.learning.stream_losses import check_behavior, corrected, stream_l
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
+from agentloop.models.memory import choose_checkpointing, memory_suffices
 from context.authors import AuthorTable
 from replay.records import REPLAY, BatchRow, Trajectory
 
@@ -92,6 +93,8 @@ class Trainer:
         self._reference = reference
         self._ranks = ranks
         self._losses = stream_losses(config.loss)
+        self._chosen = False
+        """Whether activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
@@ -123,16 +126,34 @@ class Trainer:
         SAMPLING_GAP_BOUND from what the first step's passes say, the update begins anew with recomputed ones.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
-        and, before anything has changed, UnknownAnchor for a trained token without the behavior log-prob its
-        ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
+        UserError where a GPU's memory ends, and, before anything has changed, UnknownAnchor for a trained token without
+        the behavior log-prob its ratio needs, and TruncatedSampling for one of top-p or top-k sampling.
         """
         batch = build_batch(rows, self._authors)
         check_behavior(batch, self._config)
-        try:
-            return self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
-        except _StoredLogProbsDiffer as found:
-            result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
-            return replace(result, metrics=result.metrics | {"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
+        with memory_suffices(self._config.batch.micro_batch_tokens):
+            note = self._choose_checkpointing()
+            try:
+                result = self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
+            except _StoredLogProbsDiffer as found:
+                result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
+                result.metrics.update({"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
+        if self._actor.device.type == "cuda":
+            result.metrics["actor/peak_memory_gb"] = torch.cuda.max_memory_allocated(self._actor.device) / 1e9
+        return replace(result, note=note)
+
+    def _choose_checkpointing(self) -> str | None:
+        """Before the first update, when all else has its place; ranks, which must do alike, keep all activations."""
+        if self._actor.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._actor.device)
+        if self._chosen or self._ranks.several:
+            return None
+        self._chosen = True
+        tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
+        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
+        if self._critic is not None:
+            self._critic.critic.passes.recomputes = self._actor.passes.recomputes
+        return note
 
     def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
-from agentloop.models.passes import Laid, Passes, on_its_device, packed, padded
+from agentloop.models.passes import Laid, Passes, on_its_device
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 
@@ -23,13 +23,15 @@ class Actor:
     weights would not be 1.
     """
 
-    def __init__(self, model: PreTrainedModel, *, packs: bool = False, compute: ComputeSection | None = None) -> None:
-        """`packs`: the rows of a pass stand one behind another, without padding."""
+    def __init__(
+        self, model: PreTrainedModel, *, packs: bool | None = False, compute: ComputeSection | None = None
+    ) -> None:
+        """`packs`: the rows of a pass stand one behind another, without padding; None: where that is quicker."""
         self.model = model
-        self.packs = packs
         self.compute = on_its_device(compute or ComputeSection(), model)
         self._head = Head(model, self.compute)
-        self._passes = Passes(model.base_model, model.device, self.compute)
+        self.passes = Passes(model.base_model, model.device, self.compute)
+        self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
         self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -89,20 +91,22 @@ class Actor:
     def _laid_out(self, token_ids: Tensor, attention_mask: Tensor, wanted: Predictions) -> tuple[Laid, Tensor, Tensor]:
         """The pass, the columns whose states reach the head (only some where the model can leave others out), and the
         places of the wanted predictions among those states."""
+        laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
+        places = laid.places[wanted.rows, wanted.sources]
+        every = torch.arange(token_ids.shape[1], device=token_ids.device)
+        if not self._narrows_head:
+            return laid, every, places
         if self.packs:
-            laid = packed(token_ids, attention_mask)
-            places = laid.starts[wanted.rows] + wanted.sources
-            return laid, places, torch.arange(len(places), device=places.device) if self._narrows_head else places
-        columns = wanted.columns if self._narrows_head else torch.arange(token_ids.shape[1], device=token_ids.device)
-        places = wanted.rows * len(columns) + torch.searchsorted(columns, wanted.sources)
-        return padded(token_ids), columns, places
+            return laid, places, torch.arange(len(places), device=places.device)
+        rows, columns = wanted.rows * len(wanted.columns), wanted.columns
+        return laid, columns, rows + torch.searchsorted(columns, wanted.sources)
 
     def _forward(self, laid: Laid, columns: Tensor) -> Tensor:
         """Logits at the columns, or at all of them where the model can't leave any out."""
         if self.model.training:
             self.model.train(False)
         kept: dict[str, Any] = {"logits_to_keep": columns} if self._narrows_head else {}
-        with self._passes.open():
+        with self.passes.open(laid):
             output: Any = self.model(**laid.inputs, **kept, use_cache=False)
         logits: Tensor = output.logits
         return logits

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
-from agentloop.models.passes import Laid, Passes, packed, padded
+from agentloop.models.passes import Laid, Passes
 
 
 class Critic:
@@ -26,7 +26,7 @@ class Critic:
         self.packs = actor.packs
         self.dtype = actor.dtype
         self._backbone = policy if shared else copy.deepcopy(policy)
-        self._passes = Passes(self._backbone, actor.device, actor.compute)
+        self.passes = Passes(self._backbone, actor.device, actor.compute)
         self._head = nn.Linear(actor.model.config.get_text_config().hidden_size, 1)
         self._head.to(device=actor.device, dtype=actor.dtype)
         nn.init.zeros_(self._head.weight)
@@ -50,17 +50,17 @@ class Critic:
         if self._backbone.training:
             self._backbone.train(False)
         wanted = predictions(response_mask)
-        laid = packed(token_ids, attention_mask) if self.packs else padded(token_ids)
+        laid = self.passes.laid(token_ids, attention_mask, packs=self.packs)
         flat = self._states(laid, backbone_share).flatten(0, 1)
         # index_select, not advanced indexing: its backward is an index_add instead of a sorting index_put.
-        before = self._head(flat.index_select(0, laid.starts[wanted.rows] + wanted.sources))[:, 0]
-        ends = laid.starts + attention_mask.sum(dim=1) - 1
+        before = self._head(flat.index_select(0, laid.places[wanted.rows, wanted.sources]))[:, 0]
+        ends = laid.places.gather(1, attention_mask.sum(dim=1)[:, None] - 1)[:, 0]
         values = torch.zeros(token_ids.shape, dtype=self.dtype, device=token_ids.device)
         return values.masked_scatter(response_mask, before), self._head(flat.index_select(0, ends))[:, 0]
 
     def _states(self, laid: Laid, backbone_share: float) -> Tensor:
         """[B, T, H] hidden states in the head's type, with the gradient they let through."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and backbone_share > 0), self._passes.open():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and backbone_share > 0), self.passes.open(laid):
             states: Tensor = self._backbone(**laid.inputs, use_cache=False).last_hidden_state.to(self.dtype)
         if backbone_share in (0.0, 1.0):
             return states

@@ -8,17 +8,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, arange, nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
+from agentloop.models.row_attention import PackedRows, attention_within, has_flash, knows_rows
 
 
 @contextmanager
@@ -54,25 +54,38 @@ class Passes:
     def __init__(self, backbone: nn.Module, device: torch.device, compute: ComputeSection) -> None:
         self._backbone, self._device, self._compute = backbone, device, compute
         self._compiled = _compiled(backbone, device) if compute.compile else None
-        self._recomputed: list[tuple[nn.Module, Callable[..., Any]]] = []
-        if compute.gradient_checkpointing:
-            layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
-            # transformers' own switch acts in training mode alone, which has dropout.
-            self._recomputed = [(layer, _recomputed(layer.forward)) for layer in layers]
-            if not layers:
-                raise UserError(
-                    f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
-                    f"made again, got true with {type(backbone).__name__}. Take it out."
-                )
+        self._within_rows = not compute.compile and knows_rows(backbone)
+        layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
+        # transformers' own switch acts in training mode alone, which has dropout.
+        self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
+        self.recomputes = compute.gradient_checkpointing is True
+        """Backward makes the activations of layers again."""
+        if self.recomputes and not layers:
+            raise UserError(
+                f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
+                f"made again, got true with {type(backbone).__name__}. Take it out."
+            )
+
+    @property
+    def can_recompute(self) -> bool:
+        return bool(self._recomputed)
+
+    def pack_by_default(self, *, half_precision: bool) -> bool:
+        """True: rows are quicker packed than padded."""
+        return self._within_rows and half_precision and has_flash(self._device)
+
+    def laid(self, token_ids: Tensor, attention_mask: Tensor, *, packs: bool) -> Laid:
+        return packed(token_ids, attention_mask, within_rows=self._within_rows) if packs else padded(token_ids)
 
     @contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self, laid: Laid) -> Iterator[None]:
         """While the model is called; backward may follow outside."""
         with ExitStack() as stack:
             stack.enter_context(autocast(self._device, self._compute))
+            stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
             if self._compiled is not None:
                 stack.enter_context(forward_replaced(self._backbone, self._compiled))
-            if torch.is_grad_enabled():
+            if self.recomputes and torch.is_grad_enabled():
                 for layer, forward in self._recomputed:
                     stack.enter_context(forward_replaced(layer, forward))
             yield
@@ -128,9 +141,16 @@ class _Copies:
         return nn.Parameter(weight.detach().to(self._dtype).to(self._products), requires_grad=False)
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    # Nothing is random in evaluation mode.
-    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..., Any]:
+    def as_before(*arguments: Any, **named: Any) -> Any:
+        with attention_within(named.get("rows"), backbone):  # backward is outside of the pass
+            return forward(*arguments, **named)
+
+    def once_and_again(*arguments: Any, **named: Any) -> Any:
+        # Nothing is random in evaluation mode.
+        return checkpoint(as_before, *arguments, use_reentrant=False, preserve_rng_state=False, **named)
+
+    return once_and_again
 
 
 def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:
@@ -149,25 +169,42 @@ def _missing_compiler(device: torch.device) -> str | None:
 
 @dataclass(frozen=True)
 class Laid:
-    """Tokens as a model takes them, and where to find each row in what it returns."""
+    """Tokens as a model takes them, and where to find each in what it returns."""
 
-    inputs: dict[str, Tensor]
-    starts: Tensor
-    """[B]: where each row begins among all positions, rows one behind another."""
+    inputs: dict[str, Any]
+    places: Tensor
+    """[B, T]: where each real token is among all positions."""
 
 
 def padded(token_ids: Tensor) -> Laid:
     """[B, T] as it is; padding stands on the right, where causal attention alone keeps it out of every result."""
-    return Laid({"input_ids": token_ids}, arange(len(token_ids), device=token_ids.device) * token_ids.shape[1])
+    places = torch.arange(token_ids.numel(), device=token_ids.device).view_as(token_ids)
+    return Laid({"input_ids": token_ids}, places)
 
 
-def packed(token_ids: Tensor, attention_mask: Tensor) -> Laid:
-    """[1, N] real tokens alone. Positions that begin again at 0 tell the model where rows begin.
+def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> Laid:
+    """[1, N] real tokens alone. `within_rows`: what a row begins with like the one before it is not there again.
 
-    Hugging Face models make a block-diagonal attention mask of them, and flash-attention kernels need none: a token
-    sees its own row. A model that takes no notice of positions mixes rows up; `check_scoring` finds that out.
+    Else positions that begin again at 0 tell the model where rows begin: Hugging Face models make a block-diagonal
+    attention mask of them. A model that takes no notice of positions mixes rows up; `check_scoring` finds that out.
     """
-    positions = (attention_mask.long().cumsum(dim=1) - 1)[attention_mask]
     lengths = attention_mask.sum(dim=1)
-    inputs = {"input_ids": token_ids[attention_mask][None], "position_ids": positions[None]}
-    return Laid(inputs, lengths.cumsum(0) - lengths)
+    shared = torch.zeros_like(lengths)
+    if within_rows:
+        alike = (token_ids[1:] == token_ids[:-1]) & attention_mask[1:] & attention_mask[:-1]
+        shared[1:] = alike.long().cumprod(dim=1).sum(dim=1)
+        shared = torch.minimum(shared, lengths - 1)  # each row has a token of its own
+    columns = torch.arange(token_ids.shape[1], device=token_ids.device)
+    new = attention_mask & (columns >= shared[:, None])
+    own = new.flatten().cumsum(0).view_as(token_ids) - 1
+    # A token is where the last row before it that had it anew has it.
+    places = torch.where(new, own, 0).cummax(dim=0).values
+    inputs = {"input_ids": token_ids[new][None], "position_ids": columns.expand_as(new)[new][None]}
+    if not within_rows:
+        return Laid(inputs, places)
+    counts, ends = torch.stack([lengths - shared, lengths]), torch.zeros(2, len(lengths) + 1, dtype=torch.int32)
+    bounds = ends.to(lengths.device)
+    bounds[:, 1:] = counts.cumsum(dim=1)
+    each, whole = counts.tolist()
+    rows = PackedRows(each, whole, places[attention_mask] if sum(each) < sum(whole) else None, *bounds)
+    return Laid({**inputs, "rows": rows}, places)

@@ -146,6 +146,8 @@ class Loop:
         scored_by = self.components.generator.policy_version if self.components.scores_are_stored else None
         result = self._learn(learned_rows(batch.rows, observes=observes, scored_by=scored_by), iteration)
         self._display.phase("update", 1, 1)
+        if result.note is not None:
+            self._display.note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             self._display.note(

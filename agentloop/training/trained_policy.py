@@ -36,7 +36,7 @@ def load_trained_policy(config: RunConfig, first: Path | str, checkpoint: Checkp
     Raises UserError for weights that can't be loaded, and for a model that is scored otherwise than it samples.
     """
     loaded = load_policy(config, first, saved=checkpoint.model if checkpoint else None)
-    actor = Actor(loaded.model, packs=config.batch.layout == "packed", compute=config.compute)
+    actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
     local = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,

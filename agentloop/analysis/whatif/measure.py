@@ -69,9 +69,7 @@ def what_if(
             "agentloop replay ls"
         )
     torch.set_num_threads(config.run.threads)
-    actor = Actor(
-        load_weights(folder, weights).model, packs=config.batch.layout == "packed", compute=compute_asked(config)
-    )
+    actor = Actor(load_weights(folder, weights).model, packs=config.batch.packs, compute=compute_asked(config))
     progress("score", 0, 1)
     scored = _scored(actor, folder, compared.rows, [loss.config for loss in losses])
     progress("score", 1, 1)

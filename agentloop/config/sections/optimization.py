@@ -198,8 +198,14 @@ class BatchSection(BatchSize, Section):
     micro_batch_tokens: Positive = Field(
         1536, description="Tokens per forward-backward pass, padding included; changes speed and memory only."
     )
-    layout: Literal["padded", "packed"] = Field(
-        "padded",
-        description="Rows of a pass: padded to one width, or packed one behind another, without padding. Packed is "
-        "quicker with flash-attention, which knows where rows begin, and slower where a mask says so, as on CPUs.",
+    layout: Literal["auto", "padded", "packed"] = Field(
+        "auto",
+        description="Rows of a pass: padded to one width, or packed one behind another, without padding, what "
+        "neighbours begin with computed once; auto: packed on a GPU whose flash-attention takes rows of any length, "
+        "elsewhere padded.",
     )
+
+    @property
+    def packs(self) -> bool | None:
+        """As `layout` says; None: auto."""
+        return {"auto": None, "padded": False, "packed": True}[self.layout]

@@ -169,10 +169,12 @@ def test_model_with_a_state_the_cache_does_not_know_is_refused() -> None:
 
 
 def test_rounding_of_autocast_hides_no_disagreement() -> None:
-    # Positions of OPT are counted by its mask, so rows of a packed pass see one another; a little, as it is untrained.
+    # OPT makes its mask without regard to positions, so rows of a packed pass see one another; a little, as it is
+    # untrained. Its eager attention is not replaced.
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "ffn_dim": 32, "word_embed_proj_dim": 16, "num_hidden_layers": 2}
     model = OPTForCausalLM(OPTConfig(vocab_size=64, num_attention_heads=2, max_position_embeddings=64, **sizes)).eval()
+    model.set_attn_implementation("eager")
     compute = ComputeSection(autocast="bfloat16")
     generator = LocalGenerator(model, stop_ids=frozenset([1]), compute=compute)
     check_scoring(generator, Actor(model, compute=compute))
