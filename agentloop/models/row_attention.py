@@ -6,11 +6,11 @@ and under its own else: it samples as it always does.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -54,8 +54,9 @@ def knows_rows(backbone: nn.Module) -> bool:
 
 @cache
 def has_flash(device: torch.device) -> bool:
-    """True: torch (from 2.12 on) has flash-attention that takes rows of any lengths there."""
-    return device.type == "cuda" and "enable_gqa" in inspect.signature(varlen_attn).parameters
+    """True: torch's flash-attention takes rows of any lengths there; torch 2.12 and Ampere are the first with it."""
+    new = device.type == "cuda" and torch.version.hip is None and "enable_gqa" in signature(varlen_attn).parameters
+    return new and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @contextmanager
