@@ -245,11 +245,11 @@ class _Training:
     def run(self, stop: StopRequest) -> None:
         """To the last update or a polite request to stop; a checkpoint is the last thing."""
         config = self.data.config
-        tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
-        chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
-        if chosen is not None:
-            self._display.note(chosen)
         with stop.working(), memory_suffices(config.batch.micro_batch_tokens):
+            tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
+            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
+            if chosen is not None:
+                self._display.note(chosen)
             while self.progress.update < self._total and not stop.requested:
                 metrics = self._update(self.progress.update + 1)
                 if self.progress.update % self.data.config.sft.every == 0 or self.progress.update == self._total:
