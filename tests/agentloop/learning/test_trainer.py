@@ -429,16 +429,16 @@ def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(t
 class CountingActor(Actor):
     """Notes how many rows each pass has."""
 
-    passes: list[int]
+    sizes: list[int]
 
     def log_probs(self, token_ids: Any, *arguments: Any, **named: Any) -> Any:
-        self.passes.append(len(token_ids))
+        self.sizes.append(len(token_ids))
         return super().log_probs(token_ids, *arguments, **named)
 
 
 def counting() -> CountingActor:
     actor = CountingActor(tiny_actor().model)
-    actor.passes = []
+    actor.sizes = []
     return actor
 
 
@@ -450,7 +450,7 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
     asked = trainer(scored, settings).update(rows, iteration=1).metrics
     saved = trainer(stored, settings).update(marked, iteration=1).metrics
     # Three replayed trajectories, the second with two segments: the six fresh ones, nine rows, are left out.
-    assert (scored.passes[0], stored.passes[0]) == (13, 4)
+    assert (scored.sizes[0], stored.sizes[0]) == (13, 4)
     assert abs(saved.pop("actor/sampling_gap")) < 1e-6
     for name in ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/grad_norm", "actor/fresh/drift_mean"):
         assert saved[name] == pytest.approx(asked[name], abs=1e-6)
