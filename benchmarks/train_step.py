@@ -1,8 +1,8 @@
 """Tokens per CPU-second of one optimizer step: rows by length, packed, in one padded batch, and by TRL's loss.
 
-Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of two kinds: episodes as the
-quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), and a long tail (the same with results
-of up to 400 tokens). All ways are given the same tokens, masks, advantages and old log-probs, and their losses and
+Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of three kinds: episodes as the
+quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), a long tail (the same with results of up
+to 400 tokens), and groups (episodes of which 8 have one prompt). All ways are given the same tokens, masks, advantages and old log-probs, and their losses and
 gradients are compared before they are timed. Real tokens count, padding does not.
 """
 
@@ -40,7 +40,8 @@ ROWS = 64
 PROMPT, REPLY, RESULT = 96, 14, 26
 LONGEST_RESULT = 400
 TRL_ROWS = 16
-KINDS = ("episodes", "long_tail")
+GROUP = 8
+KINDS = ("episodes", "long_tail", "groups")
 ONE_PASS = 10**9
 _RANDOM = np.random.default_rng(0)
 
@@ -50,8 +51,11 @@ def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
     rng = random.Random(0)
     ids: list[list[int]] = []
     acts: list[list[bool]] = []
-    for _ in range(rows):
-        tokens, acting = [rng.randrange(3, VOCABULARY) for _ in range(PROMPT)], [False] * PROMPT
+    prompt: list[int] = []
+    for number in range(rows):
+        if kind != "groups" or number % GROUP == 0:
+            prompt = [rng.randrange(3, VOCABULARY) for _ in range(PROMPT)]
+        tokens, acting = list(prompt), [False] * PROMPT
         for _ in range(rng.randint(2, 9)):
             rare = kind == "long_tail" and rng.random() < 0.1
             result = rng.randint(RESULT, LONGEST_RESULT) if rare else RESULT

@@ -69,9 +69,7 @@ def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     actor.model.model.layers[1].register_forward_hook(full)
-    with pytest.raises(
-        UserError, match=r"^batch\.micro_batch_tokens must leave a pass room .* 1536 and Out.*2\.00"
-    ):
+    with pytest.raises(UserError, match=r"^batch\.micro_batch_tokens must leave a pass room .* 1536 and Out.*2\.00"):
         trainer(actor, run_config()).update(mixed_rows(), iteration=1)
 
 
