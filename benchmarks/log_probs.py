@@ -96,7 +96,7 @@ class Case:
 
         inputs = (self.hidden, self.weight, self.targets, 1.0, -100, 1, self.entropy)
         found = LigerFusedLinearScaledCrossEntropyFunction.apply(*inputs)
-        loss: Tensor = found[0].sum() + 0.01 * found[1].sum() if self.entropy else found.sum()
+        loss: Tensor = 0.01 * found[1].sum() - found[0].sum() if self.entropy else -found.sum()
         return loss
 
     def trl(self) -> Tensor:

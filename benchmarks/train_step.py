@@ -2,8 +2,9 @@
 
 Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of three kinds: episodes as the
 quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), a long tail (the same with results of up
-to 400 tokens), and groups (episodes of which 8 have one prompt). All ways are given the same tokens, masks, advantages and old log-probs, and their losses and
-gradients are compared before they are timed. Real tokens count, padding does not.
+to 400 tokens), and groups (episodes of which 8 have one prompt). All ways are given the same tokens, masks, advantages
+and old log-probs, and their losses and gradients are compared before they are timed. Real tokens count, padding does
+not.
 """
 
 from __future__ import annotations
