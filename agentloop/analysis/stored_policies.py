@@ -13,7 +13,7 @@ from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
-from agentloop.models.passes import on_its_device
+from agentloop.models.passes.backbone_passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer

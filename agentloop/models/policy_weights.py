@@ -27,7 +27,7 @@ from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
 from agentloop.models.loading import has_adapters, muted_libraries
-from agentloop.models.passes import cast_weights
+from agentloop.models.passes.cast_weights import cast_weights
 from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9

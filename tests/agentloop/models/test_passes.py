@@ -19,7 +19,7 @@ from agentloop.generation import GenerationRequest
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
-from agentloop.models.passes import Passes
+from agentloop.models.passes.backbone_passes import Passes
 from agentloop.training.startup_checks import check_scoring
 from agentloop.training.train import train
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE

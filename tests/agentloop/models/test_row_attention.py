@@ -23,10 +23,11 @@ from transformers import (
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.model import ComputeSection
-from agentloop.models import row_attention
 from agentloop.models.actor import Actor
-from agentloop.models.passes import Laid, Passes, packed
-from agentloop.models.row_attention import knows_rows
+from agentloop.models.passes import row_attention
+from agentloop.models.passes.backbone_passes import Passes
+from agentloop.models.passes.row_attention import knows_rows
+from agentloop.models.passes.row_layout import Laid, packed
 from tests.fakes.batch_rows import tiny_actor
 
 SIZES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How a pass over a model is made: in which types it has its weights and multiplies, what it keeps, compiled or not."""
+"""A backbone is run: in which type it multiplies, what it keeps for backward, compiled or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.models.row_attention import PackedRows, attention_within, has_flash, knows_rows
+from agentloop.models.passes.row_attention import attention_within, has_flash, knows_rows
+from agentloop.models.passes.row_layout import Laid, packed, padded
 
 
 @contextmanager
@@ -91,56 +91,6 @@ class Passes:
             yield
 
 
-@contextmanager
-def cast_weights(model: nn.Module, dtype: torch.dtype, *, products: torch.dtype) -> Iterator[None]:
-    """Within, the model has its weights rounded to `dtype`, and multiplies in `products`. For passes without gradient.
-
-    One decoder layer at a time has a copy, as do embeddings and head while they run. Weights that are sharded are whole
-    in that moment, and are put back before what has gathered them takes its own.
-    """
-    hooks, inside = [], set[nn.Module]()
-    for module in model.modules():
-        if module in inside:
-            continue
-        parts = [module]
-        if isinstance(module, GradientCheckpointingLayer):
-            # All of it: what is adapted looks at the types of its parts before it calls them.
-            parts = list(module.modules())
-            inside.update(parts)
-        if any(part._parameters for part in parts):
-            copies = _Copies(parts, dtype, products)
-            hooks.append(module.register_forward_pre_hook(copies.enter))
-            hooks.append(module.register_forward_hook(copies.leave, prepend=True, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-class _Copies:
-    """Stand in for the parameters of some modules, as long as these run."""
-
-    def __init__(self, parts: list[nn.Module], dtype: torch.dtype, products: torch.dtype) -> None:
-        self._parts, self._dtype, self._products = parts, dtype, products
-        self._own: list[dict[str, nn.Parameter | None]] = []
-
-    def enter(self, *_: Any) -> None:
-        self._own = [dict(part._parameters) for part in self._parts]
-        for part, own in zip(self._parts, self._own, strict=True):
-            part._parameters.update({name: self._cast(weight) for name, weight in own.items()})
-
-    def leave(self, *_: Any) -> None:
-        for part, own in zip(self._parts, self._own, strict=False):
-            part._parameters.update(own)
-        self._own = []
-
-    def _cast(self, weight: nn.Parameter | None) -> nn.Parameter | None:
-        if weight is None or not weight.is_floating_point():
-            return weight
-        return nn.Parameter(weight.detach().to(self._dtype).to(self._products), requires_grad=False)
-
-
 def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..., Any]:
     def as_before(*arguments: Any, **named: Any) -> Any:
         with attention_within(named.get("rows"), backbone):  # backward is outside of the pass
@@ -165,46 +115,3 @@ def _missing_compiler(device: torch.device) -> str | None:
     if device.type == "cpu":
         return None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
     return None if importlib.util.find_spec("triton") else "triton"
-
-
-@dataclass(frozen=True)
-class Laid:
-    """Tokens as a model takes them, and where to find each in what it returns."""
-
-    inputs: dict[str, Any]
-    places: Tensor
-    """[B, T]: where each real token is among all positions."""
-
-
-def padded(token_ids: Tensor) -> Laid:
-    """[B, T] as it is; padding stands on the right, where causal attention alone keeps it out of every result."""
-    places = torch.arange(token_ids.numel(), device=token_ids.device).view_as(token_ids)
-    return Laid({"input_ids": token_ids}, places)
-
-
-def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> Laid:
-    """[1, N] real tokens alone. `within_rows`: what a row begins with like the one before it is not there again.
-
-    Else positions that begin again at 0 tell the model where rows begin: Hugging Face models make a block-diagonal
-    attention mask of them. A model that takes no notice of positions mixes rows up; `check_scoring` finds that out.
-    """
-    lengths = attention_mask.sum(dim=1)
-    shared = torch.zeros_like(lengths)
-    if within_rows:
-        alike = (token_ids[1:] == token_ids[:-1]) & attention_mask[1:] & attention_mask[:-1]
-        shared[1:] = alike.long().cumprod(dim=1).sum(dim=1)
-        shared = torch.minimum(shared, lengths - 1)  # each row has a token of its own
-    columns = torch.arange(token_ids.shape[1], device=token_ids.device)
-    new = attention_mask & (columns >= shared[:, None])
-    own = new.flatten().cumsum(0).view_as(token_ids) - 1
-    # A token is where the last row before it that had it anew has it.
-    places = torch.where(new, own, 0).cummax(dim=0).values
-    inputs = {"input_ids": token_ids[new][None], "position_ids": columns.expand_as(new)[new][None]}
-    if not within_rows:
-        return Laid(inputs, places)
-    counts, ends = torch.stack([lengths - shared, lengths]), torch.zeros(2, len(lengths) + 1, dtype=torch.int32)
-    bounds = ends.to(lengths.device)
-    bounds[:, 1:] = counts.cumsum(dim=1)
-    each, whole = counts.tolist()
-    rows = PackedRows(each, whole, places[attention_mask] if sum(each) < sum(whole) else None, *bounds)
-    return Laid({**inputs, "rows": rows}, places)

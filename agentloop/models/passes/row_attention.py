@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -19,24 +18,11 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from agentloop.models.passes.row_layout import PackedRows
+
 _NAME = "agentloop_rows"
 _WIDEST = 256
 """Numbers of a head that flash-attention's kernels take; a multiple of 8."""
-
-
-@dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Where rows are among the N tokens of a pass."""
-
-    new: list[int]
-    """Tokens of each row that no row before it has; at least one."""
-    whole: list[int]
-    """All tokens of each row."""
-    places: Tensor | None
-    """[sum of whole]: which of the N tokens each row's are, one row behind another; None: the N as they are."""
-    new_bounds: Tensor
-    """[B + 1] int32: where each row's new tokens begin, and end."""
-    whole_bounds: Tensor
 
 
 def knows_rows(backbone: nn.Module) -> bool:
@@ -44,10 +30,11 @@ def knows_rows(backbone: nn.Module) -> bool:
     if not isinstance(backbone, PreTrainedModel) or getattr(backbone, "_is_stateful", False):
         return False
     config = backbone.config
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    full = all(kind == "full_attention" for kind in kinds) and (
-        hasattr(config, "layer_types") or getattr(config, "sliding_window", None) is None
-    )
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        full = getattr(config, "sliding_window", None) is None
+    else:
+        full = all(kind == "full_attention" for kind in kinds)
     known = backbone._supports_attention_backend and config._attn_implementation == "sdpa"
     return bool(full and known and config is config.get_text_config())
 
