@@ -67,3 +67,7 @@ def test_micro_batches_cover_all_rows_once_within_the_token_limit(lengths: list[
 def test_micro_batches_put_rows_of_like_length_together() -> None:
     assert cut_micro_batches([9, 2, 8, 3], 18) == [[1, 3], [2, 0]]
     assert cut_micro_batches([5, 5], 1) == [[0], [1]]
+
+
+def test_packed_rows_share_passes_as_they_come_and_without_padding() -> None:
+    assert cut_micro_batches([9, 2, 8, 3], 11, packs=True) == [[0, 1], [2, 3]]
