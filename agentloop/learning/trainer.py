@@ -150,7 +150,9 @@ class Trainer:
             return None
         self._chosen = True
         tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
-        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
+        learned = [part for part in (self._optimizer, self._critic) if part is not None]
+        to_come = sum(part.bytes_to_come() for part in learned)
+        note = choose_checkpointing(self._actor, tokens=tokens, to_come=to_come)
         if self._critic is not None:
             self._critic.critic.passes.recomputes = self._actor.passes.recomputes
         return note
