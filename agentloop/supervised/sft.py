@@ -219,7 +219,7 @@ class _Training:
                 "schedule": section.schedule,
             }
         )
-        self._actor = Actor(data.loaded.model, compute=data.config.compute)
+        self._actor = Actor(data.loaded.model, packs=data.config.batch.packs, compute=data.config.compute)
         self._optimizer = WeightOptimizer(data.loaded.model, self._schedule)
         self._authors = data.config.context.author_table()
         self._per_epoch = -(-len(data.trained) // section.batch)

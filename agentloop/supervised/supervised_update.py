@@ -34,7 +34,7 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
     """Add the gradient of the mean loss of the rows' trained tokens to the model's.
 
     Cross-entropy at temperature 1 of the tokens whose author is trained, each counting alike over all rows; how they
-    are cut into passes of `max_tokens` padded tokens does not matter.
+    are cut into passes of `max_tokens` tokens does not matter.
     """
     masks = [torch.from_numpy(loss_mask(row, authors)) for row in rows]
     tokens = sum(int(mask.sum()) for mask in masks)
@@ -42,7 +42,7 @@ def learn(actor: Actor, rows: Sequence[TokenSequence], authors: AuthorTable, *, 
         raise ValueError("rows must hold a token by a trained author, got none.")
     of_tokens: list[tuple[float, ...]] = [()] * len(rows)
     total = 0.0
-    for cut in cut_micro_batches([len(row) for row in rows], max_tokens):
+    for cut in cut_micro_batches([len(row) for row in rows], max_tokens, packs=actor.packs):
         losses = _losses(actor, [rows[i] for i in cut], [masks[i] for i in cut])
         whole = losses.sum()
         if torch.is_grad_enabled():

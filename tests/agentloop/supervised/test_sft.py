@@ -18,6 +18,7 @@ from agentloop.cli.main import main
 from agentloop.config import ModelSection, RunConfig, TinyModelSection
 from agentloop.environments import open_tasks
 from agentloop.errors import TrainingStopped, UserError
+from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.supervised.demonstrations import DemonstrationReader
@@ -146,8 +147,8 @@ def test_loss_is_the_mean_cross_entropy_of_trained_tokens() -> None:
 
 def test_gradient_does_not_depend_on_the_passes_and_measuring_leaves_none() -> None:
     gradients = []
-    for max_tokens in (1000, 12, 1):
-        actor = tiny_actor(torch.float64)
+    for max_tokens, packs in ((1000, False), (12, False), (1, False), (1000, True), (12, True)):
+        actor = Actor(tiny_actor(torch.float64).model, packs=packs)
         learn(actor, rows_of_tokens(), AUTHORS, max_tokens=max_tokens)
         gradients.append(torch.cat([p.grad.flatten() for p in actor.model.parameters() if p.grad is not None]))
     limit = 1e-10 * float(gradients[0].abs().max())
