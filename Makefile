@@ -65,9 +65,9 @@ oldest:
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
 
-## make gpu          on a machine with a GPU: the tests that need one, and figures for docs/benchmarks.md
+## make gpu          on a machine with a GPU: the tests that need one; with PART=smollm2 figures (docs/benchmarks.md)
 gpu: $(VENV)/.dev
-	$(BIN)/python -m tests.gpu
+	$(BIN)/python -m $(if $(PART),benchmarks gpu --part $(PART),tests.gpu)
 
 ## make screenshots  pictures of the inspector for docs/images, of RUN=runs/... or the newest run
 screenshots: $(VENV)/.dev

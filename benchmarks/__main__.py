@@ -60,6 +60,8 @@ def names(prefix: str = "") -> list[str]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["gpu"]:  # it has options of its own
+        sys.exit(import_module("benchmarks.gpu").command(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run benchmarks.")
     parser.add_argument("prefix", nargs="?", default="", help="of the names of those to run; all without it")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -19,7 +19,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentloop.config import RunConfig
-from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
+from agentloop.environments import EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
 from benchmarks._peer import MOST_ITERATIONS, Order, Phases, Talk, order, run_config
@@ -29,12 +29,12 @@ from context.templates.rendering.reply_end import Sampled
 ROWS_PER_PASS = 16
 
 
-class LookUps:
-    """The environment as TRL asks for it: every public method but `reset` is a tool."""
+class PlayedTask:
+    """An environment as TRL asks for it. Of its subclasses every public method but `reset` is a tool."""
 
     def __init__(self, source: TaskSource, factory: EnvironmentFactory) -> None:
         self._source, self._factory = source, factory
-        self._environment: Environment
+        self._environment: Any
         self._task: Task
 
     def reset(self, **row: Any) -> None:
@@ -42,26 +42,39 @@ class LookUps:
         self._environment = self._factory.create()
         self._environment.start(self._task)
 
+    def _reward(self, completion: Sequence[Mapping[str, Any]]) -> float:
+        last = completion[-1]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            return 0.0
+        score: float = self._environment.reward(self._task, [_message(row) for row in completion])
+        return score
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    calls = [call["function"] for call in row.get("tool_calls") or ()]
+    asked_for = tuple(ToolCall(call["name"], call["arguments"]) for call in calls)
+    return Message(row["role"], row.get("content") or "", tool_calls=asked_for)
+
+
+class LookUps(PlayedTask):
     def lookup(self, key: str) -> str:
         """Look up the record of a key.
 
         Args:
             key: The key.
         """
-        tool: Any = self._environment
-        return json.dumps(tool.lookup(key))
-
-    def _reward(self, last: Mapping[str, Any]) -> float:
-        """Of a completion that ends with the message `last`."""
-        if last["role"] != "assistant" or last.get("tool_calls"):
-            return 0.0
-        answer = Message("assistant", last.get("content") or "", author="llm")
-        return self._environment.reward(self._task, [answer])
+        return json.dumps(self._environment.lookup(key))
 
 
-def reward(completions: Sequence[Any], environments: Sequence[LookUps], **_: Any) -> list[float | None]:
-    pairs = zip(environments, completions, strict=True)
-    return [environment._reward(completion[-1]) for environment, completion in pairs]
+def reward(completions: Sequence[Any], environments: Sequence[PlayedTask], **_: Any) -> list[float | None]:
+    return [environment._reward(each) for environment, each in zip(environments, completions, strict=True)]
+
+
+def prompt_rows(source: TaskSource, count: int) -> list[dict[str, Any]]:
+    """The first tasks, with what an environment's `reset` is given."""
+    tasks = [source.train(index) for index in range(count)]
+    shown = [[{"role": said.role, "content": said.content} for said in task.messages()] for task in tasks]
+    return [{"prompt": prompt, "index": index} for index, prompt in enumerate(shown)]
 
 
 class TimedTrainer(GRPOTrainer):
@@ -111,42 +124,46 @@ class EachBatch(TrainerCallback):
             control.should_training_stop = True
 
 
-def grpo_config(config: RunConfig, *, updates: int) -> GRPOConfig:
-    """The run's settings in TRL's words."""
+def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) -> GRPOConfig:
+    """The run's settings in TRL's words, on one CPU thread but where others say otherwise; `rows` are those of a pass.
+
+    `others` are GRPOConfig's own.
+    """
     batch, loss, optimizer = config.batch, config.loss.fresh.ppo_clip, config.optimizer
-    passes = batch.trajectories // ROWS_PER_PASS
-    return GRPOConfig(
-        output_dir=f"{config.run.folder}/trl",
-        seed=config.run.seed,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        learning_rate=optimizer.learning_rate,
-        lr_scheduler_type="constant",
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        max_steps=MOST_ITERATIONS * updates,
-        per_device_train_batch_size=ROWS_PER_PASS,
-        steps_per_generation=passes,
-        gradient_accumulation_steps=passes // updates,
-        num_generations=batch.group_size,
-        shuffle_dataset=False,
-        temperature=config.rollout.temperature,
-        max_completion_length=320,
-        generation_kwargs={"max_new_tokens": config.rollout.max_tokens_per_turn},
-        max_tool_calling_iterations=MAX_CALLS,
-        beta=0.0,
-        epsilon=loss.clip_low,
-        epsilon_high=loss.clip_high,
-        delta=loss.dual_clip,
-        loss_type="dapo",
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    passes = batch.trajectories // rows
+    settings: dict[str, Any] = {
+        "output_dir": f"{config.run.folder}/trl",
+        "seed": config.run.seed,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "learning_rate": optimizer.learning_rate,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "max_steps": MOST_ITERATIONS * updates,
+        "per_device_train_batch_size": rows,
+        "steps_per_generation": passes,
+        "gradient_accumulation_steps": passes // updates,
+        "num_generations": batch.group_size,
+        "shuffle_dataset": False,
+        "temperature": config.rollout.temperature,
+        "max_completion_length": 320,
+        "generation_kwargs": {"max_new_tokens": config.rollout.max_tokens_per_turn},
+        "max_tool_calling_iterations": MAX_CALLS,
+        "beta": 0.0,
+        "epsilon": loss.clip_low,
+        "epsilon_high": loss.clip_high,
+        "delta": loss.dual_clip,
+        "loss_type": "dapo",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return GRPOConfig(**settings | others)
 
 
 def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
@@ -155,22 +172,17 @@ def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
     tasks = MOST_ITERATIONS * config.batch.trajectories // config.batch.group_size
-    rows = [{"prompt": _prompt(source.train(index)), "index": index} for index in range(tasks)]
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32),
-        args=grpo_config(config, updates=asked.updates),
+        args=grpo_config(config, updates=asked.updates, rows=ROWS_PER_PASS),
         processing_class=tokenizer,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(prompt_rows(source, tasks)),
         reward_funcs=reward,
         environment_factory=partial(LookUps, source, factory),
     )
     trainer.phases, trainer.tool_descriptions = Phases(), factory.tools
     trainer.renderer = load_model(config.model, asked.model).renderer(config.context.author_table())
     return trainer
-
-
-def _prompt(task: Task) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in task.messages()]
 
 
 def main() -> None:
