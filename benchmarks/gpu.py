@@ -167,7 +167,8 @@ def ended(module: Sequence[str], log: Path, limit: float) -> tuple[str, str, flo
                 peak = max(peak, card_gb())
             outcome = MEASURED if process.poll() is not None else f"ended after {limit:g} s, its limit"
         finally:
-            _kill(process)
+            if process.poll() is None:
+                _kill(process)
         printed.seek(0), errors.seek(0)
         if process.returncode and outcome == MEASURED:
             outcome = f"failed: {([line for line in errors.read().splitlines() if line.strip()] or ['?'])[-1]:.200}"
@@ -175,12 +176,13 @@ def ended(module: Sequence[str], log: Path, limit: float) -> tuple[str, str, flo
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With what it has started, in whatever session that is; nothing where it has ended."""
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(process.pid)
-        for each in [*root.children(recursive=True), root]:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+    """With what it has started, in whatever session that is."""
+    root = psutil.Process(process.pid)
+    tree = [*root.children(recursive=True), root]
+    for each in tree:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(tree, timeout=10)  # until then the card's memory is not free
 
 
 def card_gb() -> float:
@@ -240,7 +242,7 @@ def table(name: str, lines: Mapping[str, Line]) -> str:
     columns: dict[str, dict[str, float]] = {arm: dict(line["figures"]) for arm, line in lines.items()}
     for arm, (other, _) in BESIDE.items():
         if columns.get(arm) and columns.get(other):
-            columns[arm][f"iteration, of {other}'s"] = columns[arm]["iteration_s"] / columns[other]["iteration_s"]
+            columns[arm][f"iteration_s / {other}"] = columns[arm]["iteration_s"] / columns[other]["iteration_s"]
     places: dict[str, list[str]] = {}
     for arm, line in lines.items():
         said = "{date} at {revision} on {card} ({hardware}; {libraries})".format_map(line["where"])
@@ -261,7 +263,7 @@ def goals(name: str, arm: str) -> Mapping[str, str]:
         return found
     other, goal = BESIDE.get(arm, ("", ""))
     publish = {"publish_s": PUBLISH[name]} if arm == "ours-vllm" and name in PUBLISH else {}
-    return publish | ({f"iteration, of {other}'s": goal} if other else {})
+    return publish | ({f"iteration_s / {other}": goal} if other else {})
 
 
 def main() -> dict[str, float]:
