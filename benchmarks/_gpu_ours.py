@@ -15,11 +15,16 @@ from agentloop.training.train import train
 from benchmarks._gpu_work import ENGINE_SHARE, asked, print_figures, summary
 from replay.queries import metric_series
 
-_VLLM = {
+VLLM = {
     "rollout.engine": "vllm",
     "engine.serve": True,
     "engine.memory_share": ENGINE_SHARE,
     "engine.concurrency": 128,
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "local": {},
+    "vllm": VLLM,
+    "vllm-file": VLLM | {"engine.transfer": "file"},
 }
 DRIFT = "actor/fresh/drift_max"
 
@@ -74,7 +79,7 @@ def main() -> None:
     memory = Memory()
     for phase in ("iterate", "draw", "update"):
         setattr(Loop, phase, memory.watch(phase))
-    result = train(order.config(**(_VLLM if order.engine == "vllm" else {})))
+    result = train(order.config(**ENGINES[order.engine]))
     with closing(result.buffer()) as store:
         run = open_run_folder(result.folder).run_id
         series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", DRIFT]).items()}
@@ -83,10 +88,9 @@ def main() -> None:
         {phase: found[number] for phase, found in seconds.items() if number in found} | tokens
         for number, tokens in enumerate(memory.tokens, 1)
     ]
-    parts = [name for name in seconds if name.startswith("publish_")]
     print_figures(
         {
-            **summary(iterations, parts),
+            **summary(iterations),
             **({"drift_max": max(series[DRIFT].values())} if DRIFT in series else {}),
             "success_before": result.success_before,
             "success_after": result.success_after,

@@ -90,18 +90,17 @@ def print_figures(figures: Mapping[str, float]) -> None:
     print(json.dumps(figures), file=sys.__stdout__, flush=True)
 
 
-def summary(iterations: Sequence[Mapping[str, float]], parts: Sequence[str] = ()) -> dict[str, float]:
-    """Medians over iterations, each with its seconds by phase and its tokens; the first pays for what is made once.
-
-    `parts` are further phases.
-    """
+def summary(iterations: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over iterations, of seconds by phase and of rates of tokens; the first pays for what is made once."""
     later = iterations[1:] or iterations
 
     def median(amount: str, per: str | None = None) -> float:
         return statistics.median(each[amount] / (each[per] if per else 1) for each in later)
 
+    first = ("iteration", "collect", "update", "publish")
+    others = [name for name in later[0] if name not in (*first, "sampled", "trained")]
     return {
-        **{f"{phase}_s": median(phase) for phase in ("iteration", "collect", "update", "publish", *parts)},
+        **{f"{phase}_s": median(phase) for phase in (*first, *others) if all(phase in each for each in later)},
         "first_iteration_s": iterations[0]["iteration"],
         "sampled_tokens_per_s": median("sampled", "collect"),
         "trained_tokens_per_s": median("trained", "update"),

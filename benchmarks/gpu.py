@@ -36,6 +36,7 @@ MEASURED = "measured"
 SIDES = {
     "ours-local": ("_gpu_ours", "local"),
     "ours-vllm": ("_gpu_ours", "vllm"),
+    "ours-vllm-file": ("_gpu_ours", "vllm-file"),
     "trl-transformers": ("_gpu_trl", "transformers"),
     "trl-vllm-colocated": ("_gpu_trl", "vllm"),
 }
@@ -43,7 +44,7 @@ SIDES = {
 BESIDE = {"ours-local": ("trl-transformers", "<= 0.7"), "ours-vllm": ("trl-vllm-colocated", "<= 0.9")}
 """Whose iteration theirs is compared with, and the goal."""
 PUBLISH = {"smollm2": "<= 0.3", "llama-1b": "<= 1.5"}
-"""Goals of agentloop's publishes to vLLM, in seconds."""
+"""Goals of agentloop's publishes to vLLM by the quickest way, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ PARTS: dict[str, Part] = {
     "heads": Part("log-probs out of hidden states", 460, ("log_probs",)),
     "smollm2": Part("SmolLM2-135M with a calculator: 16 iterations of 128 episodes", 170),
     "llama-1b": Part("1.3B, random weights: 3 iterations of 128 x 512 tokens", 200),
-    "llama-7b-lora": Part("7B, random weights, LoRA: 3 iterations of 64 x 2,048 tokens", 240),
+    "llama-7b-lora": Part(
+        "7B, random weights, LoRA: 3 iterations of 64 x 2,048 tokens",
+        240,
+        ("ours-local", "ours-vllm", "trl-transformers", "trl-vllm-colocated"),  # adapters go in files anyway
+    ),
 }
 Line = Mapping[str, Any]
 """What the file has of one measurement: part, arm, outcome, figures, where."""
@@ -198,7 +203,7 @@ def lacking(name: str, arm: str, *, tiny: bool) -> str | None:
     """What a measurement needs and this machine has not, in one line."""
     if arm in SIDES and not (tiny or SMOLLM2.is_dir()):
         return f"{SMOLLM2.relative_to(ROOT)} must be there: make real-model"
-    if arm == "ours-vllm" and not ("AGENTLOOP_VLLM" in os.environ or shutil.which("vllm")):
+    if arm.startswith("ours-vllm") and not ("AGENTLOOP_VLLM" in os.environ or shutil.which("vllm")):
         return "vllm must be on the PATH, or be named by AGENTLOOP_VLLM"
     needed = {"trl-transformers": ("trl", "datasets", "accelerate", "peft"), "trl-vllm-colocated": ("trl", "vllm")}
     missing = " ".join(module for module in needed.get(arm, ()) if find_spec(module) is None)

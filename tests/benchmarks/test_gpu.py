@@ -152,11 +152,11 @@ def test_a_table_compares_iterations_and_says_where_they_were_made_and_what_was_
         line("smollm2", "ours-local", iteration_s=1.5, publish_s=0.5),
         line("smollm2", "ours-vllm", iteration_s=1.0, publish_s=0.5),
         line("smollm2", "trl-transformers", iteration_s=3.0),
-        line("smollm2", "trl-vllm-colocated", "ended after 170 s, its limit", WHERE | {"revision": "def"}),
+        line("smollm2", "trl-vllm-colocated", "failed: no memory", WHERE | {"revision": "def"}),
     ]
     assert table("smollm2", {each["arm"]: each for each in made}).splitlines() == [
         "Measured on 2026-01-02 at abc on a card (a machine; torch 2): ours-local, ours-vllm, trl-transformers.",
-        "Measured on 2026-01-02 at def on a card (a machine; torch 2): trl-vllm-colocated (ended after 170 s, its limit).",
+        "Measured on 2026-01-02 at def on a card (a machine; torch 2): trl-vllm-colocated (failed: no memory).",
         "",
         "| figure | ours-local | ours-vllm | trl-transformers | trl-vllm-colocated | |",
         "|---|---|---|---|---|---|",
