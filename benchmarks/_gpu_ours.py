@@ -12,20 +12,9 @@ import torch
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.loop import Loop
 from agentloop.training.train import train
-from benchmarks._gpu_work import ENGINE_SHARE, asked, print_figures, summary
+from benchmarks._gpu_work import asked, print_figures, summary
 from replay.queries import metric_series
 
-VLLM = {
-    "rollout.engine": "vllm",
-    "engine.serve": True,
-    "engine.memory_share": ENGINE_SHARE,
-    "engine.concurrency": 128,
-}
-ENGINES: dict[str, dict[str, Any]] = {
-    "local": {},
-    "vllm": VLLM,
-    "vllm-file": VLLM | {"engine.transfer": "file"},
-}
 DRIFT = "actor/fresh/drift_max"
 
 
@@ -79,7 +68,14 @@ def main() -> None:
     memory = Memory()
     for phase in ("iterate", "draw", "update"):
         setattr(Loop, phase, memory.watch(phase))
-    result = train(order.config(**ENGINES[order.engine]))
+    vllm: dict[str, Any] = {
+        "rollout.engine": "vllm",
+        "engine.serve": True,
+        "engine.memory_share": order.vllm_share,
+        "engine.concurrency": 128,
+    }
+    engines = {"local": {}, "vllm": vllm, "vllm-file": vllm | {"engine.transfer": "file"}}
+    result = train(order.config(**engines[order.engine]))
     with closing(result.buffer()) as store:
         run = open_run_folder(result.folder).run_id
         series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", DRIFT]).items()}

@@ -23,7 +23,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import open_tasks
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
-from benchmarks._gpu_work import ENGINE_SHARE, Asked, asked, print_figures, summary
+from benchmarks._gpu_work import Asked, asked, print_figures, summary
 from benchmarks._peer import Phases
 from benchmarks._peer_trl import PlayedTask, grpo_config, prompt_rows, reward
 from context.templates.built_in_templates import template_source
@@ -90,8 +90,8 @@ class EachIteration(TrainerCallback):
             self._began = time.perf_counter()
 
 
-def gpu_config(config: RunConfig, *, vllm: bool) -> GRPOConfig:
-    batch, rollout = config.batch, config.rollout
+def gpu_config(config: RunConfig, order: Asked) -> GRPOConfig:
+    batch, rollout, vllm = config.batch, config.rollout, order.engine == "vllm"
     updates, on_cpu = batch.trajectories // batch.mini_batch, config.model.device == "cpu"
     return grpo_config(
         config,
@@ -106,8 +106,8 @@ def gpu_config(config: RunConfig, *, vllm: bool) -> GRPOConfig:
         max_tool_calling_iterations=rollout.max_turns - 1,
         use_vllm=vllm,
         vllm_mode="colocate",
-        vllm_gpu_memory_utilization=ENGINE_SHARE,
-        vllm_max_model_length=config.context.max_tokens,
+        vllm_gpu_memory_utilization=order.vllm_share,
+        vllm_max_model_length=2 * config.context.max_tokens,
     )
 
 
@@ -122,7 +122,7 @@ def make_trainer(config: RunConfig, order: Asked) -> TimedTrainer:
         tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(order.model, dtype=getattr(torch, config.model.dtype)),
-        args=gpu_config(config, vllm=order.engine == "vllm"),
+        args=gpu_config(config, order),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(prompt_rows(source, tasks)),
         reward_funcs=reward if calls else coin,

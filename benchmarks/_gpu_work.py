@@ -32,8 +32,6 @@ from examples.chat_rows import write_lines
 
 EXAMPLE = ROOT / "examples" / "calculator_agent"
 WORKS: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks" / "gpu.yaml").read_text())
-ENGINE_SHARE = 0.45
-"""Of the card's memory, for vLLM on either side."""
 _TASKS = 512
 _WORDS = ("the", "of", "and", "to", "in", "is", "for", "on", "with", "as", "by", "at", "from", "it", "an", "be")
 
@@ -51,6 +49,12 @@ class Asked:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def vllm_share(self) -> float:
+        """Of the card's memory, for vLLM on either side."""
+        share: float = WORKS[self.work]["vllm_share"]
+        return share
 
     @property
     def shape(self) -> Mapping[str, int] | None:
