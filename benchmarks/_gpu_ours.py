@@ -12,7 +12,7 @@ import torch
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.loop import Loop
 from agentloop.training.train import train
-from benchmarks._gpu_work import asked, print_figures, summary
+from benchmarks._gpu_work import asked, summary
 from replay.queries import metric_series
 
 DRIFT = "actor/fresh/drift_max"
@@ -84,7 +84,7 @@ def main() -> None:
         {phase: found[number] for phase, found in seconds.items() if number in found} | tokens
         for number, tokens in enumerate(memory.tokens, 1)
     ]
-    print_figures(
+    order.answer(
         {
             **summary(iterations),
             **({"drift_max": max(series[DRIFT].values())} if DRIFT in series else {}),

@@ -23,7 +23,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import open_tasks
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
-from benchmarks._gpu_work import Asked, asked, print_figures, summary
+from benchmarks._gpu_work import Asked, asked, summary
 from benchmarks._peer import Phases
 from benchmarks._peer_trl import PlayedTask, grpo_config, prompt_rows, reward
 from context.templates.built_in_templates import template_source
@@ -166,7 +166,7 @@ def main() -> None:
         trainer.save_model(str(learned))
         found["success_before"] = success(config)
         found["success_after"] = success(order.config(**{"model.path": str(learned)}))
-    print_figures(found)
+    order.answer(found)
 
 
 if __name__ == "__main__":

@@ -205,28 +205,38 @@ def lacking(name: str, arm: str, *, tiny: bool) -> str | None:
     """What a measurement needs and this machine has not, in one line."""
     if arm in SIDES and not (tiny or SMOLLM2.is_dir()):
         return f"{SMOLLM2.relative_to(ROOT)} must be there: make real-model"
-    if arm.startswith("ours-vllm") and not ("AGENTLOOP_VLLM" in os.environ or shutil.which("vllm")):
+    if arm.startswith("ours-vllm") and engine_program() is None:
         return "vllm must be on the PATH, or be named by AGENTLOOP_VLLM"
-    needed = {"trl-transformers": ("trl", "datasets", "accelerate", "peft"), "trl-vllm-colocated": ("trl", "vllm")}
-    missing = " ".join(module for module in needed.get(arm, ()) if find_spec(module) is None)
+    needed = ["trl", "datasets", "accelerate", "peft"] if arm.startswith("trl") else []
+    needed += ["vllm"] if arm == "trl-vllm-colocated" else []
+    missing = " ".join(module for module in needed if find_spec(module) is None)
     return f"{sys.executable} must have {missing}: pip install {missing}" if missing else None
+
+
+def engine_program() -> str | None:
+    """vLLM's, where agentloop finds it."""
+    return shutil.which(os.environ.get("AGENTLOOP_VLLM", "vllm"))
 
 
 def facts() -> dict[str, str]:
     """Where a measurement is made, and with what."""
-    machine, versions = environment(), {}
+    machine, libraries, revision = environment(), [], ""
     for library in ("torch", "transformers", "trl", "vllm"):
         with suppress(PackageNotFoundError):
-            versions[library] = version(library)
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+            libraries.append(f"{library} {version(library)}")
+    program = engine_program()
+    if program is not None:  # it would say so itself, after many seconds
+        found = Path(program).parents[1].glob("lib/python*/site-packages/vllm-*.dist-info")
+        libraries += [f"vllm {folder.stem.removeprefix('vllm-')} as an engine" for folder in found]
     with suppress(FileNotFoundError):
-        said = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        git = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+        revision = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "card": machine.get("gpu", "no card"),
         "hardware": machine["hardware"],
         "date": machine["date"],
-        "revision": said or "an unknown revision",
-        "libraries": ", ".join(f"{library} {number}" for library, number in versions.items()),
+        "revision": revision or "an unknown revision",
+        "libraries": ", ".join(libraries),
     }
 
 

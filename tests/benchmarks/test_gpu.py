@@ -25,6 +25,7 @@ def write_lines(folder: Path, *lines: dict[str, Any]) -> None:
     (folder / "measured.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
+@pytest.mark.timeout(300)
 def test_a_measurement_is_made_once_and_then_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
