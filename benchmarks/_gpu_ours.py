@@ -19,11 +19,15 @@ DRIFT = "actor/fresh/drift_max"
 
 
 class Memory:
-    """Bytes that this process has on the card between the phases of an iteration; all of them 0 without a card."""
+    """Bytes in use between the phases of an iteration; nothing is noted without a card."""
 
     def __init__(self) -> None:
         self.held: dict[str, list[int]] = defaultdict(list)
+        """Of this process's tensors, by moment."""
         self.peak: dict[str, list[int]] = defaultdict(list)
+        """The most since the moment before."""
+        self.card: dict[str, list[int]] = defaultdict(list)
+        """Of the card, by all processes."""
         self.tokens: list[dict[str, int]] = []
         """Of each iteration: how many were sampled, and how many are learned from."""
 
@@ -44,21 +48,26 @@ class Memory:
         return watched
 
     def look(self, moment: str) -> None:
-        on_card = torch.cuda.is_available()
-        self.held[moment].append(torch.cuda.memory_allocated() if on_card else 0)
-        self.peak[moment].append(torch.cuda.max_memory_allocated() if on_card else 0)
-        if on_card:
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            self.card[moment].append(total - free)
+            self.held[moment].append(torch.cuda.memory_allocated())
+            self.peak[moment].append(torch.cuda.max_memory_allocated())
             torch.cuda.reset_peak_memory_stats()
 
     def table(self) -> dict[str, float]:
-        """GB: of the first iteration, but for activations, which are of the second, when AdamW's means are there."""
+        """GB: of the first iteration, but for the update, which is the last one: then AdamW's means are there."""
         held, peak = self.held, self.peak
+        if not held:
+            return {}
         found = {
             "weights": held["before iterate"][0],
             "sampling, beyond them": peak["before draw"][0] - held["before iterate"][0],
             "optimizer, and what stays": held["after update"][0] - held["before update"][0],
             "update, beyond all these": peak["after update"][-1] - held["before update"][-1],
             "at its peak": max(map(max, peak.values())),
+            "of the card, before sampling": self.card["before iterate"][-1],
+            "of the card, before the update": self.card["before update"][-1],
         }
         return {f"memory_gb: {name}": value / 1e9 for name, value in found.items()}
 
@@ -75,7 +84,8 @@ def main() -> None:
         "engine.concurrency": 128,
     }
     engines = {"local": {}, "vllm": vllm, "vllm-file": vllm | {"engine.transfer": "file"}}
-    result = train(order.config(**engines[order.engine]))
+    config = order.config(**engines[order.engine])
+    result = train(config)
     with closing(result.buffer()) as store:
         run = open_run_folder(result.folder).run_id
         series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", DRIFT]).items()}
@@ -84,13 +94,13 @@ def main() -> None:
         {phase: found[number] for phase, found in seconds.items() if number in found} | tokens
         for number, tokens in enumerate(memory.tokens, 1)
     ]
+    success = {"success_before": result.success_before, "success_after": result.success_after}
     order.answer(
         {
             **summary(iterations),
             **({"drift_max": max(series[DRIFT].values())} if DRIFT in series else {}),
-            "success_before": result.success_before,
-            "success_after": result.success_after,
-            **(memory.table() if torch.cuda.is_available() else {}),
+            **(success if config.tasks.held_out else {}),
+            **memory.table(),
         }
     )
 
