@@ -264,8 +264,8 @@ def table(name: str, lines: Mapping[str, Line]) -> str:
     for arm, line in lines.items():
         said = "{date} at {revision} on {card} ({hardware}; {libraries})".format_map(line["where"])
         places.setdefault(said, []).append(arm if line["outcome"] == MEASURED else f"{arm} ({line['outcome']})")
-    rows = [f"Measured on {said}: {', '.join(arms)}." for said, arms in places.items()]
-    rows += ["", f"| figure | {' | '.join(columns)} | |", "|---" * (len(columns) + 2) + "|"]
+    rows = [text for said, arms in places.items() for text in (f"Measured on {said}: {', '.join(arms)}.", "")]
+    rows += [f"| figure | {' | '.join(columns)} | |", "|---" * (len(columns) + 2) + "|"]
     for figure in dict.fromkeys(figure for figures in columns.values() for figure in figures):
         having = {arm: figures[figure] for arm, figures in columns.items() if figure in figures}
         values = [f"{having[arm]:,.3g}" if arm in having else "" for arm in columns]

@@ -157,6 +157,7 @@ def test_a_table_compares_iterations_and_says_where_they_were_made_and_what_was_
     ]
     assert table("smollm2", {each["arm"]: each for each in made}).splitlines() == [
         "Measured on 2026-01-02 at abc on a card (a machine; torch 2): ours-local, ours-vllm, trl-transformers.",
+        "",
         "Measured on 2026-01-02 at def on a card (a machine; torch 2): trl-vllm-colocated (failed: no memory).",
         "",
         "| figure | ours-local | ours-vllm | trl-transformers | trl-vllm-colocated | |",
