@@ -152,31 +152,37 @@ TRAINED = (
 )
 HELD_OUT = (
     Kind(
-        "three_together",
-        ("{name} picks {a} {things} on Monday, {b} on Tuesday and {c} on Friday. How many {things} is that in all?",),
-        "{a} + {b} + {c}",
+        "seats",
+        (
+            "A hall has {a} rows of {b} seats, and {c} seats on the balcony. How many seats are there?",
+            "{name} plants {a} rows of {b} trees, and {c} trees along the road. How many trees is that?",
+        ),
+        "{a} * {b} + {c}",
+        {"a": SMALL, "b": MIDDLE, "c": MIDDLE},
+    ),
+    Kind(
+        "library",
+        (
+            "A library has {a} books, gets {b} new ones and lends {c}. How many books are there now?",
+            "A farmer has {a} sheep, {b} lambs are born and {c} sheep are sold. How many has the farmer now?",
+        ),
+        "{a} + {b} - {c}",
         {"a": MIDDLE, "b": MIDDLE, "c": MIDDLE},
     ),
     Kind(
-        "boxes_shared",
-        ("{a} boxes with {b} {things} each are shared equally among {c} schools. How many {things} does each get?",),
-        "{a} * {b} / {c}",
+        "rope",
+        (
+            "A rope of {a} metres is cut into {b} equal pieces. How many metres long is a piece?",
+            "{name} reads a book of {a} pages in {b} days, as many every day. How many pages are that a day?",
+        ),
+        "{a} / {b}",
+        {"a": LARGE, "b": SMALL},
+    ),
+    Kind(
+        "teams",
+        ("{a} boys and {b} girls make {c} equal teams. How many children are in a team?",),
+        "({a} + {b}) / {c}",
         {"a": MIDDLE, "b": MIDDLE, "c": SMALL},
     ),
-    Kind(
-        "more_in_bags",
-        ("{name} has {a} {things} and finds {b} bags with {c} {things} each. How many {things} is that?",),
-        "{a} + {b} * {c}",
-        {"a": MIDDLE, "b": SMALL, "c": MIDDLE},
-    ),
-    Kind(
-        "share_less",
-        (
-            "{a} {things} are shared equally among {b} children. {name}, one of them, loses {c} of them. "
-            "How many {things} does {name} have now?",
-        ),
-        "{a} / {b} - {c}",
-        {"a": LARGE, "b": SMALL, "c": MIDDLE},
-    ),
 )
-"""Kinds that nothing is learned on. Each has the signs of trained ones, in an order that none of those has."""
+"""Situations that nothing is learned on; their sums have the form of trained ones."""
