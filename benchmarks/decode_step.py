@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from agentloop.generation.cache import EpisodeCache
+from agentloop.generation.fixed_cache import FixedCache
 from agentloop.generation.generator import GenerationRequest
-from benchmarks._fixed_cache import FixedCache
 from benchmarks._goals import show
 
 PROMPT = 256

@@ -10,8 +10,9 @@ most are shown the more of it apart from the others.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,23 +22,26 @@ from transformers.cache_utils import DynamicLayer
 from agentloop.generation.generator import GenerationRequest
 
 _GROWTH = 64
-_LEAST_PER_CALL = 128
-"""Tokens. Calling the model once more costs about as much as showing it this many."""
 
 
-class EpisodeCache:
+class KeyValueCache(ABC):
     """What a model has seen of a batch of episodes. Starts empty; `admit` or `keep` says whose turn it is."""
+
+    tokens_per_call = 128
+    """Calling the model once more costs about as much as showing it this many."""
+    _packs = True
+    """Rows can begin with what others have seen, and go on without what they had."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn anew.
-        self._packs = _full_attention(model)
-        self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
-        self._states: Any = None
         self._fed: list[list[int]] = []
         self._row_of: dict[int, int] = {}
-        self._real = torch.zeros((0, 0), dtype=torch.bool, device=model.device)
-        self._length = torch.zeros((0,), dtype=torch.long, device=model.device)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has been seen."""
+        self._row_of = {}
+        self._reset(0)
 
     def fed(self, episode: int) -> int:
         """Tokens of this episode the model has already seen."""
@@ -48,23 +52,13 @@ class EpisodeCache:
         shared = list(requests[0].prompt_ids)
         for request in requests:
             shared = common_beginning(shared, request.prompt_ids)
-        if self._packs and len(shared) * (len(requests) - 1) > _LEAST_PER_CALL:
+        if self._packs and len(shared) * (len(requests) - 1) > self.tokens_per_call:
             self._reset(1)
             self.feed([shared])
-            self._pack(torch.zeros(len(requests), dtype=torch.long, device=self._model.device))
-            self._fed = [list(shared) for _ in requests]
+            self._take([0] * len(requests), [shared] * len(requests))
         else:
             self._reset(len(requests))
         self._row_of = {request.episode: row for row, request in enumerate(requests)}
-
-    def _reset(self, rows: int) -> None:
-        if self._packs:
-            self._states = Cache(layer_class_to_replicate=_PackedLayer)
-        else:
-            self._states = DynamicCache(config=self._model.config)
-        self._fed = [[] for _ in range(rows)]
-        self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
-        self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
 
     def keep(self, requests: Sequence[GenerationRequest]) -> bool:
         """Narrow to the requested episodes; False if any is new.
@@ -78,34 +72,83 @@ class EpisodeCache:
         fed = [
             common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)
         ]
-        self._length[torch.tensor(known)] = torch.tensor([len(ids) for ids in fed], device=self._length.device)
-        self._pack(torch.tensor(known, device=self._model.device))
-        self._fed = fed
+        self._take(known, fed)
         self._row_of = {request.episode: row for row, request in enumerate(requests)}
         return True
 
-    def _pack(self, rows: Tensor) -> None:
-        """Only these rows, their real columns at the left in order."""
-        real, self._length = self._real[rows], self._length[rows]
-        width = int(self._length.max())
-        columns = torch.argsort((~real).to(torch.uint8), dim=1, stable=True)[:, :width]
-        for layer in self._states.layers:
-            layer.pack(rows, columns)
-        self._real = torch.arange(width, device=rows.device)[None] < self._length[:, None]
+    def feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        """Show each row its new tokens; the logits after the last one, [B, V]. Those of an empty chunk mean nothing."""
+        even = _even_width([len(chunk) for chunk in chunks], self.tokens_per_call)
+        long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
+        if long and self._feed_apart(long, [chunks[row][:-even] for row in long]):
+            chunks = [chunk[-even:] for chunk in chunks]
+        return self._feed(chunks)
 
-    def part(self, rows: Sequence[int]) -> EpisodeCache | None:
+    @abstractmethod
+    def part(self, rows: Sequence[int]) -> Self | None:
         """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
+
+    @abstractmethod
+    def rejoin(self, rows: Sequence[int], part: Self) -> None:
+        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
+
+    @abstractmethod
+    def _reset(self, rows: int) -> None:
+        """So many rows that have seen nothing."""
+
+    @abstractmethod
+    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
+        """Only these rows, in this order; what each has seen of `fed` is all of it."""
+
+    @abstractmethod
+    def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        """`feed`, all at once."""
+
+    @abstractmethod
+    def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
+        """Show some rows theirs, and the others nothing; False where that can't be."""
+
+
+class EpisodeCache(KeyValueCache):
+    """Keys and values of any model, in memory that grows with them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn anew.
+        self._packs = full_attention(model)
+        self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
+        super().__init__(model)
+
+    def _reset(self, rows: int) -> None:
+        if self._packs:
+            self._states: Any = Cache(layer_class_to_replicate=_PackedLayer)
+        else:
+            self._states = DynamicCache(config=self._model.config)
+        self._fed = [[] for _ in range(rows)]
+        self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
+        self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
+
+    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
+        """Their real columns come to the left in order."""
+        index = torch.tensor(rows, device=self._model.device)
+        self._fed = [list(ids) for ids in fed]
+        self._length = torch.tensor([len(ids) for ids in fed], device=self._model.device)
+        width = max(map(len, fed))
+        columns = torch.argsort((~self._real[index]).to(torch.uint8), dim=1, stable=True)[:, :width]
+        for layer in self._states.layers:
+            layer.pack(index, columns)
+        self._real = torch.arange(width, device=index.device)[None] < self._length[:, None]
+
+    def part(self, rows: Sequence[int]) -> Self | None:
         if not self._packs:
             return None
         index = torch.tensor(rows, device=self._model.device)
-        part = EpisodeCache(self._model)
+        part = type(self)(self._model)
         part._states = Cache(layers=[layer.part(index) for layer in self._states.layers])
         part._fed = [self._fed[row] for row in rows]
         part._real, part._length = self._real[index], self._length[index]
         return part
 
-    def rejoin(self, rows: Sequence[int], part: EpisodeCache) -> None:
-        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
+    def rejoin(self, rows: Sequence[int], part: Self) -> None:
         index = torch.tensor(rows, device=self._model.device)
         for layer, other in zip(self._states.layers, part._states.layers, strict=True):
             layer.rejoin(index, other)
@@ -115,16 +158,13 @@ class EpisodeCache:
         self._real = real
         self._length[index] = part._length
 
-    def feed(self, chunks: Sequence[list[int]]) -> Tensor:
-        """Show each row its new tokens; the logits after the last one, [B, V]. An empty chunk leaves a hole."""
-        even = _even_width([len(chunk) for chunk in chunks])
-        long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
-        part = self.part(long) if long and self._states.layers else None
+    def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
+        part = self.part(rows) if self._states.layers else None
         if part is None:
-            return self._feed(chunks)
-        part.feed([chunks[row][:-even] for row in long])
-        self.rejoin(long, part)
-        return self._feed([chunk[-even:] for chunk in chunks])
+            return False
+        part.feed(chunks)
+        self.rejoin(rows, part)
+        return True
 
     def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
         width = max(len(chunk) for chunk in chunks)
@@ -214,14 +254,14 @@ def _zeros(states: Tensor, columns: int) -> Tensor:
     return states.new_zeros((*states.shape[:-2], columns, states.shape[-1]))
 
 
-def _even_width(sizes: Sequence[int]) -> int:
+def _even_width(sizes: Sequence[int], tokens_per_call: int) -> int:
     """Tokens up to which all rows are fed together, so that as little as possible is padding.
 
     Longer rows are shown the rest before, together and padded alike. The longest row's size: all at once.
     """
     longest, rows = max(sizes), len(sizes)
     costs = {
-        width: rows * width + sum(size > width for size in sizes) * (longest - width) + _LEAST_PER_CALL
+        width: rows * width + sum(size > width for size in sizes) * (longest - width) + tokens_per_call
         for width in set(sizes)
         if 0 < width < longest
     }
@@ -237,7 +277,7 @@ def common_beginning(fed: list[int], prompt: Sequence[int]) -> list[int]:
     return fed[: next(i for i in range(limit) if fed[i] != prompt[i])]
 
 
-def _full_attention(model: PreTrainedModel) -> bool:
+def full_attention(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -6,17 +6,20 @@ the tool result, the next header), and episodes that have ended are dropped.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import TrainingStopped
-from agentloop.generation.cache import EpisodeCache
+from agentloop.generation.cache import EpisodeCache, KeyValueCache
+from agentloop.generation.fixed_cache import FixedCache
 from agentloop.generation.generator import Completion, GenerationRequest
 from agentloop.generation.stopping import StopStrings
 
@@ -35,16 +38,26 @@ class LocalGenerator:
         stop_strings: StopStrings | None = None,
         policy_version: int = 0,
         compute: ComputeSection | None = None,
+        as_on_gpu: bool | None = None,
     ) -> None:
-        """`compute` says in which type it multiplies; the rest of it is about scoring."""
-        self._model = model
+        """`compute` says in which type it multiplies; the rest of it is about scoring.
+
+        `as_on_gpu`: from a bfloat16 copy in the place of autocast, and with keys and values in fixed buffers where the
+        model can; None: if the model is on a GPU.
+        """
+        self._trained = model
+        self.model = model
+        self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
         self._autocast = compute is not None and compute.autocast == "bfloat16"
+        if self._autocast and self._as_on_gpu:
+            self.model, self._autocast = _bfloat16_copy(model), False
         self._stop_ids = stop_ids
         self._stop_strings = stop_strings or None
         self._version = policy_version
         self._random = torch.Generator(device=model.device)
         self._temperature = 1.0
-        self._cache = EpisodeCache(model)
+        fixed = self._as_on_gpu and FixedCache.suits(self.model)
+        self._cache = FixedCache(self.model) if fixed else EpisodeCache(self.model)
 
     @property
     def policy_version(self) -> int:
@@ -53,22 +66,34 @@ class LocalGenerator:
     def with_compute(self, compute: ComputeSection) -> LocalGenerator:
         """Another one of the same policy that multiplies as `compute` says."""
         return LocalGenerator(
-            self._model,
+            self._trained,
             stop_ids=self._stop_ids,
             stop_strings=self._stop_strings,
             policy_version=self._version,
             compute=compute,
+            as_on_gpu=self._as_on_gpu,
         )
+
+    def bytes_of(self, episodes: int, tokens: int) -> int:
+        """What keys and values of so many episodes take in fixed buffers, once one of them is so long.
+
+        0 before a token was sampled, and for a model that has no such buffers.
+        """
+        return self._cache.bytes_of(episodes, tokens) if isinstance(self._cache, FixedCache) else 0
 
     def published(self, version: int) -> None:
         """New weights are in place."""
         self._version = version
-        self._cache = EpisodeCache(self._model)
+        self._cache.forget()
+        if self.model is not self._trained:
+            with torch.no_grad():
+                for rounded, trained in zip(self.model.parameters(), self._trained.parameters(), strict=True):
+                    rounded.copy_(trained)
 
     def begin(self, *, seed: int, temperature: float) -> None:
         self._random.manual_seed(seed)
         self._temperature = temperature
-        self._cache = EpisodeCache(self._model)
+        self._cache.forget()
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         if not requests:
@@ -77,7 +102,7 @@ class LocalGenerator:
         # Around all steps, so that weights are cast once; in inference mode each step would cast them.
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
-            torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=self._autocast),
+            torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self._autocast),
         ):
             if not self._cache.keep(requests):
                 self._cache.admit(requests)
@@ -85,7 +110,7 @@ class LocalGenerator:
             self._decode(self._cache, replies, logits)
         return [reply.completion(self._version) for reply in replies]
 
-    def _decode(self, cache: EpisodeCache, replies: Sequence[_Reply], logits: Tensor) -> None:
+    def _decode(self, cache: KeyValueCache, replies: Sequence[_Reply], logits: Tensor) -> None:
         """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
         while True:
             self._add(replies, logits)
@@ -103,9 +128,8 @@ class LocalGenerator:
             logits = cache.feed(chunks)
 
     def _add(self, replies: Sequence[_Reply], logits: Tensor) -> None:
-        tokens, log_probs, entropies = self._sample(logits)
-        columns = zip(replies, tokens.tolist(), log_probs.tolist(), entropies.tolist(), strict=True)
-        for reply, token, log_prob, entropy in columns:
+        sampled = torch.stack([values.double() for values in self._sample(logits)]).tolist()  # a GPU is waited for once
+        for reply, token, log_prob, entropy in zip(replies, *sampled, strict=True):
             if math.isnan(log_prob):
                 raise TrainingStopped(
                     f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
@@ -113,7 +137,7 @@ class LocalGenerator:
                 )
             if reply.ended:
                 continue
-            reply.add(token, log_prob, entropy, stop_ids=self._stop_ids)
+            reply.add(int(token), log_prob, entropy, stop_ids=self._stop_ids)
             if self._stop_strings is not None and not reply.ended:
                 reply.ended = self._stop_strings.completed(reply.token_ids)
 
@@ -142,6 +166,15 @@ class LocalGenerator:
         chosen = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
         # Among NaNs the search ends behind the last token; `_decode` refuses what is found there.
         return chosen.clamp_max(cumulative.shape[1] - 1)
+
+
+def _bfloat16_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Its buffers keep their types: positions are turned into angles by float32 numbers in models of any type."""
+    rounded: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, rounded)
 
 
 @dataclass

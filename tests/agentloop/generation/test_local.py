@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from agentloop.generation import GenerationRequest
+from agentloop.generation import Completion, GenerationRequest
 from agentloop.generation.local import LocalGenerator
 from agentloop.generation.stopping import StopStrings
 from context.tokens.stop_strings import before_stop
@@ -50,35 +51,35 @@ def windowed() -> PreTrainedModel:
 
 
 def plain_log_probs(
-    model: PreTrainedModel, prompt: list[int], reply: tuple[int, ...], temperature: float
+    model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int], temperature: float
 ) -> list[float]:
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + list(reply)])).logits[0] / temperature
-    scores = logits.log_softmax(-1)
+        logits = model(torch.tensor([[*prompt, *reply]], device=model.device)).logits[0] / temperature
+    scores = logits.float().log_softmax(-1)
     return [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
 
 
-def conversation(
+def played(
     model: PreTrainedModel,
     *,
     temperature: float = 1.0,
     rewrite: int | None = None,
     shared: int = 0,
     longest_news: int = 6,
-) -> float:
-    """Several turns of ragged episodes, some ending early; the largest difference to the plain forward."""
+    **settings: Any,
+) -> list[tuple[list[int], Completion]]:
+    """Prompts and replies over several turns of ragged episodes, some ending early."""
     rng = random.Random(3)
-    engine = LocalGenerator(model, stop_ids=frozenset([STOP]))
+    engine = LocalGenerator(model, stop_ids=frozenset([STOP]), **settings)
     engine.begin(seed=11, temperature=temperature)
     beginning = [rng.randrange(8, VOCABULARY) for _ in range(shared)]
     prompts = {e: beginning + [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(1, 12))] for e in range(9)}
-    worst = 0.0
+    turns = []
     for turn in range(5):
         requests = [GenerationRequest(e, prompt, rng.randrange(1, 9)) for e, prompt in prompts.items()]
         for request, completion in zip(requests, engine.generate(requests), strict=True):
             prompt = list(request.prompt_ids)
-            expected = plain_log_probs(model, prompt, completion.token_ids, temperature)
-            worst = max(worst, *(abs(a - b) for a, b in zip(expected, completion.log_probs, strict=True)))
+            turns.append((prompt, completion))
             news = [rng.randrange(8, VOCABULARY) for _ in range(rng.choice([0, 1, 2, 3, 4, 5, longest_news]))]
             prompts[request.episode] = prompt + list(completion.token_ids) + news
             if rewrite is not None and turn in (2, 3) and request.episode % 2:
@@ -86,7 +87,20 @@ def conversation(
                 prompts[request.episode] = before[:rewrite] + before[rewrite + 3 :] or [9]
         for ended in [e for e in prompts if rng.random() < 0.25]:
             del prompts[ended]
-    return worst
+    return turns
+
+
+def conversation(
+    model: PreTrainedModel, *, temperature: float = 1.0, scored_by: PreTrainedModel | None = None, **case: Any
+) -> float:
+    """The largest difference of log-probs to a plain forward."""
+    return max(
+        abs(one - other)
+        for prompt, reply in played(model, temperature=temperature, **case)
+        for one, other in zip(
+            plain_log_probs(scored_by or model, prompt, reply.token_ids, temperature), reply.log_probs, strict=True
+        )
+    )
 
 
 def test_generator_log_probs_equal_a_plain_forward_over_turns() -> None:
