@@ -1,22 +1,24 @@
-"""A decode step of the engine in this process: as it is, and with keys and values in fixed buffers, as one CUDA graph.
+"""A decode step of the engine in this process: with keys and values that grow, with fixed buffers and recorded steps,
+and by transformers' continuous batching, which returns log-probs too.
 
-Rows of prompts are shown to a random Llama, then a token of each at a time. Each contender is fed the same tokens; on a
-GPU weights are bfloat16. On a CPU a tiny shape shows only that both say the same.
+Rows of prompts are shown to a random Llama, then a token of each at a time. The caches are fed the same tokens; what
+continuous batching samples is scored by a plain forward. On a GPU weights are bfloat16. On a CPU a tiny shape shows
+only that all say the same.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-from agentloop.generation.cache import EpisodeCache
+from agentloop.generation.cache import EpisodeCache, KeyValueCache
 from agentloop.generation.fixed_cache import FixedCache
 from agentloop.generation.generator import GenerationRequest
 from benchmarks._goals import show
@@ -31,12 +33,6 @@ SHAPES: dict[str, Shape] = {
     "1_3b": (24, 2048, 5504, 16, 16, 32_000),
 }
 _TINY: Shape = (2, 32, 64, 4, 2, 64)
-
-
-class Cache(Protocol):
-    def admit(self, requests: Sequence[GenerationRequest]) -> None: ...
-
-    def feed(self, chunks: Sequence[list[int]]) -> Tensor: ...
 
 
 def llama(shape: Shape, device: torch.device) -> PreTrainedModel:
@@ -56,35 +52,60 @@ def llama(shape: Shape, device: torch.device) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
-def decoded(cache: Cache, *, rows: int, steps: int, words: int, prompt: int = PROMPT) -> tuple[float, Tensor]:
-    """Milliseconds of a step, the median after a quarter of them; and the logits of the last one, [rows, words]."""
+def prompts(rows: int, steps: int, words: int) -> list[list[int]]:
+    """And what follows them."""
     made = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, words, (rows, prompt + steps), generator=made).tolist()
-    cache.admit([GenerationRequest(row, ids[:prompt], steps) for row, ids in enumerate(tokens)])
-    logits = cache.feed([ids[:prompt] for ids in tokens])
-    times = []
-    for step in range(prompt, prompt + steps):
-        began = time.perf_counter()
-        logits = cache.feed([[ids[step]] for ids in tokens])
+    return torch.randint(0, words, (rows, PROMPT + steps), generator=made).tolist()
+
+
+@torch.no_grad()
+def decoded(cache: KeyValueCache, tokens: list[list[int]]) -> tuple[float, Tensor]:
+    """Milliseconds of a step, the median after a quarter of them; and the logits of the last one, [rows, words]."""
+    cache.admit([GenerationRequest(row, ids[:PROMPT], 1) for row, ids in enumerate(tokens)])
+    logits = cache.feed([ids[:PROMPT][cache.fed(row) :] for row, ids in enumerate(tokens)])
+    ends = [time.perf_counter()]
+    for step in range(PROMPT, len(tokens[0])):
+        logits = cache.feed([ids[step : step + 1] for ids in tokens])
         logits.argmax(dim=-1).tolist()  # as sampling, waits for the device
-        times.append(1000 * (time.perf_counter() - began))
-    return statistics.median(times[steps // 4 :]), logits
+        ends.append(time.perf_counter())
+    return median_step(ends), logits.float().log_softmax(-1)
+
+
+def continuous(model: Any, tokens: list[list[int]]) -> tuple[float, float]:
+    """Milliseconds of a step, sampling included; and the most that the first row's log-probs are off, in nats."""
+    steps = len(tokens[0]) - PROMPT
+    config = ContinuousBatchingConfig(
+        return_logprobs=True, page_size=256, num_blocks=len(tokens) * (1 + len(tokens[0]) // 256), max_batch_tokens=8192
+    )
+    sampling = GenerationConfig(max_new_tokens=steps, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0)
+    found = model.generate_batch(
+        [ids[:PROMPT] for ids in tokens], sampling, continuous_batching_config=config, record_timestamps=True
+    )
+    first = next(iter(found.values()))
+    with torch.no_grad():
+        row = torch.tensor([tokens[0][:PROMPT] + first.generated_tokens], device=model.device)
+        scores = model(row).logits[0, PROMPT - 1 : -1].float().log_softmax(-1)
+    stored = torch.tensor(first.logprobs, device=model.device)
+    return median_step(first.timestamps), float((scores.gather(1, row[0, PROMPT:, None])[:, 0] - stored).abs().max())
+
+
+def median_step(ends: list[float]) -> float:
+    """Milliseconds, of the last three quarters of the steps, for the first ones are recorded or wait for prompts."""
+    times = [1000 * (end - began) for began, end in itertools.pairwise(ends)]
+    return statistics.median(times[len(times) // 4 :])
 
 
 def main() -> dict[str, float]:
     on_gpu = torch.cuda.is_available()
     device, rows, steps = torch.device("cuda" if on_gpu else "cpu"), 128 if on_gpu else 4, 128 if on_gpu else 12
     found: dict[str, float] = {}
-    contenders: dict[str, Callable[[PreTrainedModel], Cache]] = {"today": EpisodeCache, "graph": FixedCache}
     for name, shape in (SHAPES if on_gpu else {"tiny": _TINY}).items():
-        model = llama(shape, device)
-        logits = []
-        for contender, make in contenders.items():
-            found[f"ms_{name}_{contender}"], last = decoded(make(model), rows=rows, steps=steps, words=shape[-1])
-            logits.append(last.float().log_softmax(-1))
-        found[f"of_time_{name}"] = found[f"ms_{name}_graph"] / found[f"ms_{name}_today"]
-        found[f"nats_apart_{name}"] = float((logits[0] - logits[1]).abs().max())
+        model, tokens = llama(shape, device), prompts(rows, steps, shape[-1])
+        found[f"ms_{name}_growing"], growing = decoded(EpisodeCache(model), tokens)
+        found[f"ms_{name}_graph"], fixed = decoded(FixedCache(model), tokens)
+        found[f"ms_{name}_continuous"], found[f"nats_apart_{name}_continuous"] = continuous(model, tokens)
+        found[f"of_time_{name}"] = found[f"ms_{name}_graph"] / found[f"ms_{name}_growing"]
+        found[f"nats_apart_{name}"] = float((growing - fixed).abs().max())
     show(found, GOALS)
     return found
 

@@ -41,6 +41,7 @@ from agentloop.supervised.warm_up import Demonstrator, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
 from agentloop.training.policies.publish import Publisher
+from agentloop.training.startup_checks import check_sampling_memory, free_memory
 from agentloop.training.trained_policy import load_trained_policy
 from agentloop.user_code import load_function, load_sampler, users_code
 from context import AuthorTable, TokenSequence
@@ -211,6 +212,8 @@ def build_components(
     saved = checkpoint.model if checkpoint else None
     spec = TrainerSpec(config, first, saved, authors)
     trainer, weights, gather = _make_trainer(spec, ranks, policy.actor, reference)
+    if generator is local and policy.actor.device.type == "cuda":
+        display.note(check_sampling_memory(local, config, free=free_memory(policy.actor.device)))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))

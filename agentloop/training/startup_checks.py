@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation import GenerationRequest
 from agentloop.generation.local import LocalGenerator
@@ -50,6 +51,39 @@ def check_scoring(generator: LocalGenerator, actor: Actor) -> bool:
             f"difference of {worst:.3g} with {type(actor.model).__name__}. Use another architecture."
         )
     return worst <= _TOLERANCE and not actor.half_precision
+
+
+def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free: int) -> str:
+    """What keys and values take once all episodes that run at once are as long as they may be, in words.
+
+    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError where they do
+    not fit, for they would run out in the middle of a run.
+    """
+    most = max(config.batch.trajectories, config.evaluation.tasks * config.evaluation.samples)
+    episodes, tokens = min(config.rollout.parallel, most), config.context.max_tokens
+    taken = generator.bytes_of(episodes, tokens)
+    if not taken:
+        return (
+            f"sampling: no step of {type(generator.model).__name__} can be recorded; keys and values grow as they must"
+        )
+    if taken > free:
+        fitting = next((n for n in range(episodes, 0, -1) if generator.bytes_of(n, tokens) <= free), 0)
+        raise UserError(
+            f"rollout.parallel must leave keys and values room on the GPU, got {episodes} episodes of "
+            f"context.max_tokens {tokens}, which take {taken / 1e9:,.1f} GB where {free / 1e9:,.1f} GB are free. "
+            + (f"Set rollout.parallel to {fitting}, or lower" if fitting else "Lower")
+            + " context.max_tokens."
+        )
+    return (
+        f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
+        f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free before the first update"
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that this process may take yet, or has at hand."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _difference(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.learning.batch import build_batch
 from agentloop.learning.scoring import score
 from agentloop.models.actor import Actor
+from agentloop.training.train import train
 from tests.fakes.batch_rows import (
     AUTHORS,
     gradients,
@@ -19,6 +21,7 @@ from tests.fakes.batch_rows import (
     scored_rows,
     tiny_actor,
 )
+from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 TOLERANCE = 1e-4
@@ -58,3 +61,12 @@ def test_a_gpu_multiplies_float32_weights_in_bfloat16_by_default() -> None:
     assert Actor(model).compute.autocast == "bfloat16"
     assert Actor(model, compute=EXACT).compute.autocast == "none"
     assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"
+
+
+def test_run_samples_in_fixed_buffers_and_says_what_they_take(tmp_path: Path) -> None:
+    display = SilentDisplay()
+    train(small_config(tmp_path, save_qwen2(tmp_path / "qwen2")), display=display)
+    (said,) = [note for note in display.notes if note.startswith("sampling: ")]
+    assert said.startswith("sampling: keys and values of 16 episodes at once take ")
+    for metrics in display.iterations:
+        assert metrics["actor/fresh/drift_mean"] == pytest.approx(1.0, abs=0.05)
