@@ -28,7 +28,7 @@ _MOST_IN_A_PASS = 32_768
 
 
 class FixedCache(KeyValueCache):
-    """Buffers that only grow; n rows have the first n places of them, in any order. For models that `suits` likes."""
+    """For models that it `suits`. Buffers only grow; n rows have the first n places of them, in any order."""
 
     tokens_per_call = 8192
 
@@ -285,7 +285,7 @@ def _forward(model: PreTrainedModel, ids: Tensor, at: _At) -> Tensor:
     output: Any = model(
         input_ids=ids,
         attention_mask=seen[:, None],
-        position_ids=at.columns,
+        position_ids=at.columns % (at.buffers.columns - 1),  # 0 for padding: some models look positions up
         past_key_values=Cache(layers=layers),
         use_cache=True,
         logits_to_keep=1,

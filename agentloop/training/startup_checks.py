@@ -63,9 +63,7 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
     episodes, tokens = min(config.rollout.parallel, most), config.context.max_tokens
     taken = generator.bytes_of(episodes, tokens)
     if not taken:
-        return (
-            f"sampling: no step of {type(generator.model).__name__} can be recorded; keys and values grow as they must"
-        )
+        return f"sampling: no step of {type(generator.model).__name__} can be recorded, its keys and values grow"
     if taken > free:
         fitting = next((n for n in range(episodes, 0, -1) if generator.bytes_of(n, tokens) <= free), 0)
         raise UserError(

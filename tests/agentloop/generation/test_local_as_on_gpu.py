@@ -7,7 +7,15 @@ from typing import Any
 import peft
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.generation import GenerationRequest
@@ -15,7 +23,15 @@ from agentloop.generation.fixed_cache import FixedCache
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.training.startup_checks import check_scoring
-from tests.agentloop.generation.test_local import VOCABULARY, conversation, fed_shapes, llama, played, windowed
+from tests.agentloop.generation.test_local import (
+    VOCABULARY,
+    conversation,
+    fed_shapes,
+    llama,
+    plain_log_probs,
+    played,
+    windowed,
+)
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
@@ -42,6 +58,14 @@ def few_tokens_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_log_probs_with_fixed_buffers_equal_a_plain_forward_over_turns(case: dict[str, Any], device: str) -> None:
     assert conversation(on(device), as_on_gpu=True, **case) < tolerance(device)
+
+
+def test_padding_has_a_position_that_the_model_knows() -> None:
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 80, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)).eval()
+    assert FixedCache.suits(model)
+    assert conversation(model, as_on_gpu=True) < tolerance("cpu")
 
 
 @DEVICES
@@ -134,6 +158,21 @@ def test_bfloat16_copy_has_the_weights_of_the_last_publish() -> None:
     engine.published(1)
     assert sample(engine) == sample(LocalGenerator(again, stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True))
     assert sample(engine) != before
+
+
+@pytest.mark.parametrize("as_on_gpu", [False, True])
+def test_keys_of_old_weights_are_forgotten_at_a_publish(as_on_gpu: bool) -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=as_on_gpu)
+    engine.begin(seed=0, temperature=1.0)
+    (first,) = engine.generate([GenerationRequest(0, [8, 9], 6)])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    engine.published(1)
+    prompt = [8, 9, *first.token_ids, 10]
+    (reply,) = engine.generate([GenerationRequest(0, prompt, 6)])
+    assert reply.log_probs == pytest.approx(plain_log_probs(model, prompt, reply.token_ids, 1.0), abs=1e-5)
 
 
 @DEVICES
