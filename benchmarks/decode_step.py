@@ -2,8 +2,8 @@
 and by transformers' continuous batching, which returns log-probs too.
 
 Rows of prompts are shown to a random Llama, then a token of each at a time. The caches are fed the same tokens; what
-continuous batching samples is scored by a plain forward. On a GPU weights are bfloat16. On a CPU a tiny shape shows
-only that all say the same.
+continuous batching samples is scored by a plain forward. Weights are bfloat16 on a GPU; for the engine itself, sampling
+included, they are float32 under autocast, as in training. On a CPU a tiny shape shows only that all say the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from torch import Tensor
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
+from agentloop.config.sections.model import ComputeSection
 from agentloop.generation.cache import EpisodeCache, KeyValueCache
 from agentloop.generation.fixed_cache import FixedCache
 from agentloop.generation.generator import GenerationRequest
+from agentloop.generation.local import LocalGenerator
 from benchmarks._goals import show
 
 PROMPT = 256
@@ -35,7 +37,7 @@ SHAPES: dict[str, Shape] = {
 _TINY: Shape = (2, 32, 64, 4, 2, 64)
 
 
-def llama(shape: Shape, device: torch.device) -> PreTrainedModel:
+def llama(shape: Shape, device: torch.device, kind: torch.dtype) -> PreTrainedModel:
     layers, width, between, heads, key_heads, words = shape
     config = LlamaConfig(
         num_hidden_layers=layers,
@@ -47,7 +49,6 @@ def llama(shape: Shape, device: torch.device) -> PreTrainedModel:
         attn_implementation="sdpa",
     )
     torch.manual_seed(0)
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     model: PreTrainedModel = LlamaForCausalLM(config).to(device=device, dtype=kind).eval()
     return model
 
@@ -69,6 +70,18 @@ def decoded(cache: KeyValueCache, tokens: list[list[int]]) -> tuple[float, Tenso
         logits.argmax(dim=-1).tolist()  # as sampling, waits for the device
         ends.append(time.perf_counter())
     return median_step(ends), logits.float().log_softmax(-1)
+
+
+def engine(model: PreTrainedModel, tokens: list[list[int]]) -> float:
+    """Milliseconds of a step, sampling included, once its steps are recorded."""
+    generator = LocalGenerator(model, stop_ids=frozenset(), compute=ComputeSection(autocast="bfloat16"), as_on_gpu=True)
+    steps, took = len(tokens[0]) - PROMPT, {}
+    for most in (steps, 1, steps):
+        generator.begin(seed=0, temperature=1.0)
+        began = time.perf_counter()
+        generator.generate([GenerationRequest(row, ids[:PROMPT], most) for row, ids in enumerate(tokens)])
+        took[most] = time.perf_counter() - began
+    return 1000 * (took[steps] - took[1]) / (steps - 1)
 
 
 def continuous(model: Any, tokens: list[list[int]]) -> tuple[float, float]:
@@ -98,12 +111,14 @@ def median_step(ends: list[float]) -> float:
 def main() -> dict[str, float]:
     on_gpu = torch.cuda.is_available()
     device, rows, steps = torch.device("cuda" if on_gpu else "cpu"), 128 if on_gpu else 4, 128 if on_gpu else 12
+    kind = torch.bfloat16 if on_gpu else torch.float32
     found: dict[str, float] = {}
     for name, shape in (SHAPES if on_gpu else {"tiny": _TINY}).items():
-        model, tokens = llama(shape, device), prompts(rows, steps, shape[-1])
+        model, tokens = llama(shape, device, kind), prompts(rows, steps, shape[-1])
         found[f"ms_{name}_growing"], growing = decoded(EpisodeCache(model), tokens)
         found[f"ms_{name}_graph"], fixed = decoded(FixedCache(model), tokens)
         found[f"ms_{name}_continuous"], found[f"nats_apart_{name}_continuous"] = continuous(model, tokens)
+        found[f"ms_{name}_engine"] = engine(llama(shape, device, torch.float32), tokens)
         found[f"of_time_{name}"] = found[f"ms_{name}_graph"] / found[f"ms_{name}_growing"]
         found[f"nats_apart_{name}"] = float((growing - fixed).abs().max())
     show(found, GOALS)

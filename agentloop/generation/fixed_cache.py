@@ -215,7 +215,9 @@ class _Buffers:
 
     def of_layer(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if number not in self.layers:
-            self.layers[number] = self._zeros(keys), self._zeros(values)
+            device = keys.device.type  # autocast would cast all of them for each attention
+            kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else keys.dtype
+            self.layers[number] = self._zeros(keys.to(kind)), self._zeros(values.to(kind))
         return self.layers[number]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], columns: int) -> None:
@@ -262,7 +264,7 @@ class _Layer(CacheLayerMixin):
 
     def _written(self, buffer: Tensor, states: Tensor) -> Tensor:
         at = self._at
-        buffer[at.places[:, None], :, at.columns] = states.transpose(1, 2)
+        buffer[at.places[:, None], :, at.columns] = states.transpose(1, 2).to(buffer.dtype)
         seen = buffer[:, :, : at.seen]
         return seen[: len(states)] if at.first else seen[at.places]
 

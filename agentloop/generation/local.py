@@ -42,15 +42,15 @@ class LocalGenerator:
     ) -> None:
         """`compute` says in which type it multiplies; the rest of it is about scoring.
 
-        `as_on_gpu`: from a bfloat16 copy in the place of autocast, and with keys and values in fixed buffers where the
-        model can; None: if the model is on a GPU.
+        `as_on_gpu`: with keys and values in fixed buffers where the model can, and weights that autocast need not cast
+        again; None: if the model is on a GPU.
         """
-        self._trained = model
-        self.model = model
+        self._trained, self.model = model, model
         self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
         self._autocast = compute is not None and compute.autocast == "bfloat16"
+        self._rounded: list[tuple[Tensor, Tensor]] = []
         if self._autocast and self._as_on_gpu:
-            self.model, self._autocast = _bfloat16_copy(model), False
+            self.model, self._rounded = _rounded_copy(model)
         self._stop_ids = stop_ids
         self._stop_strings = stop_strings or None
         self._version = policy_version
@@ -85,10 +85,8 @@ class LocalGenerator:
         """New weights are in place."""
         self._version = version
         self._cache.forget()
-        if self.model is not self._trained:
-            with torch.no_grad():
-                for rounded, trained in zip(self.model.parameters(), self._trained.parameters(), strict=True):
-                    rounded.copy_(trained)
+        for rounded, trained in self._rounded:
+            rounded.copy_(trained.detach())
 
     def begin(self, *, seed: int, temperature: float) -> None:
         self._random.manual_seed(seed)
@@ -99,10 +97,12 @@ class LocalGenerator:
         if not requests:
             return []
         replies = [_Reply(request.max_new_tokens) for request in requests]
-        # Around all steps, so that weights are cast once; in inference mode each step would cast them.
+        # Around all steps, so that weights are cast once; in inference mode each step would cast them. A recorded step
+        # may not use what was cast before it: there they are cast already.
+        kept = not isinstance(self._cache, FixedCache)
         with (
             torch.no_grad() if self._autocast else torch.inference_mode(),
-            torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self._autocast),
+            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast, cache_enabled=kept),
         ):
             if not self._cache.keep(requests):
                 self._cache.admit(requests)
@@ -168,13 +168,20 @@ class LocalGenerator:
         return chosen.clamp_max(cumulative.shape[1] - 1)
 
 
-def _bfloat16_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Its buffers keep their types: positions are turned into angles by float32 numbers in models of any type."""
-    rounded: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
-        for parameter in model.parameters()
-    }
-    return copy.deepcopy(model, rounded)
+def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
+    """A copy that has its linear layers' weights in bfloat16, as autocast would cast them; and each with its original.
+
+    It shares all others: sums over layers, norms and embeddings are those of autocast.
+    """
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, shared)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for layer in copied.modules():
+        for name, parameter in [*layer.named_parameters(recurse=False)] if isinstance(layer, nn.Linear) else []:
+            rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+            setattr(layer, name, rounded)
+            pairs.append((rounded, parameter))
+    return copied, pairs
 
 
 @dataclass

@@ -16,6 +16,8 @@ from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.checkpoint import Checkpoint
 from agentloop.training.startup_checks import check_scoring
 
+_TEXT = "The agent reads the question, calls a tool and waits for its answer."
+
 
 @dataclass(frozen=True)
 class TrainedPolicy:
@@ -44,6 +46,6 @@ def load_trained_policy(config: RunConfig, first: Path | str, checkpoint: Checkp
         policy_version=checkpoint.values["loop"]["iteration"] if checkpoint else 0,
         compute=actor.compute,
     )
-    agree = check_scoring(local, actor)
+    agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT))
     sampled_here = config.rollout.engine == "local" and config.compute.old_log_probs == "auto"
     return TrainedPolicy(loaded, actor, local, reference_policy(config, first, actor), agree and sampled_here)

@@ -1,4 +1,4 @@
-"""What a GPU samples by: keys and values in fixed buffers, a bfloat16 copy. On a CPU no step is recorded."""
+"""What a GPU samples by: keys and values in fixed buffers, a rounded copy of weights. On a CPU no step is recorded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from torch import nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -32,6 +33,7 @@ from tests.agentloop.generation.test_local import (
     played,
     windowed,
 )
+from tests.agentloop.models.test_passes import Casts
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
@@ -127,37 +129,54 @@ def test_recorded_steps_are_replayed_after_a_publish_with_the_new_weights(comput
 
 
 @DEVICES
-def test_bfloat16_copy_samples_near_what_autocast_scores(device: str) -> None:
+def test_rounded_copy_samples_what_autocast_does(device: str) -> None:
     model = on(device)
-    exact = played(model, as_on_gpu=True)
-    assert played(model, as_on_gpu=True, compute=BFLOAT16)[0][1].log_probs != exact[0][1].log_probs
-    assert conversation(model, as_on_gpu=True, compute=BFLOAT16) < 0.2  # 8 bits of mantissa, wide initial weights
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    rounded = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16).model
-    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
-    assert {buffer.dtype for buffer in rounded.buffers()} == {torch.float32}
-    check_scoring(
-        LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16), Actor(model, compute=BFLOAT16)
+    copied, autocast, exact = (
+        played(model, as_on_gpu=chosen, compute=compute)[0][1].log_probs
+        for chosen, compute in ((True, BFLOAT16), (False, BFLOAT16), (True, None))
     )
+    assert copied == pytest.approx(autocast, abs=0.05)  # 8 bits of mantissa, wide initial weights
+    assert copied != exact
+    assert conversation(model, as_on_gpu=True, compute=BFLOAT16) < 0.2
+    generator = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16)
+    check_scoring(generator, Actor(model, compute=BFLOAT16))
+    kinds = {name.split(".")[-2]: parameter.dtype for name, parameter in generator.model.named_parameters()}
+    assert (kinds["q_proj"], kinds["lm_head"], kinds["norm"]) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_bfloat16_copy_has_the_weights_of_the_last_publish() -> None:
-    model, again = llama(), llama()
-    engine = LocalGenerator(model, stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True)
+def test_rounded_copy_casts_no_weight_while_it_samples() -> None:
+    model = llama()
+    generator = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16)
+    generator.begin(seed=0, temperature=1.0)
+    with Casts([*model.parameters(), *generator.model.parameters()]) as casts:
+        generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
+    assert set(casts.times.values()) == {0}
+
+
+@DEVICES
+@pytest.mark.parametrize("tied", [False, True])
+def test_rounded_copy_has_the_weights_of_the_last_publish(tied: bool, device: str) -> None:
+    models = llama(), llama()
+    for model in models:
+        model.to(device)  # type: ignore[arg-type]
+        if tied:
+            model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=False, device=device))
+            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    engine = LocalGenerator(models[0], stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True)
 
     def sample(engine: LocalGenerator) -> tuple[float, ...]:
         engine.begin(seed=0, temperature=1.0)
         return engine.generate([GenerationRequest(0, [8, 9], 6)])[0].log_probs
 
     before = sample(engine)
-    with torch.no_grad():
-        for trained in (model, again):
-            for parameter in trained.parameters():
+    for model in models:
+        with torch.no_grad():
+            for parameter in model.parameters():
                 parameter.mul_(1.5)
-    assert sample(engine) == before
     engine.published(1)
-    assert sample(engine) == sample(LocalGenerator(again, stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True))
-    assert sample(engine) != before
+    new = LocalGenerator(models[1], stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True)
+    assert sample(engine) == sample(new) != before
 
 
 @pytest.mark.parametrize("as_on_gpu", [False, True])
@@ -176,7 +195,7 @@ def test_keys_of_old_weights_are_forgotten_at_a_publish(as_on_gpu: bool) -> None
 
 
 @DEVICES
-def test_bfloat16_copy_has_the_adapters_too(device: str) -> None:
+def test_rounded_copy_has_the_adapters_too(device: str) -> None:
     model = llama()
     model.add_adapter(peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear", init_lora_weights=False))
     model = model.to(device)  # type: ignore[arg-type]
