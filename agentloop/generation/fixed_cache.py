@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import DynamicLayer
 
 from agentloop.generation.cache import KeyValueCache, full_attention
 
@@ -251,7 +251,7 @@ class _At:
     """The places are the first ones in order: they can be seen without a copy."""
 
 
-class _Layer(CacheLayerMixin):
+class _Layer(DynamicLayer):
     """One layer's part of a pass, as transformers asks for it."""
 
     def __init__(self, at: _At, number: int) -> None:
@@ -268,16 +268,7 @@ class _Layer(CacheLayerMixin):
         seen = buffer[:, :, : at.seen]
         return seen[: len(states)] if at.first else seen[at.places]
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """There is nothing to be made: the buffers are all layers'."""
-
     def get_seq_length(self) -> int:
-        return self._at.seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._at.seen, 0
-
-    def get_max_length(self) -> int:
         return self._at.seen
 
 

@@ -178,9 +178,10 @@ def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[T
     pairs: list[tuple[Tensor, Tensor]] = []
     for layer in copied.modules():
         for name, parameter in [*layer.named_parameters(recurse=False)] if isinstance(layer, nn.Linear) else []:
-            rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
-            setattr(layer, name, rounded)
-            pairs.append((rounded, parameter))
+            if parameter.dtype == torch.float32:
+                rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+                setattr(layer, name, rounded)
+                pairs.append((rounded, parameter))
     return copied, pairs
 
 

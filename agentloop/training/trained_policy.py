@@ -17,6 +17,7 @@ from agentloop.runs.checkpoint import Checkpoint
 from agentloop.training.startup_checks import check_scoring
 
 _TEXT = "The agent reads the question, calls a tool and waits for its answer."
+"""Words that models know, for `check_scoring`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,6 @@ def load_trained_policy(config: RunConfig, first: Path | str, checkpoint: Checkp
         policy_version=checkpoint.values["loop"]["iteration"] if checkpoint else 0,
         compute=actor.compute,
     )
-    agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT))
+    agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT)[:16])
     sampled_here = config.rollout.engine == "local" and config.compute.old_log_probs == "auto"
     return TrainedPolicy(loaded, actor, local, reference_policy(config, first, actor), agree and sampled_here)
