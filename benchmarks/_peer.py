@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_model
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_config
+from agentloop.config.config_file import load_config, load_plain, to_plain
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -59,7 +59,7 @@ def order(arguments: list[str] | None = None) -> Order:
 def run_config(asked: Order) -> RunConfig:
     """The quickstart's, at one learning rate throughout; a side evaluates nothing and keeps nothing on disk but its
     buffer."""
-    trajectories = load_config(QUICKSTART).batch.trajectories
+    quickstart = load_config(QUICKSTART)
     changes = {
         "run.seed": asked.seed,
         "run.folder": asked.weights.parent / "runs",
@@ -68,7 +68,7 @@ def run_config(asked: Order) -> RunConfig:
         "model.device": "cpu",
         "optimizer.warmup_iterations": 0,
         "optimizer.schedule": "constant",
-        "batch.mini_batch": trajectories // asked.updates,
+        "batch.mini_batch": quickstart.batch.trajectories // asked.updates,
         "evaluation.every": 0,
         "checkpoint.keep_policies": "none",
         **(
@@ -77,7 +77,8 @@ def run_config(asked: Order) -> RunConfig:
             else {"replay.fraction": 0, "replay.schedule.final": "null", "replay.schedule.shape": "constant"}
         ),
     }
-    return load_config(QUICKSTART, [f"{key}={value}" for key, value in changes.items()])
+    # Over a whole configuration: with a model's path alone, replies would have the length that suits a large model.
+    return load_plain(to_plain(quickstart), [f"{key}={value}" for key, value in changes.items()])
 
 
 @dataclass
