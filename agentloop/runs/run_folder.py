@@ -127,7 +127,7 @@ def has_run(path: Path) -> bool:
 def remove_unbegun(folder: RunFolder) -> None:
     """A run that could not be put together leaves nothing to stumble over, but for logs of what was started with it."""
     for path in folder.path.iterdir():
-        if path.name != LOGS:
+        if path.name != LOGS and path.suffix != ".log":
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     with suppress(OSError):  # where there are logs
         folder.path.rmdir()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,22 @@ _LOOK_AGAIN_S = 0.5
 _GRACE_S = 20.0
 _LAST_LINES = 200
 _CAUSES = ("Error:", "error:")
+# The kernel says when the process that started this program is gone, however it went; all of the group then goes. A
+# handler for SIGTERM, which is not inherited: the group gets it, and this has to outlive the rest of it.
+_ENDS_WITH_PARENT = """\
+import ctypes, os, signal, subprocess, sys
+signal.signal(signal.SIGUSR1, lambda *_: os.killpg(0, signal.SIGKILL))
+signal.signal(signal.SIGTERM, lambda *_: None)
+ctypes.CDLL(None).prctl(1, signal.SIGUSR1)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+code = subprocess.call(sys.argv[2:])
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 class EngineProcess:
-    """Started by the constructor; its output goes to `log`, after what is there."""
+    """Started by the constructor; its output goes to `log`, after what is there. On Linux it ends with this process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path) -> None:
         _check_free(port)
@@ -53,8 +66,8 @@ class EngineProcess:
                 return True
             if time.monotonic() > end:
                 raise UserError(
-                    f"vllm serve must answer within {limit_s:g} s, got nothing. Give it longer with --start-timeout; "
-                    f"what it says: {self._log}"
+                    f"vllm serve must answer within {limit_s:g} s, got nothing. What it says: {self._log} "
+                    "(`agentloop engine` takes a longer --start-timeout)"
                 )
             time.sleep(_LOOK_AGAIN_S)
         return False
@@ -81,15 +94,21 @@ class EngineProcess:
 
 
 def _started(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    try:
-        # A group of its own: Ctrl-C reaches this program alone, which then ends the group.
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    except OSError as error:
-        raise UserError(
-            f"--vllm must be an executable, got {command[0]} ({error.strerror}). Name vLLM's own."
-        ) from error
+    before = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
+    # A group of its own: Ctrl-C reaches this program alone, which then ends the group.
+    return subprocess.Popen(
+        [*(before if sys.platform == "linux" else ()), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
 def _check_free(port: int) -> None:

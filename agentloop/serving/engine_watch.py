@@ -68,10 +68,13 @@ class PolicyWatch:
             self._say(f"refused: {error}")
         else:
             seconds = time.monotonic() - began
+            parts = f"loaded in {proof.load_s:.2f}, compared in {proof.prove_s:.2f}"
             self._proved += 1
             self._measure("engine/policies_proved", self._proved)
             self._measure("engine/proof_nats", proof.difference)
-            self._say(f"serves policy {newest.name}, proved in {seconds:.2f} s: {proof.difference:.1e} nats apart")
+            self._say(
+                f"serves policy {newest.name}, proved in {seconds:.2f} s ({parts}): {proof.difference:.1e} nats apart"
+            )
         self._done = newest
 
 

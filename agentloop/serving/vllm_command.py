@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from agentloop.errors import UserError, one_line
 from agentloop.generation.remote.vllm_version import LEAST, check_version
@@ -35,6 +36,14 @@ class ServeOptions:
     """None: as long as the model allows."""
     lora_rank: int = 0
     """Most ranks of an adapter; 0: whole models are published."""
+    memory_share: float | None = None
+    """Of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """How it sleeps while a learner has the GPU. 1: weights move to the host's memory, 2: they are discarded; the
+    key-value cache is, at both. 0: it never does.
+    """
+    shares_memory: bool = False
+    """Weights come through the GPU's memory. Whoever reaches its port can then run programs as its user does."""
     further: tuple[str, ...] = ()
     """Words for `vllm serve` that are passed on as they are."""
 
@@ -43,8 +52,8 @@ class ServeOptions:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
-    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH.
+def find_vllm(named: Path | None, environment: Mapping[str, str], *, key: str = "--vllm") -> Path:
+    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. `key` is where it can be named.
 
     Raises UserError for none, and for one that is too old, as it says itself in `environment`.
     """
@@ -52,11 +61,11 @@ def find_vllm(named: Path | None, environment: Mapping[str, str]) -> Path:
     found = shutil.which(wanted)
     if found is None:
         raise UserError(
-            f"--vllm must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
+            f"{key} must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
             f"environment of its own (python -m venv vllm-env; vllm-env/bin/pip install 'vllm>={LEAST}'), then set "
             f"{EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
-    check_version(_version_of(found, environment), key="--vllm", where=found)
+    check_version(_version_of(found, environment), key=key, where=found)
     return Path(found)
 
 
@@ -83,6 +92,12 @@ def serve_command(executable: Path, options: ServeOptions) -> list[str]:
     if options.lora_rank:
         # Two versions at once: replies under way finish with the one before.
         command += ["--enable-lora", "--max-lora-rank", str(options.lora_rank), "--max-loras", "2"]
+    if options.memory_share is not None:
+        command += ["--gpu-memory-utilization", f"{options.memory_share:g}"]
+    if options.sleep_level:
+        command.append("--enable-sleep-mode")
+    if options.shares_memory:
+        command += ["--weight-transfer-config", '{"backend": "ipc"}']
     return [*command, *options.further]
 
 
@@ -93,6 +108,8 @@ def serve_environment(options: ServeOptions, key: str | None, base: Mapping[str,
     kept.setdefault("VLLM_NO_USAGE_STATS", "1")
     if options.lora_rank:
         kept["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if options.shares_memory:
+        kept["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of memory come pickled
     if key is not None:
         kept[_THEIR_KEY_VARIABLE] = key
     return kept

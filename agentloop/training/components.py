@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
+from agentloop.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.supervised.warm_up import Demonstrator, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
@@ -81,6 +83,8 @@ class Components:
     fingerprint: Mapping[str, str | int]
     scores_are_stored: bool
     """Behavior log-probs of what the policy as it is sampled are its old ones."""
+    opened: ExitStack
+    """What was started for them, and ends with them."""
 
     @property
     def run_id(self) -> str:
@@ -92,8 +96,9 @@ class Components:
         return self.collector.actors
 
     def close(self) -> None:
-        self.sinks.close()
-        self.store.close()
+        with self.opened:
+            self.sinks.close()
+            self.store.close()
 
 
 def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
@@ -194,6 +199,23 @@ def build_components(
     On several `ranks` this is for rank 0: `learning.lead.serve_rank` is what the others do. Raises UserError where the
     environment's source is not the run's, unless `environment_changed`.
     """
+    opened = ExitStack()
+    try:
+        return _connected(folder, display, checkpoint, first, ranks, environment_changed, opened)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _connected(
+    folder: RunFolder,
+    display: RunDisplay,
+    checkpoint: Checkpoint | None,
+    first: Path | str,
+    ranks: Ranks,
+    environment_changed: bool,
+    opened: ExitStack,
+) -> Components:
     config = folder.config
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     if source.summary is not None:
@@ -206,7 +228,8 @@ def build_components(
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     store = ReplayStore.create(folder.database)
-    engines = _engines(folder, loaded, display, store)
+    served = opened.enter_context(_serve(folder, first, loaded, ranks, display)) if config.engine.serve else None
+    engines = _engines(folder, loaded, display, store, served)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
@@ -245,10 +268,28 @@ def build_components(
         authors=authors,
         fingerprint=loaded.fingerprint,
         scores_are_stored=policy.scores_are_stored,
+        opened=opened,
     )
 
 
-def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store: ReplayStore) -> EnginePublisher | None:
+def _serve(
+    folder: RunFolder, first: Path | str, loaded: LoadedModel, ranks: Ranks, display: RunDisplay
+) -> AbstractContextManager[ServedEngine]:
+    """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""
+    if ranks.several:
+        raise UserError(
+            f"engine.serve must be false on several ranks, got true on {ranks.count}. Start `agentloop engine` on a "
+            "GPU of its own, and name its URL in engine.urls."
+        )
+    config = folder.config
+    options = serve_options(config, first, shares_gpu=loaded.model.device.type == "cuda")
+    variable = config.engine.api_key_env
+    return served_engine(options, key_variable=variable, run=folder.path, note=display.note)
+
+
+def _engines(
+    folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store: ReplayStore, served: ServedEngine | None
+) -> EnginePublisher | None:
     if folder.config.rollout.engine == "local":
         return None
     strings = stop_strings(folder.config, loaded)
@@ -264,6 +305,7 @@ def _engines(folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store:
         run=folder.run_id,
         note=display.note,
         report=partial(store.roles.report, "engine", folder.run_id),
+        served=served,
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from agentloop.config.config_file import to_plain
-from agentloop.errors import TrainingStopped
+from agentloop.errors import TrainingStopped, UserError
+from agentloop.generation.publishing.engine_control import EngineRefused
 from agentloop.generation.publishing.proof import ProofFailed
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
@@ -17,6 +18,7 @@ from agentloop.rollouts.by_environment import environment_metrics
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
+from agentloop.serving.served_engine import EngineEnded
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.collecting.collection import Collection
@@ -58,12 +60,12 @@ class Loop:
                 self.iterate(self.state.iteration + 1)
             except StoppedWaiting:
                 break
+            except (ProofFailed, EngineRefused, EngineEnded):
+                # The last update is made and stored; another engine may take it, or sample from it.
+                self.save()
+                raise
             except TrainingStopped:
                 self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
-                raise
-            except ProofFailed:
-                # The update is made and stored; another engine may take it.
-                self.save()
                 raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
@@ -78,8 +80,10 @@ class Loop:
         """One composed batch: collect, append, draw, update, publish, log."""
         clock = _Clock()
         planned = self.collection.plan(iteration)
-        fresh = self.collection.collect(planned)
+        fresh = self.collect(planned)
         clock.lap("collect")
+        if self.components.publisher.sleep():
+            clock.lap("sleep")
         appended = self.collection.append(fresh)
         fresh.extra_metrics |= self.relabel(iteration, fresh)
         batch = self.draw(planned, fresh)
@@ -94,11 +98,19 @@ class Loop:
         clock.lap("publish")
         self.state.training_seconds += clock.total
         later = evicted | self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens)
+        later |= self.components.publisher.seconds
         if self._evaluation_due(iteration):
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
         self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
+
+    def collect(self, planned: IterationPlan) -> Collected:
+        try:
+            return self.collection.collect(planned)
+        except UserError:
+            self.components.publisher.check()  # an engine that is gone fails every episode
+            raise
 
     def relabel(self, iteration: int, fresh: Collected) -> dict[str, float]:
         """Store what failed episodes did solve; later iterations draw it."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 class RolloutSection(Section):
     engine: Literal["local", "vllm"] = Field(
-        "local", description="What samples: the policy in this process, or vLLM servers at engine.urls."
+        "local",
+        description="What samples: the policy in this process, or vLLM: servers at engine.urls, or the run's own "
+        "(engine.serve).",
     )
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
@@ -61,6 +63,22 @@ EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 
 
 class EngineSection(Section):
+    serve: bool = Field(
+        False,
+        description="The run starts a vLLM of its own, the executable that AGENTLOOP_VLLM names, which ends with it; "
+        "where the policy is on a GPU, the two share it by turns. See docs/real-models.md.",
+    )
+    memory_share: PositiveFloat = Field(
+        0.4, le=1, description="With serve: the share of the GPU's memory that vLLM has for weights and cache."
+    )
+    transfer: Literal["memory", "file"] = Field(
+        "memory",
+        description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. Files "
+        "are what adapters, a CPU, and checkpoint.keep_policies always take.",
+    )
+    options: tuple[str, ...] = Field(
+        (), description="With serve: further words for vllm serve, for example [--dtype, float32]."
+    )
     urls: tuple[EngineUrl, ...] = Field(
         (), description="Where vLLM listens, as http://HOST:PORT; each serves the same model."
     )
@@ -82,12 +100,14 @@ class EngineSection(Section):
 
 
 def check_engine(config: RunConfig) -> None:
-    """URLs belong to an engine that has some."""
+    """URLs belong to engines that somebody else starts."""
     urls, engine = config.engine.urls, config.rollout.engine
-    if engine == "vllm" and not urls:
+    if config.engine.serve:
+        _check_serve(config)
+    elif engine == "vllm" and not urls:
         raise ValueError(
             "engine.urls must name at least one server when rollout.engine is vllm, got none. "
-            "Set engine.urls: [http://127.0.0.1:8000]."
+            "Set engine.urls: [http://127.0.0.1:8000], or engine.serve: true."
         )
     if engine == "local" and urls:
         raise ValueError(
@@ -95,6 +115,19 @@ def check_engine(config: RunConfig) -> None:
         )
     if len(set(urls)) < len(urls):
         raise ValueError(f"engine.urls must name each server once, got {', '.join(urls)}.")
+
+
+def _check_serve(config: RunConfig) -> None:
+    for key, given, right in (
+        ("rollout.engine", config.rollout.engine, "vllm"),
+        ("engine.urls", list(config.engine.urls), []),
+        ("collection.by", config.collection.by, "loop"),
+    ):
+        if given != right:
+            raise ValueError(
+                f"{key} must be {right} when engine.serve is true, got {given}. Set it, or start `agentloop engine` "
+                "and name its URL in engine.urls."
+            )
 
 
 class EvaluationSection(Section):

@@ -5,6 +5,7 @@ Control routes ask for no key and change the policy: a server that has them must
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import httpx2
 
 from agentloop.errors import UserError, one_line, shortened
 
+ASLEEP = "asleep"
+"""What an engine calls weights that it has discarded."""
 LIKELIEST = 20
 """Most next tokens that vLLM gives the log-probs of."""
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -72,6 +75,9 @@ class EngineControl:
             trust_env=False,
         )
         self._route = _GENERATE
+        self._asleep: list[str] = []
+        self.wake_s = 0.0
+        """Seconds that it took to wake up when it last did."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,17 +122,52 @@ class EngineControl:
     def resume(self) -> None:
         self._asked("POST", "/resume")
 
+    def sleep(self, level: int) -> None:
+        """Give its GPU's memory free until it gets new weights; replies under way are aborted.
+
+        At level 1 it moves its weights to the host's memory, at level 2 it discards them; it discards the key-value
+        cache at both.
+        """
+        self._asked("POST", "/sleep", params={"level": str(level), "mode": "abort"})
+        self._asleep, self.wake_s = ["weights", "kv_cache"], 0.0
+        if level > 1:
+            self.name_weights(ASLEEP)
+
+    def _wake(self, part: str) -> None:
+        """A part of its memory, if it is asleep: its cache only after its weights, which may take more for a moment."""
+        if part in self._asleep:
+            began = time.monotonic()
+            self._asked("POST", "/wake_up", params={"tags": part})
+            self._asleep.remove(part)
+            self.wake_s += time.monotonic() - began
+
     def reload(self, folder: Path, label: str) -> None:
         """Every weight is read from `folder` and called `label`; replies under way pause meanwhile, then go on.
 
         Where it fails, the server stays paused: its weights are gone, and the next request would end it.
         """
-        self._asked("POST", "/pause", params={"mode": "keep"})
         arguments = {"weights_path": str(folder.resolve())}
+        self._replace([("/collective_rpc", {"method": "reload_weights", "kwargs": arguments})], label)
+
+    def receive(self, update: Mapping[str, Any], label: str) -> None:
+        """As `reload`, from memory that `update` gives the handles of; whoever owns it keeps it until this is over."""
+        steps: list[tuple[str, Any]] = [
+            ("/init_weight_transfer_engine", {"init_info": {"packed": False}}),
+            ("/start_weight_update", None),
+            ("/update_weights", {"update_info": update}),
+            ("/finish_weight_update", None),
+        ]
+        self._replace(steps, label)
+
+    def _replace(self, steps: Sequence[tuple[str, Any]], label: str) -> None:
+        self._wake("weights")
+        self._asked("POST", "/pause", params={"mode": "keep"})
         try:
-            self._asked("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": arguments})
+            for path, body in steps:
+                self._asked("POST", path, body)
         except EngineRefused as error:
             raise EngineRefused(f"{error} Start the engine anew: its weights are gone.", status=error.status) from error
+        self._wake("kv_cache")
         # Keys and values of the old weights; replies under way get theirs made anew.
         self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.name_weights(label)
@@ -138,7 +179,9 @@ class EngineControl:
         return [str(card["id"]) for card in cards if card.get("parent") is not None]
 
     def load_adapter(self, name: str, folder: Path) -> None:
+        self._wake("weights")
         self._asked("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
+        self._wake("kv_cache")
 
     def unload_adapter(self, name: str) -> None:
         """Replies that it samples finish with it."""

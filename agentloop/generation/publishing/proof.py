@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +39,9 @@ class Proof:
     """Of tokens that the probe gives, at temperature 1; of an adapter those of `sampling`."""
     sampling: Evidence
     """Of the likeliest next tokens, at the temperature they are sampled at."""
+    load_s: float = 0.0
+    """Seconds in which the engine got the weights."""
+    prove_s: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -68,6 +74,8 @@ class PublishedEngine(ProbedEngine, Protocol):
 
     def reload(self, folder: Path, label: str) -> None: ...
 
+    def receive(self, update: Mapping[str, Any], label: str) -> None: ...
+
     def adapters(self) -> list[str]: ...
 
     def load_adapter(self, name: str, folder: Path) -> None: ...
@@ -75,13 +83,21 @@ class PublishedEngine(ProbedEngine, Protocol):
     def unload_adapter(self, name: str) -> None: ...
 
 
+Source = Path | Callable[[], AbstractContextManager[Mapping[str, Any]]]
+"""Where weights come from: a published folder, or memory, whose handles are made anew for each time they are sent."""
+
+
 def publish(engine: PublishedEngine, folder: Path) -> Proof:
-    """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved.
+    """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved."""
+    return bring(engine, read_published(folder), folder, record=folder.parent / PROOFS)
+
+
+def bring(engine: PublishedEngine, policy: PublishedPolicy, source: Source, *, record: Path) -> Proof:
+    """Give the engine the policy's weights, and prove them. Raises UserError where they can't be proved.
 
     What the engine has under the policy's name already, and proves, is not sent again. What was compared is written
-    down beside the folder.
+    down in `record`.
     """
-    policy, record = read_published(folder), folder.parent / PROOFS
     names = engine.adapters() if policy.kind == "lora" else [engine.label()]
     if policy.label in names:
         try:
@@ -89,12 +105,17 @@ def publish(engine: PublishedEngine, folder: Path) -> Proof:
         except ProofFailed:
             # Its name is all that it has of the policy.
             _disown(engine, policy)
-    if policy.kind == "lora":
-        engine.load_adapter(policy.label, folder)
+    began = time.monotonic()
+    if not isinstance(source, Path):
+        with source() as update:
+            engine.receive(update, policy.label)
+    elif policy.kind == "lora":
+        engine.load_adapter(policy.label, source)
     else:
-        engine.reload(folder, policy.label)
+        engine.reload(source, policy.label)
+    loaded = time.monotonic()
     try:
-        proof = prove(engine, policy, record=record)
+        proof = replace(prove(engine, policy, record=record), load_s=loaded - began)
     except ProofFailed:
         _disown(engine, policy)
         raise
@@ -126,14 +147,16 @@ def prove(engine: ProbedEngine, policy: PublishedPolicy, *, record: Path | None 
 
     `record` gets a line with what was compared.
     """
+    began = time.monotonic()
     _check_tokenizer(engine, policy)
     _check_number_type(engine, policy)
     model = policy.label if policy.kind == "lora" else engine.model
-    found = [_asked(engine, policy, row, model) for row in policy.probe.rows]
+    with ThreadPoolExecutor(len(policy.probe.rows)) as pool:
+        found = list(pool.map(lambda row: _asked(engine, policy, row, model), policy.probe.rows))
     following = _following(policy.probe, found)
     likeliest = [one for row in following for one in row]
     given = _given(policy.probe, found) if policy.kind == "full" else likeliest
-    proof = Proof(weigh(given), weigh(likeliest))
+    proof = Proof(weigh(given), weigh(likeliest), prove_s=time.monotonic() - began)
     if record is not None:
         _write_down(record, engine, policy, proof, [given, *following])
     if not proof.holds:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
 from agentloop.generation.publishing.one_publisher import one_publisher
-from agentloop.generation.publishing.proof import Proof, ProofFailed, publish
+from agentloop.generation.publishing.proof import PROOFS, Proof, ProofFailed, Source, bring
 from agentloop.generation.publishing.published_policy import NumberType, PublishedPolicy, read_published
 from agentloop.generation.remote.connect import connect_engine
 from agentloop.generation.remote.engine_client import RemoteEngine
@@ -22,8 +27,10 @@ from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.run_folder import COMPLETE
+from agentloop.serving.served_engine import ServedEngine
 from agentloop.training.policies.probe import Prober
 from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.shared_weights import shared_weights
 from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
@@ -32,8 +39,12 @@ Report = Callable[[str, Mapping[str, Any]], None]
 """Called with an engine's URL and what is known of it: see `replay.roles`."""
 
 
+Share = Callable[[PolicyWeights], AbstractContextManager[Mapping[str, Any]]]
+"""Handles of weights in memory, for the length of a `with`."""
+
+
 class EnginePublisher:
-    """Writes each version into a folder of `policies` and brings it into every engine."""
+    """Brings each version into every engine: out of a folder of `policies`, or of memory that it shares with it."""
 
     def __init__(
         self,
@@ -42,9 +53,12 @@ class EnginePublisher:
         policies: Path,
         *,
         run: str,
-        restart_timeout_s: float,
+        restart_timeout_s: float = 0.0,
         report: Report,
+        served: ServedEngine | None = None,
+        share: Share = shared_weights,
     ) -> None:
+        """`served`: the one engine is the run's own; `share` is how weights get into it without a file."""
         self.number_type = _number_type(controls)
         self.engine = engine
         self._controls = controls
@@ -52,6 +66,30 @@ class EnginePublisher:
         self._run = run
         self._restart_timeout_s = restart_timeout_s
         self._report = report
+        self._served = served
+        self._share = share
+        self.seconds: dict[str, float] = defaultdict(float)
+        """What parts of a publish took since engines were last done with sampling, by the names of their metrics."""
+
+    def check(self) -> None:
+        """Raises EngineEnded where the run's own engine is gone."""
+        if self._served is not None:
+            self._served.check()
+
+    def sleep(self) -> bool:
+        """Nothing is sampled until the next publish: an engine on the learner's GPU leaves it the memory. True: it did.
+
+        Raises EngineEnded where the run's own engine is gone.
+        """
+        self.seconds.clear()
+        self.check()
+        if self._served is None or not self._served.options.sleep_level:
+            return False
+        with self._its_end_is_named():
+            for control in self._controls:
+                self.engine.withdraw(control.url)
+                control.sleep(self._served.options.sleep_level)
+        return True
 
     def write(
         self,
@@ -60,36 +98,61 @@ class EnginePublisher:
         tokenizer: PreTrainedTokenizerBase,
         weights: PolicyWeights,
         save_model: Callable[[Path], None],
-    ) -> PublishedPolicy:
-        """The weights in place become a published policy, or are one already."""
+    ) -> tuple[PublishedPolicy, Source]:
+        """The weights in place become a published policy, or are one already; and where engines get them from."""
+        began = time.monotonic()
         target = self._policies / f"{version:06d}"
         self._remove_newer(version)
-        if not (target / COMPLETE).exists():
+        source: Source = target
+        if self._served is not None and self._served.options.shares_memory:
             probe = prober.probe(tokenizer)
-            write_published(target, weights, save_model, probe=probe, run=self._run, version=version)
-        return read_published(target)
+            digest = hashlib.sha256(probe.model_dump_json().encode()).hexdigest()
+            policy = PublishedPolicy(run=self._run, version=version, kind="full", sha256=digest, probe=probe)
+            source = partial(self._share, weights)
+        elif (target / COMPLETE).exists():
+            policy = read_published(target)
+        else:
+            probe = prober.probe(tokenizer)
+            policy = write_published(target, weights, save_model, probe=probe, run=self._run, version=version)
+        self.seconds["time/publish_write"] += time.monotonic() - began
+        return policy, source
 
-    def publish(self, policy: PublishedPolicy) -> None:
+    def publish(self, policy: PublishedPolicy, source: Source) -> None:
         """Nothing is sampled under its number before every engine's log-probs have proved it. Raises UserError."""
-        target = self._policies / f"{policy.version:06d}"
+        if self._served is not None and self._served.options.sleep_level:
+            torch.cuda.empty_cache()  # the engine is about to take its own memory again
         facts = {"version": policy.version, "label": policy.label}
         facts["adapter"] = policy.label if policy.kind == "lora" else None
         for control in self._controls:
             self.engine.withdraw(control.url)
             self._report(control.url, {**facts, "state": PUBLISHING, "model": control.model})
         for control in self._controls:
-            proof = self._bring(control, target)
+            with self._its_end_is_named():
+                proof = self._bring(control, policy, source)
+            self.seconds["time/publish_load"] += proof.load_s
+            self.seconds["time/publish_prove"] += proof.prove_s
+            if self._served is not None and self._served.options.sleep_level:
+                self.seconds["time/wake"] += control.wake_s
             serving = {**facts, "state": SERVING, "model": control.model, "difference": proof.difference}
             self._report(control.url, serving)
         self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
 
-    def _bring(self, control: EngineControl, target: Path) -> Proof:
+    @contextmanager
+    def _its_end_is_named(self) -> Iterator[None]:
+        """The run's own engine refuses what it is asked: is it there at all?"""
+        try:
+            yield
+        except EngineRefused:
+            self.check()
+            raise
+
+    def _bring(self, control: EngineControl, policy: PublishedPolicy, source: Source) -> Proof:
         """Into one engine; one that died is waited for. What can't be proved is brought once more."""
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
             try:
                 with one_publisher(self._policies, control.url):
-                    return publish(control, target)
+                    return bring(control, policy, source, record=self._policies / PROOFS)
             except ProofFailed:
                 # It may have been started anew in the middle.
                 if refused:
@@ -110,16 +173,33 @@ class EnginePublisher:
 
 
 def connect_engines(
-    config: RunConfig, loaded: LoadedModel, *, policies: Path, run: str, note: Callable[[str], None], report: Report
+    config: RunConfig,
+    loaded: LoadedModel,
+    *,
+    policies: Path,
+    run: str,
+    note: Callable[[str], None],
+    report: Report,
+    served: ServedEngine | None,
 ) -> EnginePublisher:
-    """The engines of `engine.urls`, once each of them answers. Raises UserError where one can't be this run's."""
+    """The engines of `engine.urls`, once each of them answers, or the run's own.
+
+    Raises UserError where one can't be this run's.
+    """
+    config = config if served is None else served.connected(config)
     section, key = config.engine, read_key(config.engine.api_key_env)
     engine = connect_engine(
         config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=policies.parent, note=note
     )
     controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
     return EnginePublisher(
-        engine, controls, policies, run=run, restart_timeout_s=section.restart_timeout_s, report=report
+        engine,
+        controls,
+        policies,
+        run=run,
+        restart_timeout_s=section.restart_timeout_s,
+        report=report,
+        served=served,
     )
 
 

@@ -61,6 +61,23 @@ class Publisher:
         if self._prober is not None:
             self._prober.remember(probe_rows(trajectories))
 
+    def sleep(self) -> bool:
+        """Nothing is sampled until the next publish. True: an engine has made room on the GPU meanwhile.
+
+        Raises EngineEnded where the run's own engine is gone.
+        """
+        return isinstance(self._sampler, EnginePublisher) and self._sampler.sleep()
+
+    def check(self) -> None:
+        """Raises EngineEnded where the run's own engine is gone."""
+        if isinstance(self._sampler, EnginePublisher):
+            self._sampler.check()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What the last publish to engines took, in parts, by the names of their metrics."""
+        return dict(self._sampler.seconds) if isinstance(self._sampler, EnginePublisher) else {}
+
     def publish(self, version: int) -> None:
         """`version` is in place: record it, snapshot it if asked, and sample from it from now on."""
         if self._gather is not None:
@@ -94,10 +111,10 @@ class Publisher:
     def _publish_to(self, engines: EnginePublisher, record: PolicyRecord) -> None:
         assert self._prober is not None
         tokenizer = self._loaded.tokenizer
-        written = engines.write(record.version, self._prober, tokenizer, self._weights, self.save_model)
-        probe = written.probe.model_dump_json()
-        self._store.add_policy(replace(record, sha256=written.sha256, probe=probe))
-        engines.publish(written)
+        policy, source = engines.write(record.version, self._prober, tokenizer, self._weights, self.save_model)
+        probe = policy.probe.model_dump_json()
+        self._store.add_policy(replace(record, sha256=policy.sha256, probe=probe))
+        engines.publish(policy, source)
 
     def _prune(self) -> None:
         kept = self._config.checkpoint.keep_policies
