@@ -162,7 +162,8 @@ def _components(
     new: bool,
     environment_changed: bool,
 ) -> Components:
-    """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over."""
+    """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over, but
+    where it has warmed a model up."""
     try:
         seed_process(folder.config)
         # Better refused now than after the warm-up: functions of the user's, and a database.
@@ -185,7 +186,7 @@ def _components(
             environment_changed=environment_changed,
         )
     except (UserError, RenderError, DatabaseRefused):
-        if new and not (folder.start / COMPLETE).exists():
+        if new and not (folder.config.model.path is None and (folder.start / COMPLETE).exists()):
             remove_unbegun(folder)
         raise
 

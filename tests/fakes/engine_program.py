@@ -27,7 +27,8 @@ def main() -> None:
     torch.set_num_threads(1)
     longest = int(given.get("--max-model-len", "4096"))
     name, key = given["--served-model-name"], os.environ.get("VLLM_API_KEY")
-    with serving(Path(words[1]), port=int(given["--port"]), name=name, key=key, max_model_len=longest):
+    options = {"name": name, "key": key, "max_model_len": longest, "transfers": "--weight-transfer-config" in words}
+    with serving(Path(words[1]), port=int(given["--port"]), access_log=True, **options):
         while True:
             time.sleep(3600)
 

@@ -6,8 +6,9 @@ Between two pieces weights may be replaced, as vLLM does between two steps, and 
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,10 @@ class EngineModels:
         self.cached.clear()
         self.dead = False
         """A reload that fails has thrown the old weights away; the next request ends the engine."""
+        self.asleep: set[str] = set()
+        """Parts of its memory that it has given free: `weights`, `kv_cache`."""
+        self.is_updated = False
+        """Weights are being received."""
         self.adapters: dict[str, PreTrainedModel] = {}
         self.paths: dict[str, str] = {}
 
@@ -150,6 +155,8 @@ class EngineModels:
         if self.stays_old:
             return
         old, self.dead = self.model, True
+        if "weights" in self.asleep:
+            raise ValueError("CUDA error: an illegal memory access was encountered")
         new = load(folder, self.number_type)
         if _shapes(new) != _shapes(old):
             raise ValueError("the shapes of the weights are other ones")
@@ -157,6 +164,33 @@ class EngineModels:
         if self.tied_head_stays_old and new.config.tie_word_embeddings:
             new.lm_head.weight = nn.Parameter(old.get_output_embeddings().weight.detach().clone())
         self.model = new
+
+    def sleep(self, level: int) -> None:
+        self.asleep = {"weights", "kv_cache"}
+        self.cached.clear()
+        self.going.clear()
+        if level == 2:
+            self.model = copy.deepcopy(self.model)
+            for weight in self.model.parameters():
+                nn.init.normal_(weight)  # what happens to be there
+
+    def wake(self, parts: Collection[str]) -> None:
+        self.asleep -= set(parts)
+        if not self.asleep:
+            self.going.set()
+
+    def receive(self, names: Sequence[str], handles: Sequence[dict[str, Any]]) -> None:
+        """Weights whose handles hold the numbers themselves: there is no memory to share here."""
+        self.dead = True
+        if not self.is_updated:
+            raise ValueError("start_weight_update must be called before update_weights.")
+        if "weights" in self.asleep:
+            raise ValueError("CUDA error: an illegal memory access was encountered")
+        new = copy.deepcopy(self.model)
+        given = {name: handle["cpu"] for name, handle in zip(names, handles, strict=True)}
+        if new.load_state_dict(given, strict=False).unexpected_keys:
+            raise ValueError("There is no module or parameter of that name")
+        self.model, self.dead = new, False
 
     def load_adapter(self, name: str, path: str) -> None:
         model = load(self.folder, self.number_type)

@@ -8,6 +8,8 @@ know, cuts `max_tokens` to what fits, stops at the model's own end tokens too, a
 from __future__ import annotations
 
 import asyncio
+import base64
+import pickle
 import socket
 import threading
 import time
@@ -41,11 +43,14 @@ class EngineServer:
         key: str | None = None,
         max_model_len: int = 512,
         number_type: str = "float32",
+        transfers: bool = False,
     ) -> None:
+        """`transfers`: it was started with a `--weight-transfer-config`."""
         self.models = EngineModels(folder, name, number_type)
         self.traps = Traps()
         self.key = key
         self.max_model_len = max_model_len
+        self.transfers = transfers
         self.scale_out = True
         """Whether it was started with `--enable-scale-out`, without which `/inference` is forbidden."""
         self.version = "0.32.0"
@@ -69,6 +74,12 @@ class EngineServer:
             "/collective_rpc": self._collective_rpc,
             "/update_weight_version": self._update_version,
             "/reset_prefix_cache": self._reset_cache,
+            "/sleep": self._sleep,
+            "/wake_up": self._wake_up,
+            "/init_weight_transfer_engine": self._init_transfer,
+            "/start_weight_update": self._start_update,
+            "/update_weights": self._update_weights,
+            "/finish_weight_update": self._finish_update,
         }
         get = {
             "/health": self._health,
@@ -77,6 +88,7 @@ class EngineServer:
             "/v1/models": self._list_models,
             "/weight_info": self._weight_info,
             "/is_paused": self._is_paused,
+            "/is_sleeping": self._is_sleeping,
         }
         routes = [Route(path, end, methods=["POST"]) for path, end in post.items()]
         routes += [Route(path, end, methods=["GET"]) for path, end in get.items()]
@@ -164,6 +176,9 @@ class EngineServer:
     def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked | Response:
         """What is to be sampled, or why it is not."""
         self.requests.append(body)
+        if self.models.asleep:
+            # vLLM would keep the request until it is woken.
+            return refusal(500, f"asleep: {', '.join(sorted(self.models.asleep))}")
         if self.models.dead:
             return refusal(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
         name = body.get("model") or self.models.name
@@ -228,6 +243,9 @@ class EngineServer:
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
+        if self.models.asleep:
+            # vLLM would begin to sample with memory that is not there.
+            return refusal(500, f"asleep: {', '.join(sorted(self.models.asleep))}")
         self.models.going.set()
         return JSONResponse({"status": "resumed"})
 
@@ -243,6 +261,48 @@ class EngineServer:
         except (OSError, ValueError, KeyError) as error:
             return refusal(500, str(error))
         return JSONResponse({"results": [None]})
+
+    async def _sleep(self, request: Request) -> Response:
+        level = int(request.query_params.get("level", "1"))
+        self.models.aborts += 1
+        while self.models.running:
+            await asyncio.sleep(0.005)
+        self.models.sleep(level)
+        return JSONResponse({"status": "sleeping", "level": level})
+
+    async def _wake_up(self, request: Request) -> Response:
+        tags = request.query_params.getlist("tags")
+        self.models.wake(tags or ("weights", "kv_cache"))
+        return JSONResponse({"status": "sleeping" if self.models.asleep else "awake", "tags": tags or None})
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        return JSONResponse({"is_sleeping": not self.models.going.is_set()})
+
+    async def _init_transfer(self, request: Request) -> Response:
+        if not self.transfers:
+            return refusal(500, "Weight transfer not configured. Please set weight_transfer_config.")
+        assert (await request.json())["init_info"] == {"packed": False}
+        return JSONResponse({"message": "Weight transfer initialized"})
+
+    async def _start_update(self, request: Request) -> Response:
+        self.models.is_updated = True
+        return JSONResponse({"message": "Weight update started"})
+
+    async def _update_weights(self, request: Request) -> Response:
+        info = (await request.json())["update_info"]
+        handles = pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))  # noqa: S301  a test has made it
+        assert len(info["names"]) == len(info["dtype_names"]) == len(info["shapes"]) == len(handles)
+        try:
+            self.models.receive(info["names"], handles)
+        except (RuntimeError, ValueError) as error:
+            return refusal(500, str(error))
+        return JSONResponse({"message": "Weights updated"})
+
+    async def _finish_update(self, request: Request) -> Response:
+        if not self.models.is_updated:
+            return refusal(500, "finish_weight_update called without a matching start_weight_update.")
+        self.models.is_updated = False
+        return JSONResponse({"message": "Weight update finished"})
 
     async def _update_version(self, request: Request) -> Response:
         self.models.label = (await request.json())["new_version"]
@@ -275,13 +335,21 @@ def refusal(code: int, message: str) -> Response:
 
 
 @contextmanager
-def serving(folder: Path, *, port: int = 0, **options: Any) -> Iterator[EngineServer]:
-    """A server of the model in `folder`, on a port of 127.0.0.1 (0: a free one), until the end of the block."""
+def serving(folder: Path, *, port: int = 0, access_log: bool = False, **options: Any) -> Iterator[EngineServer]:
+    """A server of the model in `folder`, on a port of 127.0.0.1 (0: a free one), until the end of the block.
+
+    `access_log`: each request is printed, as vLLM does.
+    """
     engine = EngineServer(folder, **options)
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
     engine.port = listening.getsockname()[1]
     server = uvicorn.Server(
-        uvicorn.Config(engine.app(), log_level="critical", access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            engine.app(),
+            log_level="info" if access_log else "critical",
+            access_log=access_log,
+            timeout_graceful_shutdown=2,
+        )
     )
     run: Callable[[], None] = lambda: server.run(sockets=[listening])  # noqa: E731
     thread = threading.Thread(target=run, daemon=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
 from agentloop.training.policies.probe import Prober
 from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.shared_weights import tensors_of_files, wire_update
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
 OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
@@ -53,6 +55,13 @@ def published(
     weights = PolicyWeights(loaded.model)
     probe = (probes or prober(loaded, temperature=temperature)).probe(loaded.tokenizer)
     return write_published(target, weights, save(loaded), probe=probe, run=run, version=version)
+
+
+@contextmanager
+def by_value(weights: PolicyWeights) -> Iterator[dict[str, Any]]:
+    """What a GPU's memory would be shared with: the test server takes tensors in the place of their handles."""
+    tensors = tensors_of_files(weights)
+    yield wire_update(tensors, [{"cpu": tensor.detach().clone()} for tensor in tensors.values()])
 
 
 def label(folder: Path) -> str:

@@ -28,6 +28,14 @@ ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"
 
 
+def engine_executable(folder: Path) -> Path:
+    """A program that starts as vLLM does, and is the test server."""
+    program = folder / "vllm"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
 class Roles:
     """Every role's process by name, and what it printed in a file of that name."""
 
@@ -55,15 +63,8 @@ class Roles:
         self._config = folder / "config.yaml"
         self._config.write_text(yaml.safe_dump(plain))
         self._model = config.model.path
-        self._vllm = self._test_server() if vllm is None else beside_a_learner(vllm, folder)
+        self._vllm = engine_executable(folder) if vllm is None else beside_a_learner(vllm, folder)
         self._engine_words = engine_words
-
-    def _test_server(self) -> Path:
-        """A program that starts as vLLM does."""
-        program = self.folder / "vllm"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {ENGINE} "$@"\n')
-        program.chmod(0o755)
-        return program
 
     def start(self, role: str) -> None:
         """`learner`, `engine` or the name of a worker; a learner goes on with the run where there is one.

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -39,10 +39,6 @@ Report = Callable[[str, Mapping[str, Any]], None]
 """Called with an engine's URL and what is known of it: see `replay.roles`."""
 
 
-Share = Callable[[PolicyWeights], AbstractContextManager[Mapping[str, Any]]]
-"""Handles of weights in memory, for the length of a `with`."""
-
-
 class EnginePublisher:
     """Brings each version into every engine: out of a folder of `policies`, or of memory that it shares with it."""
 
@@ -56,9 +52,8 @@ class EnginePublisher:
         restart_timeout_s: float = 0.0,
         report: Report,
         served: ServedEngine | None = None,
-        share: Share = shared_weights,
     ) -> None:
-        """`served`: the one engine is the run's own; `share` is how weights get into it without a file."""
+        """`served`: the one engine is the run's own."""
         self.number_type = _number_type(controls)
         self.engine = engine
         self._controls = controls
@@ -67,7 +62,6 @@ class EnginePublisher:
         self._restart_timeout_s = restart_timeout_s
         self._report = report
         self._served = served
-        self._share = share
         self.seconds: dict[str, float] = defaultdict(float)
         """What parts of a publish took since engines were last done with sampling, by the names of their metrics."""
 
@@ -108,7 +102,7 @@ class EnginePublisher:
             probe = prober.probe(tokenizer)
             digest = hashlib.sha256(probe.model_dump_json().encode()).hexdigest()
             policy = PublishedPolicy(run=self._run, version=version, kind="full", sha256=digest, probe=probe)
-            source = partial(self._share, weights)
+            source = partial(shared_weights, weights)
         elif (target / COMPLETE).exists():
             policy = read_published(target)
         else:
