@@ -36,6 +36,8 @@ class ServeOptions:
     """None: as long as the model allows."""
     lora_rank: int = 0
     """Most ranks of an adapter; 0: whole models are published."""
+    further: tuple[str, ...] = ()
+    """Words for `vllm serve` that are passed on as they are."""
     memory_share: float | None = None
     """Of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
     sleep_level: Literal[0, 1, 2] = 0
@@ -44,8 +46,6 @@ class ServeOptions:
     """
     shares_memory: bool = False
     """Weights come through the GPU's memory. Whoever reaches its port can then run programs as its user does."""
-    further: tuple[str, ...] = ()
-    """Words for `vllm serve` that are passed on as they are."""
 
     @property
     def url(self) -> str:

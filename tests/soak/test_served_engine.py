@@ -1,4 +1,4 @@
-"""A run with a real vLLM of its own: killed, it leaves no process; resumed, it learns with another. And how one sleeps."""
+"""A run with a real vLLM of its own: killed, it leaves no process; resumed, it learns with another. And one sleeps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_pat
 
 
 def test_a_server_sleeps_and_wakes_with_new_weights(tmp_path: Path) -> None:
-    """A CPU gives no memory free: what is shown is that its routes are asked as they want to be, in an order they take."""
+    """A CPU gives no memory free: what is shown is that its routes are asked rightly, in an order that they take."""
     learner = tiny_learner(tmp_path / "model")
     published(tmp_path / "000000", learner)
     with real_engine(tmp_path / "000000", tmp_path) as engine:
