@@ -13,6 +13,7 @@ import pytest
 from agentloop.cli.main import main
 from agentloop.config.config_file import load_config
 from tests.docs.blocks import ROOT, Block, blocks
+from tests.fakes.run_roles import engine_executable
 from tests.fakes.runs import rows, save_qwen2
 
 SMALL = [
@@ -128,6 +129,7 @@ def test_training_command_trains(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = checkout(tmp_path / "checkout")
+    monkeypatch.setenv("AGENTLOOP_VLLM", str(engine_executable(tmp_path)))
     assert typed(made_small(command, model=model), folder, monkeypatch) == 0, place
     assert "held-out success: " in capsys.readouterr().out
     (run,) = (folder / "runs").iterdir()
