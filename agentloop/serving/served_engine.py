@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from agentloop.serving.vllm_command import (
 
 _START_S = 1800.0
 """It compiles and captures graphs first."""
+_SILENT_S = 60.0
+_LOOK_AGAIN_S = 0.5
 
 
 class EngineEnded(TrainingStopped):
@@ -38,12 +41,17 @@ class ServedEngine:
         self._log = log
 
     def check(self) -> None:
-        """Raises EngineEnded where it is not there any more."""
-        if self._control.healthy():
-            return
+        """Raises EngineEnded where it is not there any more, or does not answer for a while."""
+        end = time.monotonic() + _SILENT_S
+        while not self._control.healthy():
+            if self._process.exit_code is not None or time.monotonic() > end:
+                raise self._ended()
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _ended(self) -> EngineEnded:
         code = self._process.exit_code
         found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
-        raise EngineEnded(
+        return EngineEnded(
             f"the run's own engine must stay up, got {found}. What it says: {self._log} Run again with --resume, which "
             "starts another."
         )

@@ -62,13 +62,16 @@ class Loop:
                 break
             except (ProofFailed, EngineRefused, EngineEnded):
                 # The last update is made and stored; another engine may take it, or sample from it.
-                self.save()
+                self._save_new()
                 raise
             except TrainingStopped:
                 self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
                 raise
             if self.state.iteration % self.config.checkpoint.every == 0:
                 self.save()
+        self._save_new()
+
+    def _save_new(self) -> None:
         if self._saved != self.state.iteration:
             self.save()
 

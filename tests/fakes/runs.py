@@ -68,6 +68,15 @@ def save_llama(folder: Path) -> Path:
     return _save(LlamaForCausalLM(config), tokenizer, folder)
 
 
+def save_vllm_llama(folder: Path) -> Path:
+    """A small Llama with heads of a size that vLLM's kernels take."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(2)
+    tokenizer = _tokenizer("llama3")
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, **sizes))
+    return _save(model, tokenizer, folder)
+
+
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,

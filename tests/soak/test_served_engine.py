@@ -12,12 +12,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 
+from agentloop.config.config_file import to_plain
 from agentloop.generation.publishing.engine_control import ASLEEP
 from agentloop.generation.publishing.proof import PROOFS, publish
 from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.run_roles import AGENTLOOP
-from tests.fakes.runs import ROOT, rows
+from tests.fakes.runs import ROOT, rows, save_vllm_llama, small_config
 from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
 
@@ -27,7 +29,7 @@ ITERATIONS = 6
 
 @pytest.mark.timeout(3600)
 def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "quickstart-001"
+    run = tmp_path / "runs" / "small-001"
     training = train(tmp_path)
     try:
         until(lambda: learned(run) >= 2, training)
@@ -67,17 +69,21 @@ def test_a_server_sleeps_and_wakes_with_new_weights(tmp_path: Path) -> None:
 
 
 def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    program = beside_a_learner(EXECUTABLE, folder)
-    options = json.dumps(["--dtype", "float32", *SMALL])
-    settings = (
-        *(f"run.folder={folder / 'runs'}", f"run.iterations={ITERATIONS}", "rollout.engine=vllm", "engine.serve=true"),
-        *(f"engine.options={options}", "context.max_tokens=1024", "evaluation.tasks=16", "checkpoint.every=1"),
-    )
-    sets = [part for setting in settings for part in ("--set", setting)]
+    program, config = beside_a_learner(EXECUTABLE, folder), folder / "config.yaml"
+    if not config.exists():
+        given = small_config(
+            folder,
+            save_vllm_llama(folder / "model"),
+            run={"name": "small", "folder": str(folder / "runs"), "iterations": ITERATIONS, "seed": 0},
+            rollout={"engine": "vllm"},
+            engine={"serve": True, "options": ["--dtype", "float32", *SMALL]},
+        )
+        config.write_text(yaml.safe_dump(to_plain(given)))
     environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_VLLM": str(program), "AGENTLOOP_ENGINE_KEY": KEY}
     with (folder / "output.txt").open("ab") as output:
-        command = [AGENTLOOP, "train", "configs/quickstart.yaml", *words, *sets]
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        return subprocess.Popen(
+            [AGENTLOOP, "train", str(config), *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
 
 
 def learned(run: Path) -> int:

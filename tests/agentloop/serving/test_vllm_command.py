@@ -27,6 +27,16 @@ def test_adapters_are_allowed_where_they_are_published() -> None:
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment(ServeOptions("model"), None, {})
 
 
+def test_an_engine_that_shares_a_gpu_sleeps_and_takes_weights_from_memory() -> None:
+    options = ServeOptions("model", memory_share=0.4, sleep_level=2, shares_memory=True)
+    words = serve_command(Path("vllm"), options)
+    sharing = ["--gpu-memory-utilization", "0.4", "--enable-sleep-mode", "--weight-transfer-config"]
+    assert words[-5:] == [*sharing, '{"backend": "ipc"}']
+    name = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+    assert serve_environment(options, None, {})[name] == "1"
+    assert name not in serve_environment(ServeOptions("model"), None, {})
+
+
 def test_environment_is_its_own() -> None:
     base = {"PATH": "/bin", "PYTHONPATH": "/ours", "VIRTUAL_ENV": "/ours", "AGENTLOOP_ENGINE_KEY": "secret"}
     found = serve_environment(ServeOptions("model"), "secret", base)

@@ -193,7 +193,8 @@ def test_a_run_that_is_asked_to_stop_ends_its_engine(tmp_path: Path, model: Path
     assert processes(tmp_path) == []
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
 def test_an_engine_ends_with_a_run_that_ends_at_once(tmp_path: Path, model: Path, ended_by: signal.Signals) -> None:
     """Killed, or asked to stop before there is anything to finish: its engine has just been started."""
     given = tmp_path / "config.yaml"
