@@ -21,7 +21,7 @@ from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.run_roles import AGENTLOOP
 from tests.fakes.runs import ROOT, rows, save_vllm_llama, small_config
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 ITERATIONS = 6
@@ -69,7 +69,7 @@ def test_a_server_sleeps_and_wakes_with_new_weights(tmp_path: Path) -> None:
 
 
 def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    program, config = beside_a_learner(EXECUTABLE, folder), folder / "config.yaml"
+    config = folder / "config.yaml"
     if not config.exists():
         given = small_config(
             folder,
@@ -79,7 +79,7 @@ def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
             engine={"serve": True, "options": ["--dtype", "float32", *SMALL]},
         )
         config.write_text(yaml.safe_dump(to_plain(given)))
-    environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_VLLM": str(program), "AGENTLOOP_ENGINE_KEY": KEY}
+    environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_VLLM": str(EXECUTABLE), "AGENTLOOP_ENGINE_KEY": KEY}
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
             [AGENTLOOP, "train", str(config), *words], cwd=ROOT, env=environment, stdout=output, stderr=output

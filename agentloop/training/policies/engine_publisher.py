@@ -94,22 +94,25 @@ class EnginePublisher:
         save_model: Callable[[Path], None],
     ) -> tuple[PublishedPolicy, Source]:
         """The weights in place become a published policy, or are one already; and where engines get them from."""
-        began = time.monotonic()
         target = self._policies / f"{version:06d}"
         self._remove_newer(version)
-        source: Source = target
-        if self._served is not None and self._served.options.shares_memory:
+        if (target / COMPLETE).exists():
+            return read_published(target), target
+        with self._timed("probe"):
             probe = prober.probe(tokenizer)
+        if self._served is not None and self._served.options.shares_memory:
             digest = hashlib.sha256(probe.model_dump_json().encode()).hexdigest()
             policy = PublishedPolicy(run=self._run, version=version, kind="full", sha256=digest, probe=probe)
-            source = partial(shared_weights, weights)
-        elif (target / COMPLETE).exists():
-            policy = read_published(target)
-        else:
-            probe = prober.probe(tokenizer)
+            return policy, partial(shared_weights, weights)
+        with self._timed("write"):
             policy = write_published(target, weights, save_model, probe=probe, run=self._run, version=version)
-        self.seconds["time/publish_write"] += time.monotonic() - began
-        return policy, source
+        return policy, target
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[f"time/publish_{part}"] += time.monotonic() - began
 
     def publish(self, policy: PublishedPolicy, source: Source) -> None:
         """Nothing is sampled under its number before every engine's log-probs have proved it. Raises UserError."""

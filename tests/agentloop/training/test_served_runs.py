@@ -91,7 +91,7 @@ def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, model: Path) -> Non
     one_publish = ["pause?mode=keep", "collective_rpc", "reset_prefix_cache?reset_running_requests=true"]
     assert calls(log) == [*one_publish, "update_weight_version", "resume"] * 3
     for metrics in display.iterations:
-        parts = [metrics[f"time/publish_{part}"] for part in ("write", "load", "prove")]
+        parts = [metrics[f"time/publish_{part}"] for part in ("probe", "write", "load", "prove")]
         assert 0 < sum(parts) <= metrics["time/publish"]
         assert "time/sleep" not in metrics and "time/wake" not in metrics
 
@@ -112,6 +112,7 @@ def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_
     again = [*sleep, "wake_up?tags=weights", *load, "wake_up?tags=kv_cache", *named]
     assert calls(log) == [*load, *named, *again, *again]
     for metrics in display.iterations:
+        assert "time/publish_write" not in metrics
         assert 0 < metrics["time/wake"] <= metrics["time/publish_load"]
         assert metrics["time/sleep"] > 0
     assert [path.name for path in (result.folder / "policies").iterdir() if path.is_dir()] == []
