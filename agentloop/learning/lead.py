@@ -44,12 +44,17 @@ class TrainerSpec:
 
 
 def check_ranks(config: RunConfig, ranks: Ranks) -> None:
-    """Refuses what can't be sharded. Raises UserError."""
+    """Refuses what can't be sharded, or shared. Raises UserError."""
     if not ranks.several:
         return
     if config.algorithm == "ppo":
         raise UserError(
             f"algorithm must do without a critic on {ranks.count} ranks, got ppo. Use grpo or another one, or one rank."
+        )
+    if config.engine.serve:
+        raise UserError(
+            f"engine.serve must be false on {ranks.count} ranks, got true. Start `agentloop engine` on a GPU of its "
+            "own, and name its URL in engine.urls."
         )
     try:
         config.optimizer.check_shardable("optimizer")

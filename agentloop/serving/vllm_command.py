@@ -39,7 +39,7 @@ class ServeOptions:
     further: tuple[str, ...] = ()
     """Words for `vllm serve` that are passed on as they are."""
     memory_share: float | None = None
-    """Of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
+    """What it takes of the device's memory, for weights and key-value cache together; None: vLLM's own default."""
     sleep_level: Literal[0, 1, 2] = 0
     """How it sleeps while a learner has the GPU. 1: weights move to the host's memory, 2: they are discarded; the
     key-value cache is, at both. 0: it never does.

@@ -228,7 +228,7 @@ def _connected(
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     store = ReplayStore.create(folder.database)
-    served = opened.enter_context(_serve(folder, first, loaded, ranks, display)) if config.engine.serve else None
+    served = opened.enter_context(_serve(folder, first, loaded, display)) if config.engine.serve else None
     engines = _engines(folder, loaded, display, store, served)
     generator: Generator | ConcurrentGenerator = engines.engine if engines else local
     display.note(f"chat template: {check_template(loaded).summary()}")
@@ -273,14 +273,9 @@ def _connected(
 
 
 def _serve(
-    folder: RunFolder, first: Path | str, loaded: LoadedModel, ranks: Ranks, display: RunDisplay
+    folder: RunFolder, first: Path | str, loaded: LoadedModel, display: RunDisplay
 ) -> AbstractContextManager[ServedEngine]:
     """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""
-    if ranks.several:
-        raise UserError(
-            f"engine.serve must be false on several ranks, got true on {ranks.count}. Start `agentloop engine` on a "
-            "GPU of its own, and name its URL in engine.urls."
-        )
     config = folder.config
     options = serve_options(config, first, shares_gpu=loaded.model.device.type == "cuda")
     variable = config.engine.api_key_env

@@ -104,6 +104,11 @@ def check_engine(config: RunConfig) -> None:
     urls, engine = config.engine.urls, config.rollout.engine
     if config.engine.serve:
         _check_serve(config)
+    elif config.engine.options:
+        raise ValueError(
+            f"engine.options must be empty when engine.serve is false, got {list(config.engine.options)}. Give them to "
+            "whoever starts vLLM: agentloop engine MODEL -- WORDS."
+        )
     elif engine == "vllm" and not urls:
         raise ValueError(
             "engine.urls must name at least one server when rollout.engine is vllm, got none. "

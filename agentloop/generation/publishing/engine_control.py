@@ -123,7 +123,7 @@ class EngineControl:
         self._asked("POST", "/resume")
 
     def sleep(self, level: int) -> None:
-        """Give its GPU's memory free until it gets new weights; replies under way are aborted.
+        """It gives its GPU's memory back until it gets new weights; replies under way are aborted.
 
         At level 1 it moves its weights to the host's memory, at level 2 it discards them; it discards the key-value
         cache at both.
@@ -134,7 +134,7 @@ class EngineControl:
             self.name_weights(ASLEEP)
 
     def _wake(self, part: str) -> None:
-        """A part of its memory, if it is asleep: its cache only after its weights, which may take more for a moment."""
+        """It takes this part of its memory again, if it sleeps."""
         if part in self._asleep:
             began = time.monotonic()
             self._asked("POST", "/wake_up", params={"tags": part})
@@ -167,7 +167,7 @@ class EngineControl:
                 self._asked("POST", path, body)
         except EngineRefused as error:
             raise EngineRefused(f"{error} Start the engine anew: its weights are gone.", status=error.status) from error
-        self._wake("kv_cache")
+        self._wake("kv_cache")  # only now: while weights come, they take more than their place
         # Keys and values of the old weights; replies under way get theirs made anew.
         self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.name_weights(label)

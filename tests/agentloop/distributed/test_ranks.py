@@ -149,6 +149,9 @@ def test_what_cant_be_sharded_is_refused_on_several_ranks(tmp_path: Path) -> Non
     check_ranks(config, Ranks())
     with pytest.raises(UserError, match="optimizer.name must be adamw or sgd on several ranks"):
         check_ranks(small_config(tmp_path, tmp_path, optimizer={"name": "muon"}), Ranks(0, 2))
+    served = small_config(tmp_path, tmp_path, rollout={"engine": "vllm"}, engine={"serve": True})
+    with pytest.raises(UserError, match="engine.serve must be false on 2 ranks, got true"):
+        check_ranks(served, Ranks(0, 2))
 
 
 def test_a_rank_takes_as_many_passes_as_the_others() -> None:

@@ -220,6 +220,10 @@ def test_an_engine_ends_with_a_run_that_ends_at_once(tmp_path: Path, model: Path
             {"engine": {"serve": True, "urls": ["http://127.0.0.1:8000"]}},
             r"engine.urls must be \[\] when engine.serve is true, got \['http://127.0.0.1:8000'\].",
         ),
+        (
+            {"engine": {"urls": ["http://127.0.0.1:8000"], "options": ["--dtype", "float32"]}},
+            r"engine.options must be empty when engine.serve is false, got \['--dtype', 'float32'\].",
+        ),
         ({"collection": {"by": "workers"}}, "collection.by must be loop when engine.serve is true, got workers."),
     ],
 )
