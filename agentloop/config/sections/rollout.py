@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 class RolloutSection(Section):
     engine: Literal["local", "vllm"] = Field(
-        "local",
-        description="What samples: the policy in this process, or vLLM, at engine.urls or started with the run by "
-        "engine.serve.",
+        "local", description="What samples: the policy in this process, or vLLM at engine.urls or by engine.serve."
     )
     max_turns: Positive = Field(9, description="Most replies of the policy in one episode.")
     max_tokens_per_turn: Positive = Field(40, description="Most tokens of one reply.")
