@@ -1,4 +1,4 @@
-"""A pretrained model learns from rewards what its demonstrations did not show: the commands of its page, as they are."""
+"""A pretrained model learns from rewards what its demonstrations did not show, by the commands of its page."""
 
 from __future__ import annotations
 
