@@ -19,6 +19,8 @@ EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
 _THEIR_KEY_VARIABLE = "VLLM_API_KEY"
 _VERSION_S = 300.0
 """Its imports take a while."""
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the most; adapters may have fewer."""
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """They name this program's packages; vLLM has its own."""
 
@@ -91,7 +93,8 @@ def serve_command(executable: Path, options: ServeOptions) -> list[str]:
         command += ["--max-model-len", str(options.max_model_len)]
     if options.lora_rank:
         # Two versions at once: replies under way finish with the one before.
-        command += ["--enable-lora", "--max-lora-rank", str(options.lora_rank), "--max-loras", "2"]
+        allowed = next((rank for rank in _LORA_RANKS if rank >= options.lora_rank), options.lora_rank)
+        command += ["--enable-lora", "--max-lora-rank", str(allowed), "--max-loras", "2"]
     if options.memory_share is not None:
         command += ["--gpu-memory-utilization", f"{options.memory_share:g}"]
     if options.sleep_level:

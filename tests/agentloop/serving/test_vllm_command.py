@@ -21,8 +21,9 @@ def test_command_names_what_publishing_needs() -> None:
 
 
 def test_adapters_are_allowed_where_they_are_published() -> None:
-    options = ServeOptions("model", lora_rank=16)
-    assert "--enable-lora --max-lora-rank 16 --max-loras 2" in " ".join(serve_command(Path("vllm"), options))
+    for rank, most in ((1, 1), (4, 8), (16, 16), (48, 64)):
+        options = ServeOptions("model", lora_rank=rank)
+        assert f"--enable-lora --max-lora-rank {most} --max-loras 2" in " ".join(serve_command(Path("vllm"), options))
     assert serve_environment(options, None, {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment(ServeOptions("model"), None, {})
 
