@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from context.messages import Message, content_hash, to_template
-from context.templates.jinja.bounds import OutOfBounds
-from context.templates.jinja.sandbox import TemplateSandbox
 from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
@@ -31,6 +33,7 @@ _REFUSALS = (
     MemoryError,
     SyntaxError,  # twenty loops in each other
 )
+"""What a template may raise: a refusal of its own, or what comes of operations on messages that it does not expect."""
 
 
 class RenderError(ValueError):
@@ -40,7 +43,8 @@ class RenderError(ValueError):
 class ChatTemplate:
     """Messages -> text, as the model's authors wrote it down.
 
-    Templates come with models and are not trusted: they run in jinja2's immutable sandbox, for a bounded time.
+    A template runs in jinja2's immutable sandbox and reaches nothing but what it is given. How much time and memory it
+    takes is not limited, as with every program of a model that a person loads.
     """
 
     def __init__(
@@ -126,23 +130,22 @@ class _Source:
     """One template, compiled, and the form in which it takes messages."""
 
     def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._sandbox = TemplateSandbox()
         self._source = source
         self._given = given
         self._probe_tools = tools
         try:
-            self._compiled = self._sandbox.from_string(source)
+            self._compiled = _sandbox().from_string(source)
         except _REFUSALS as error:
             raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
         self._forms = choose_forms(source, self._probe)
 
     def marking(self, mark: Callable[[str], str]) -> _Source:
-        found, tree = copy(self), self._sandbox.parse(self._source)
+        found, tree = copy(self), _sandbox().parse(self._source)
         for text in tree.find_all(nodes.TemplateData):
             text.data = mark(text.data)
         for const in tree.find_all(nodes.Const):
             const.value = _marked(const.value, mark)
-        found._compiled = self._sandbox.from_string(tree)
+        found._compiled = _sandbox().from_string(tree)
         found._given = {name: _marked(value, mark) for name, value in self._given.items()}
         return found
 
@@ -160,7 +163,6 @@ class _Source:
         forms: RowForms | None = None,
     ) -> str:
         used = forms or self._forms
-        self._sandbox.bounds.start()
         try:
             return self._compiled.render(
                 messages=[used.adapted(row) for row in rows],
@@ -178,13 +180,46 @@ class _Source:
             ) from error
 
     def _probe(self, rows: Sequence[Mapping[str, Any]], forms: RowForms) -> str | None:
-        """None where the template refuses. Raises RenderError where it has no end."""
+        """None where the template refuses."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
-        except RenderError as error:
-            if isinstance(error.__cause__, OutOfBounds | RecursionError | MemoryError):
-                raise
+        except RenderError:
             return None
+
+
+@cache
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    """The environment of transformers' chat templates."""
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    return made
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` ... `{% endgeneration %}` marks replies for other tools; here authors do that."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers: jinja2's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
 
 
 def _marked(value: Any, mark: Callable[[str], str]) -> Any:
@@ -194,7 +229,7 @@ def _marked(value: Any, mark: Callable[[str], str]) -> Any:
 def variables(source: str) -> set[str]:
     """The names that a template reads and does not make itself. Raises RenderError for what is no template."""
     try:
-        return set(meta.find_undeclared_variables(TemplateSandbox().parse(source)))
+        return set(meta.find_undeclared_variables(_sandbox().parse(source)))
     except _REFUSALS as error:
         raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
 

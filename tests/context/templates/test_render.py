@@ -232,28 +232,6 @@ def test_refusal_that_names_a_control_token_can_be_printed() -> None:
     assert str(error.value).encode()
 
 
-def test_template_that_is_no_jinja_is_one_line() -> None:
-    with pytest.raises(RenderError, match="chat template must be valid jinja2, got: TemplateSyntaxError") as error:
-        ChatTemplate("{% for m in %}", {})
-    assert "\n" not in str(error.value)
-
-
-def test_template_runs_in_a_sandbox() -> None:
-    template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
-    with pytest.raises(RenderError, match="SecurityError"):
-        template.render([Message("user", "x")], generation_prompt=False)
-
-
-def test_template_knows_what_transformers_templates_use() -> None:
-    source = (
-        "{%- for m in messages -%}{%- if loop.index > 1 -%}{%- break -%}{%- endif -%}"
-        "{%- generation -%}{{ {'é<': m.content} | tojson }}{%- endgeneration -%}{%- endfor -%}"
-    )
-    messages = (Message("user", "a"), Message("user", "b"))
-    ours = ChatTemplate(source, {}).render(messages, generation_prompt=False)
-    assert ours == '{"é<": "a"}'
-
-
 @pytest.mark.parametrize("field", ["role", "name", "tool_call_id"])
 def test_names_with_control_text_are_refused(field: str) -> None:
     model = family("chatml")
