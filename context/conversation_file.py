@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from context.authors import ENV, INITIALIZATION, USER
 from context.messages import Message, ToolCall
+from context.parse.json_calls import arguments_of
+from context.parse.reply import Malformed
 from context.templates.chat_template import RenderError
 
 _AUTHORS = {"user": USER, "tool": ENV}
@@ -27,7 +29,10 @@ def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, A
         raise RenderError(
             f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
         )
-    return [read_message(index, row) for index, row in enumerate(rows)], _tools(whole.get("tools"))
+    given = _list("tools", whole.get("tools"))
+    tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool for tool in given]
+    check_tools(tools)
+    return [read_message(index, row) for index, row in enumerate(rows)], tools
 
 
 def read_message(index: int, row: Any) -> Message:
@@ -82,16 +87,14 @@ def _part(where: str, part: Any) -> str:
     raise RenderError(f"{where} must be a text part, got {str(part)[:80]}.")
 
 
-def _tools(value: Any) -> list[dict[str, Any]]:
-    """Schemas in OpenAI's form; such as come without their outer object get it."""
-    tools = [tool if not _is_bare(tool) else {"type": "function", "function": tool} for tool in _list("tools", value)]
+def check_tools(tools: Sequence[Any]) -> None:
+    """Raises RenderError for a schema that is not in OpenAI's form: with its outer object, or without."""
     for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RenderError(
                 f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}, got {str(tool)[:80]}.'
             )
-    return tools
 
 
 def _is_bare(tool: Any) -> bool:
@@ -101,18 +104,13 @@ def _is_bare(tool: Any) -> bool:
 def _call(where: str, row: Any) -> ToolCall:
     """A call in OpenAI's form; its arguments as an object, as the text of one, or left out."""
     function = row.get("function", row) if isinstance(row, Mapping) else None
-    arguments = function.get("arguments") or {} if isinstance(function, Mapping) else None
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(function, Mapping) or not isinstance(arguments, dict) or not isinstance(row, Mapping):
-        raise RenderError(f"{where} must hold a name and an object of arguments, got {str(row)[:80]}.")
-    name = function.get("name")
-    if not isinstance(name, str):
-        raise RenderError(f"{where} must name a function by a text, got {str(name)[:80]}.")
-    return ToolCall(name, arguments, _text(f"{where}.id", row.get("id")))
+    if not isinstance(row, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RenderError(f"{where} must hold the name of a function, got {str(row)[:80]}.")
+    try:
+        arguments = arguments_of(function.get("arguments"))
+    except Malformed as problem:
+        raise RenderError(f"{where} must hold an object of arguments, got {str(row)[:80]} ({problem}).") from None
+    return ToolCall(function["name"], arguments, _text(f"{where}.id", row.get("id")))
 
 
 def _text(where: str, value: Any) -> str | None:

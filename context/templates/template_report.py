@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
@@ -16,10 +16,11 @@ from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 from context.templates.row_forms import LOOKUP
-from context.templates.template_probe import Thinking, changes, conversation
 from context.tokens.token_sequence import TokenSequence
 
 State = Literal["append_only", "rewrites_history", "unsupported"]
+Thinking = Literal["none", "empty", "some"]
+"""What replies have before their content: no thinking, an empty block of it, or thoughts."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def in_words(state: State) -> str:
     return "append-only" if state == "append_only" else state.replace("_", " ")
 
 
-# (name, messages as `conversation` spells them, the thinking of its replies, with tools)
+# (name, messages as `conversation` spells them, the thinking of its replies, whether there are tools)
 _CASES: tuple[tuple[str, str, Thinking, bool], ...] = (
     ("system message", "suau", "none", False),
     ("two user turns", "uauau", "none", False),
@@ -88,8 +89,8 @@ _WORDS = {
     "user": "What is the code of pearl?",
     "assistant": "The code is 78.",
     "tool": '{"next": "arrow"}',
-    "thinking": "Which record was it?",
 }
+_CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's templates demand
 
 
 def check_template(model: ModelFiles) -> TemplateReport:
@@ -109,7 +110,7 @@ def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
     yield from filter(None, (refused, next(filter(None, tools_of), None), hidden_calls(template)))
     yield from filter(None, (hidden_result(template, (asked,), tools),))
     try:
-        renderer.reply(Message("assistant", _WORDS["assistant"], reasoning=_WORDS["thinking"]))
+        renderer.reply(Message("assistant", _WORDS["assistant"], reasoning="Which record was it?"))
     except RenderError as error:
         yield str(error)
 
@@ -125,10 +126,9 @@ def _parser(template: ChatTemplate) -> str:
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
-    rows = conversation(plan, thinking=thinking)
-    messages = [_message(row) for row in rows]
+    messages = conversation(plan, thinking)
     schemas = (LOOKUP,) if tools else ()
-    found: dict[str, None] = {}
+    found: list[str] = []
     increments: list[tuple[Rendering, Rendering, TokenSequence]] = []
     turns = list(_turns(plan))
     try:
@@ -141,19 +141,25 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             grown = renderer.render(messages[:end], schemas, after=before)
             increment = renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown)))
             if increment is None:
-                changed = changes(model.template, rows[:end], reply=reply, tools=schemas)
-                found |= dict.fromkeys(changed or (f"message {reply} (assistant): is written differently",))
+                found.append(_rewritten(reply, messages[reply].reasoning, grown))
             else:
                 increments.append((before, grown, increment))
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),), 0)
-    details, borders = list(found), 0
+    state: State = "rewrites_history" if found else "append_only"
+    details, borders = found, 0
     try:
         renderer.initial(messages, schemas)
         borders = sum(_joined(renderer, *row) for row in increments)
     except (RenderError, ValueError) as error:
         details.append(f"can't be shown again once rewritten: {error}")
-    return Case(name, "rewrites_history" if found else "append_only", tuple(details), borders)
+    return Case(name, state, tuple(details), borders)
+
+
+def _rewritten(reply: int, thought: str | None, grown: Rendering) -> str:
+    if thought is not None and not (thought and thought in grown.written.text):
+        return f"message {reply} (assistant): its thinking is left out"
+    return f"message {reply} (assistant) or one before it: is written differently"
 
 
 def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:
@@ -176,19 +182,20 @@ def _turns(plan: str) -> Iterator[tuple[int, int]]:
     yield from pairwise([*replies, len(plan)])
 
 
-def _message(row: dict[str, Any]) -> Message:
-    """A row of `conversation` as a message, in words."""
-    role = row["role"]
-    return Message(
-        role,
-        _WORDS[role] if row["content"] else "",
-        {"system": "initialization", "user": "user", "tool": "env"}.get(role, "initialization"),
-        tuple(_call(call) for call in row.get("tool_calls", ())),
-        name=row.get("name"),
-        tool_call_id=row.get("tool_call_id"),
-        reasoning=_WORDS["thinking"] if row.get("reasoning_content") else row.get("reasoning_content"),
-    )
+def conversation(plan: str, thinking: Thinking = "none") -> list[Message]:
+    """A message for each letter: s(ystem), u(ser), a(nswer), c(all), p(arallel calls), r(esult), e(mpty)."""
+    return [_message(index, letter, plan, thinking) for index, letter in enumerate(plan)]
 
 
-def _call(row: dict[str, Any]) -> ToolCall:
-    return ToolCall(row["function"]["name"], {"key": "pearl"}, row["id"])
+def _message(index: int, letter: str, plan: str, thinking: Thinking) -> Message:
+    if letter == "s":
+        return Message("system", _WORDS["system"], "initialization")
+    if letter == "u":
+        return Message("user", _WORDS["user"])
+    if letter == "r":
+        answered = plan[: index + 1].rpartition("p")[2]
+        return Message("tool", _WORDS["tool"], "env", name="lookup", tool_call_id=_CALL_IDS[answered == "rr"])
+    thought = {"none": None, "empty": "", "some": f"Which record was it, {index}?"}[thinking]
+    ids = _CALL_IDS[: "acp".index(letter)] if letter in "cp" else ()
+    calls = tuple(ToolCall("lookup", {"key": "pearl"}, call_id) for call_id in ids)
+    return Message("assistant", _WORDS["assistant"] if letter == "a" else "", "initialization", calls, reasoning=thought)

@@ -18,7 +18,6 @@ from replay.errors import ReplayError
 from replay.exchange.row_format import BadRow
 from replay.storage.databases.backup import flush
 
-_Line = TypeVar("_Line", bytes, bytearray)
 _Row = TypeVar("_Row")
 Packing = Literal["", "gz", "zst"]
 _PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}
@@ -27,16 +26,12 @@ _RUN_CODE = (".pickle", ".pkl", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dil
 """Formats that may run code of their author's when they are read."""
 
 MOST_LINE = 32 << 20
-"""Bytes of one JSONL line, as `size_of` counts them: a trajectory of about a million tokens."""
-_OVERHEAD = 48
+"""Bytes of one JSONL line: a trajectory of about a million tokens."""
 _AT_ONCE = 1 << 16
 _ZSTD_AT_ONCE = 128
 """Packed bytes: four of them can stand for 128 kB."""
 _MOST_WINDOW = 8 << 20
 """Bytes a zstd frame may ask for; level 19 does, `--ultra` and `--long` ask for more."""
-_MOST_RATIO = 64
-_FLOOR = 4 << 20
-"""A line of a packed file may have this many times the file's bytes, and always this many."""
 
 
 class ExchangeError(ReplayError):
@@ -143,45 +138,28 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def lines(path: Path) -> Iterator[bytes]:
     """The lines of a JSONL file, packed or not; raises ExchangeError for a file of another kind.
 
-    Raises BadRow for one that is too long, and for contents that are damaged: what is packed is unpacked piece by
-    piece, and a small file can't hold a long line.
+    Raises BadRow for one of more than `MOST_LINE` bytes, and for contents that are damaged. What is packed is unpacked
+    piece by piece.
     """
     if is_parquet(path):
         raise ExchangeError(f"FILE must end in {', '.join(_PACKINGS)}, got {str(path)!r}. Write one row a line.")
     line = bytearray()
     with opened(path) as raw:
-        packing = _packing(path)
-        longest = longest_line(os.fstat(raw.fileno()).st_size) if packing else MOST_LINE
-        for piece in _pieces(raw, packing):
-            start = 0
-            while (end := piece.find(b"\n", start)) >= 0:
-                line += piece[start:end]
-                yield bytes(within(line, longest))
+        for piece in _pieces(raw, _packing(path)):
+            *ends, begun = piece.split(b"\n")
+            for end in ends:
+                yield _checked(line + end)
                 line.clear()
-                start = end + 1
-            line += piece[start:]
-            if len(line) > longest:
-                within(line, longest)
+            line += begun
+            _checked(line)
     if line:
-        yield bytes(within(line, longest))
+        yield bytes(line)
 
 
-def longest_line(size: int) -> int:
-    """Bytes of a line that a packed file of so many bytes may hold."""
-    return min(MOST_LINE, max(_FLOOR, _MOST_RATIO * size))
-
-
-def within(line: _Line, longest: int) -> _Line:
-    """The line; raises BadRow where it is too long."""
-    if (1 + _OVERHEAD) * len(line) > longest and size_of(line) > longest:
-        raise BadRow(f"line must be at most {longest:,} bytes in this file, got more. Unpack it, or leave it out.")
-    return line
-
-
-def size_of(line: bytes | bytearray) -> int:
-    """Bytes of a line of JSON, where each object, list and text counts as what it takes in memory: `{},` is not 3."""
-    parts = line.count(b"{") + line.count(b"[") + line.count(b'"') - line.count(b'\\"')
-    return len(line) + _OVERHEAD * parts
+def _checked(line: bytearray) -> bytes:
+    if len(line) > MOST_LINE:
+        raise BadRow(f"line must be at most {MOST_LINE:,} bytes, got more. Leave it out.")
+    return bytes(line)
 
 
 def _pieces(raw: IO[bytes], packing: Packing) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -115,25 +115,20 @@ def import_rows(
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> None:
-    """Store the rows that `rows` reads anew at each call, batch by batch, each whole or not at all; those of one
-    batch only once. `report` tells what became of them.
+    """Store the rows, which `rows` reads from the start at each call, batch by batch, each whole or not at all.
 
     `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
     nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
-    those `learner` can learn from are refused too.
+    those `learner` can learn from are refused too. `report` gets the counts.
     """
     report.learner = None if learner is None else learner.run
-    check = _Check(store, source)
-    bad: set[int] = set()
-    done = 0
-    only: list[list[_Numbered]] = []
-    for batch in _batches(enumerate(rows())):
-        only = [] if done else [batch]
-        for number, place, problem in check.problems(batch):
-            bad.add(number)
+    check, bad, done = _Check(store, source), set[str](), 0
+    for batch in _batches(rows()):
+        for place, problem in check.problems(batch):
+            bad.add(place)
             report.add_bad(place, problem)
         if learner is not None:
-            _compare(learner, [row for number, (_, row) in batch if number not in bad], report)
+            _compare(learner, _good(batch, bad), report)
         done += len(batch)
         progress("check", done)
         if len(bad) > max(_MOST_BAD, done / 2):
@@ -143,15 +138,18 @@ def import_rows(
     if report.differing and not report.learnable:
         raise ExchangeError(_incomparable(report))
     report.runs = sorted(check.runs)
-    for batch in only or _batches(enumerate(rows())):
-        good = [bundle for number, (_, bundle) in batch if number not in bad and isinstance(bundle, Bundle)]
-        _store(store, check.sourced(good), report)
+    for batch in _batches(rows()):
+        _store(store, check.sourced(_good(batch, bad)), report)
         progress("store", report.rows)
 
 
-def _compare(learner: LearningRun, rows: Sequence[Bundle | BadRow], report: ImportReport) -> None:
+def _good(batch: Sequence[Placed], bad: Set[str]) -> list[Bundle]:
+    return [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
+
+
+def _compare(learner: LearningRun, rows: Sequence[Bundle], report: ImportReport) -> None:
     for row in rows:
-        if isinstance(row, Bundle) and row.trajectory.record.state == ELIGIBLE:
+        if row.trajectory.record.state == ELIGIBLE:
             names = learner.differs(row)
             report.learnable += not names
             for name in names:
@@ -167,19 +165,16 @@ def _incomparable(report: ImportReport) -> str:
     )
 
 
-_Numbered = tuple[int, Placed]
-
-
-def _batches(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
+def _batches(rows: Iterable[Placed]) -> Iterator[list[Placed]]:
     return batched(rows, _size, most=_AT_ONCE, room=_TOKENS_AT_ONCE)
 
 
-def _size(row: _Numbered) -> int:
-    _, (_, bundle) = row
-    if isinstance(bundle, BadRow):
+def _size(placed: Placed) -> int:
+    _, row = placed
+    if isinstance(row, BadRow):
         return 0
-    characters = sum(len(message.content) + len(message.reasoning or "") for message in bundle.trajectory.messages)
-    return characters + sum(len(part.tokens) for part in bundle.trajectory.segments)
+    characters = sum(len(message.content) + len(message.reasoning or "") for message in row.trajectory.messages)
+    return characters + sum(len(part.tokens) for part in row.trajectory.segments)
 
 
 class _Check:
@@ -201,28 +196,21 @@ class _Check:
             stored = stored_sources(connection, [bundle.trajectory.id for bundle in bundles])
         return [_with_source(bundle, stored.get(bundle.trajectory.id, self._source)) for bundle in bundles]
 
-    def problems(self, batch: Sequence[_Numbered]) -> Iterator[tuple[int, str, str]]:
-        """Number, place and problem of the bad rows."""
-        read = []
-        for number, (place, bundle) in batch:
-            if isinstance(bundle, BadRow):
-                yield number, place, str(bundle)
-            else:
-                read.append((number, place, bundle))
-        bundles = self.sourced([bundle for *_, bundle in read])
+    def problems(self, batch: Sequence[Placed]) -> Iterator[tuple[str, str]]:
+        """Place and problem of each bad row."""
+        yield from ((place, str(row)) for place, row in batch if isinstance(row, BadRow))
+        read = [(place, row) for place, row in batch if isinstance(row, Bundle)]
         alone = []
-        for (number, place, _), bundle in zip(read, bundles, strict=True):
+        for (place, _), bundle in zip(read, self.sourced([row for _, row in read]), strict=True):
             try:
                 self._check_references(bundle)
-                alone.append((number, place, bundle))
+                alone.append((place, bundle))
             except (BadRow, InvalidRecord) as error:
-                yield number, place, _problem(error)
-        if not self._refused([bundle for *_, bundle in alone]):
-            return
-        for number, place, bundle in alone:
-            problem = self._refused([bundle])
-            if problem:
-                yield number, place, problem
+                yield place, _problem(error)
+        if self._refused([bundle for _, bundle in alone]):  # one by one only where something is wrong
+            for place, bundle in alone:
+                if problem := self._refused([bundle]):
+                    yield place, problem
 
     def _refused(self, bundles: Sequence[Bundle]) -> str | None:
         tables = {bundle.run.id: author_table(bundle.run.authors) for bundle in bundles}

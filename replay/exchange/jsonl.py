@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed, size_of
+from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
@@ -20,9 +20,9 @@ def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable
     with packed(path, target) as stream:
         for bundle in bundles:
             line = line_of(bundle)
-            if (size := size_of(line)) > MOST_LINE:
+            if len(line) > MOST_LINE:
                 raise ExchangeError(
-                    f"row must be at most {MOST_LINE:,} bytes as JSON, got {size:,} for trajectory "
+                    f"row must be at most {MOST_LINE:,} bytes as JSON, got {len(line):,} for trajectory "
                     f"{bundle.trajectory.id}. Export Parquet, or leave it out."
                 )
             stream.write(line + b"\n")

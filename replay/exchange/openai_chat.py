@@ -5,61 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
-from context.conversation_file import read_message
+from context.conversation_file import check_tools, read_message
 from context.messages import Message
 from context.templates.rendering.contents import with_thought
-from replay.exchange.row_format import BadRow, Part, json_line, read_object, typed
+from replay.errors import shortened
+from replay.exchange.row_format import BadRow, Part, json_line, typed
 from replay.records import Finite
+
+_READ = frozenset({"role", "content", "tool_calls", "name", "tool_call_id", "reasoning_content"})
+_WITHOUT_TOKENS = ("function_call", "refusal", "audio")
+"""Fields with a meaning that tokens can't have here."""
 
 
 class _Open(Part):
     """May hold more than is looked at."""
 
     model_config = ConfigDict(extra="allow")
-
-
-def _joined(content: Any) -> Any:
-    """A text, or the texts of its parts."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("should be text, without parts of another kind")
-    return "".join(map(str, texts))
-
-
-def _empty(value: Any) -> None:
-    if value:
-        raise ValueError("should be empty: use tool_calls or content")
-
-
-def _read(arguments: Any) -> Any:
-    """An object, or the text of one."""
-    return read_object(arguments) if isinstance(arguments, str) else arguments
-
-
-def _described(tool: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not isinstance(tool.get("function", tool), dict):
-        raise ValueError("should describe a function by an object")
-    return tool
-
-
-_Nothing = Annotated[Any, AfterValidator(_empty)]
-"""A field with a meaning that tokens can't have here."""
-
-
-class ChatFunction(_Open):
-    name: str
-    arguments: Annotated[dict[str, JsonValue], BeforeValidator(_read)] = Field(default_factory=dict)
-
-
-class ChatCall(_Open):
-    function: ChatFunction
-    id: str | None = None
 
 
 class TokenLogProb(_Open):
@@ -80,22 +45,11 @@ class ChatLogProbs(_Open):
     content: Annotated[list[TokenLogProb], Field(fail_fast=True)] | None = None
 
 
-class ChatMessage(_Open):
-    role: str
-    content: Annotated[str | None, BeforeValidator(_joined)] = None
-    tool_calls: Annotated[list[ChatCall], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    weight: Literal[0, 1] = 1
-    logprobs: ChatLogProbs | None = None
-    function_call: _Nothing = None
-    refusal: _Nothing = None
-    audio: _Nothing = None
+_Given = dict[str, JsonValue]
 
 
 class ChatChoice(_Open):
-    message: ChatMessage
+    message: _Given
     logprobs: ChatLogProbs | None = None
 
 
@@ -106,10 +60,8 @@ def _one(choices: Any) -> Any:
 
 
 class ChatRow(_Open):
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    tools: (
-        Annotated[list[Annotated[dict[str, JsonValue], AfterValidator(_described)]], Field(fail_fast=True)] | None
-    ) = None
+    messages: Annotated[list[_Given], Field(fail_fast=True)]
+    tools: Annotated[list[_Given], Field(fail_fast=True)] | None = None
     choices: Annotated[list[ChatChoice] | None, BeforeValidator(_one)] = None
     reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None
     success: bool | None = None
@@ -140,21 +92,23 @@ class Conversation:
 
 
 def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
-    """Raises BadRow. `ignored` counts fields that are not looked at."""
+    """Raises BadRow, or RenderError for a message that is none. `ignored` counts fields that are not looked at."""
     row = typed(ChatRow, json_line(line))
     ignored.update((row.model_extra or {}).keys())
-    entries = [_entry(given, given.logprobs, ignored) for given in row.messages]
+    given: list[tuple[_Given, ChatLogProbs | None]] = [(message, None) for message in row.messages]
     # The message of a response that stands beside its request.
-    entries += [_entry(given.message, given.message.logprobs or given.logprobs, ignored) for given in row.choices or ()]
+    given += [(choice.message, choice.logprobs) for choice in row.choices or ()]
+    entries = [_entry(index, message, beside, ignored) for index, (message, beside) in enumerate(given)]
     replies = [i for i, entry in enumerate(entries) if entry.message.role == "assistant"]
     trained = [i for i in replies if entries[i].trained]
-    if row.choices and row.messages and row.messages[-1].role == "assistant":
+    if row.choices and len(entries) > 1 and entries[-2].message.role == "assistant":
         raise BadRow("choices must answer a message, got one of the assistant's before it. Make one message of both.")
     if not trained or replies[-1] != len(entries) - 1:
         raise BadRow("messages must end in a reply of the assistant, and one of them be trained, got none.")
     task = next((entry.message.content for entry in entries if entry.message.role == "user"), None)
     if task is None:
         raise BadRow("messages must hold one of a user's, got none.")
+    check_tools(row.tools or [])
     opening = tuple(entry.message for entry in entries[: trained[0]])
     return Conversation(opening, _turns(entries[trained[0] :]), row.tools or [], task, row.reward, row.success)
 
@@ -194,8 +148,16 @@ def _joined_replies(first: TeacherMessage, second: TeacherMessage) -> TeacherMes
     return replace(first, message=message, log_probs=[*(first.log_probs or ()), *(second.log_probs or ())] or None)
 
 
-def _entry(given: ChatMessage, log_probs: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
-    ignored.update(f"messages.{name}" for name in given.model_extra or ())
-    known = given.model_dump(include=ChatMessage.model_fields.keys() - {"logprobs"})
-    content = log_probs.content if log_probs is not None else None
-    return TeacherMessage(read_message(0, known), bool(given.weight), content or None)
+def _entry(
+    index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]
+) -> TeacherMessage:
+    ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
+    for name in _WITHOUT_TOKENS:
+        if given.get(name):
+            raise BadRow(f"messages[{index}].{name} must be empty, got a value. Use tool_calls or content.")
+    weight, own = given.get("weight", 1), given.get("logprobs")
+    if weight not in (0, 1):
+        raise BadRow(f"messages[{index}].weight must be 0 or 1, got {shortened(weight)}.")
+    log_probs = typed(ChatLogProbs, own, whole=f"messages[{index}].logprobs") if own else beside
+    message = read_message(index, {name: value for name, value in given.items() if name in _READ})
+    return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)

@@ -88,9 +88,9 @@ def read_json(text: str | bytes, *, constants: bool = False) -> Any:
         raise ValueError("nested too deep") from None
 
 
-def json_line(line: bytes, *, constants: bool = False) -> Any:
+def json_line(line: bytes) -> Any:
     try:
-        return read_json(line, constants=constants)
+        return read_json(line)
     except ValueError as error:
         raise BadRow(f"line must be JSON ({error}).") from None
 
