@@ -67,7 +67,7 @@ def check(
     if as_json:
         print(json.dumps({"state": report.state, **asdict(report)}))
     else:
-        print(_report_text(report, trained=model.suffix == ".jinja"))
+        print(_report_text(report))
     raise typer.Exit(1 if report.state == "unsupported" else 0)
 
 
@@ -130,13 +130,12 @@ def _refused() -> Iterator[None]:
         raise RenderError(str(error)) from None
 
 
-def _report_text(report: TemplateReport, *, trained: bool) -> str:
+def _report_text(report: TemplateReport) -> str:
     width = max(len(case.name) for case in report.cases)
     lines = []
     for case in report.cases:
         lines.append(f"{case.name:<{width}}  {in_words(case.state)}")
         lines += [f"{'':<{width}}    {detail}" for detail in case.details]
-    borders = sum(case.borders for case in report.cases)
     unsupported = sum(case.state == "unsupported" for case in report.cases)
     rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
     lines.append(f"\nverdict: {in_words(report.state)}{rest}")
@@ -144,9 +143,4 @@ def _report_text(report: TemplateReport, *, trained: bool) -> str:
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
     lines.append(f"calls are read by: {report.parser}")
     lines += [f"left out: {sentence}" for sentence in report.hidden]
-    lines.append(f"borders that whole-text tokenization would join: {borders}")
-    if trained:
-        lines.append(
-            "(a template alone: tokenized with a tokenizer made for it, so borders may differ with the model's)"
-        )
     return "\n".join(lines)

@@ -18,8 +18,8 @@ from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
 from context.templates.built_in_templates import source_for
-from context.templates.model_files import ModelFiles, named_controls, written_templates
-from context.templates.stop_tokens import stop_roles
+from context.templates.model_files import ModelFiles, named_controls, named_template
+from context.templates.stop_tokens import stop_tokens
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,13 @@ def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
 
 def _template(tokenizer: PreTrainedTokenizerBase, path: str | Path, args: Mapping[str, Any] | None) -> ChatTemplate:
     found: Any = tokenizer.chat_template
-    written = written_templates(found if isinstance(found, Mapping) else {"default": found})
-    if written is None:
+    template = named_template(found if isinstance(found, Mapping) else {"default": found}, _special(tokenizer), args)
+    if template is None:
         raise UserError(
             f"model.path must have a chat template, got none in {str(path)!r}. Use an instruction-tuned model, "
             "or set context.template."
         )
-    return written.template(_special(tokenizer), args)
+    return template
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
@@ -193,7 +193,7 @@ def _stop_ids(
     listed = getattr(model.generation_config, "eos_token_id", None)
     known = [*(listed if isinstance(listed, list) else [listed]), tokenizer.eos_token_id]
     declared = frozenset(i for i in known if isinstance(i, int))
-    stop_ids = declared | stop_roles(template, codec, declared).keys()
+    stop_ids = declared | stop_tokens(template, codec, declared)
     if not stop_ids:
         raise UserError(
             "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."

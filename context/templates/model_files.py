@@ -15,7 +15,7 @@ from context.authors import AuthorTable
 from context.templates.built_in_templates import source_for
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.render import Renderer
-from context.templates.stop_tokens import stop_roles
+from context.templates.stop_tokens import stop_tokens
 from context.tokens.codec import TokenCodec
 
 _SPELLED = re.compile(
@@ -54,18 +54,6 @@ class ModelFiles:
             stop_strings=stop_strings,
             allow_hidden=allow_hidden,
         )
-
-
-@dataclass(frozen=True)
-class WrittenTemplates:
-    """The sources of a model's chat template, by what they are for."""
-
-    default: str
-    tool_use: str | None = None
-    """The one for conversations with tools, where a model has two."""
-
-    def template(self, special_tokens: Mapping[str, str], args: Mapping[str, Any] | None = None) -> ChatTemplate:
-        return ChatTemplate(self.default, special_tokens, tool_use=self.tool_use, args=args)
 
 
 def load_model_files(
@@ -124,15 +112,15 @@ def _from_folder(folder: Path, template: str | None, template_args: Mapping[str,
     special = {name: text for name, text in named.items() if text is not None}
     codec = _codec(folder, special)
     own = _templates(folder, config) if template is None else {"default": source_for(template, codec)}
-    written = written_templates(own)
-    if written is None:
+    chosen = named_template(own, special, template_args)
+    if chosen is None:
         raise RenderError(
             f"model folder must hold a chat template, got none in {str(folder)!r}. "
             "Use an instruction-tuned model, or set context.template."
         )
     listed = _json(folder / "generation_config.json").get("eos_token_id")
     ids = [i for i in (listed if isinstance(listed, list) else [listed]) if type(i) is int and i >= 0]
-    return _files(codec, written.template(special, template_args), special, ids)
+    return _files(codec, chosen, special, ids)
 
 
 def named_controls(special: Mapping[str, str]) -> frozenset[str]:
@@ -140,12 +128,15 @@ def named_controls(special: Mapping[str, str]) -> frozenset[str]:
     return frozenset(text for name, text in special.items() if name != "unk_token")
 
 
-def written_templates(named: Mapping[str, Any]) -> WrittenTemplates | None:
-    """Templates by name, as transformers chooses among them; None: there is no default."""
+def named_template(
+    named: Mapping[str, Any], special_tokens: Mapping[str, str], args: Mapping[str, Any] | None
+) -> ChatTemplate | None:
+    """A model's template of the sources that it names, as transformers chooses among them; None: no default."""
     default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str) or not default:
         return None
-    return WrittenTemplates(default, tool_use if isinstance(tool_use, str) and tool_use else None)
+    for_tools = tool_use if isinstance(tool_use, str) and tool_use else None
+    return ChatTemplate(default, special_tokens, tool_use=for_tools, args=args)
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +177,7 @@ def _files(
 ) -> ModelFiles:
     eos = codec.token_id(special.get("eos_token", ""))
     declared = frozenset([*listed, *(() if eos is None else (eos,))])
-    stop_ids = declared | stop_roles(template, codec, declared).keys()
+    stop_ids = declared | stop_tokens(template, codec, declared)
     if not stop_ids:
         raise RenderError(
             "model must name an end-of-turn token, got none in its tokenizer or template. Name an eos_token in "

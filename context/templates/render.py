@@ -39,10 +39,8 @@ from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
 _Tools = Sequence[Mapping[str, Any]]
-_Text = tuple[str, Control | None, bool]
-"""A text, the control token it begins with, and whether nothing stands before it."""
 _MAX_CACHED_CHARS = 2_000_000
-"""Characters of texts: a conversation that is shown anew is not tokenised anew."""
+"""Characters of texts whose tokens are kept: what is shown again is not tokenised again."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,8 @@ class Renderer:
         self._marking = marking(template, codec)
         self._allow_hidden = allow_hidden
         self._thoughts_are_controls = bool(codec.controls("</think>"))
-        self._pieces = _RecentPieces()
+        self._pieces: dict[tuple[str, Control | None, bool], Piece] = {}
+        self._cached_chars = 0
         self._tools: tuple[_Tools, list[Any]] = ((), [])
 
     def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
@@ -364,30 +363,12 @@ class Renderer:
         piece = self._pieces.get(key)
         if piece is None:
             piece = self.codec.piece(storable(text), control, opens=opens)
-            self._pieces.put(key, piece)
+            self._cached_chars += len(text)
+            if self._cached_chars > _MAX_CACHED_CHARS:
+                self._pieces.clear()
+                self._cached_chars = len(text)
+            self._pieces[key] = piece
         return piece
-
-
-class _RecentPieces:
-    """What was made of the texts used last, up to a number of characters."""
-
-    def __init__(self) -> None:
-        self._kept: dict[_Text, Piece] = {}
-        self._chars = 0
-
-    def get(self, key: _Text) -> Piece | None:
-        found = self._kept.pop(key, None)
-        if found is not None:
-            self._kept[key] = found  # at the end: the one used longest ago goes first
-        return found
-
-    def put(self, key: _Text, piece: Piece) -> None:
-        self._kept[key] = piece
-        self._chars += len(key[0])
-        while self._chars > _MAX_CACHED_CHARS and len(self._kept) > 1:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            self._chars -= len(oldest[0])
 
 
 def _shown(placed: Sequence[_Placed], start: int) -> Shown:

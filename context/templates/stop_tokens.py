@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import shared_opening
 from context.templates.row_forms import LOOKUP
 from context.tokens.codec import TokenCodec
 
-Role = Literal["answer", "tool_calls", "next_turn"]
-"""The end of an answer; that of a turn of calls; where there is no end, what opens the turn that follows."""
 _SAID = "pearl-0417"
 _ASKED: dict[str, Any] = {"role": "user", "content": "x"}
 _IDS = ("call00001", "call00002")
 _RESULTS = [{"role": "tool", "content": "x", "name": "lookup", "tool_call_id": call_id} for call_id in _IDS]
 
 
-def stop_roles(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> dict[int, Role]:
-    """Stop tokens with the first role each is found in. `declared`: eos, and what the model's files list."""
+def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:
+    """The end of an answer and that of a turn of calls; where there is no end, what opens the turn that follows.
+
+    `declared`: eos, and what the model's files list.
+    """
     answer = _Ending(template, codec, {"role": "assistant", "content": _SAID}, [_ASKED])
     found = answer.find(declared, known=())
     calls = _Ending(template, codec, _calling(1), _RESULTS[:1], between=_between_calls(template, codec))
-    ends = calls.find(declared, known=found)
-    return ends | found
+    return frozenset([*found, *calls.find(declared, known=found)])
 
 
 class _Ending:
@@ -44,7 +44,6 @@ class _Ending:
         last = _rendered(template, rows, prompted=False, tools=calls)
         prompted = _rendered(template, rows, prompted=True, tools=calls)
         followed = _rendered(template, [*rows, *following], prompted=True, tools=calls)
-        self._role: Role = "tool_calls" if calls else "answer"
         self._prompt_ignored = last == prompted
         behind = [text.rpartition(_SAID)[2] for text in (last, prompted)]
         kept = codec.added_ids.difference(between or ())
@@ -55,15 +54,15 @@ class _Ending:
         self._ends = controls(shared_opening(*behind)) or controls(behind[0])
         self._next = controls(followed.partition(_SAID)[2])
 
-    def find(self, declared: Collection[int], *, known: Collection[int]) -> dict[int, Role]:
-        """`known`: stops of other replies."""
+    def find(self, declared: Collection[int], *, known: Collection[int]) -> list[int]:
+        """The one token, if there is one. `known`: stops of other replies."""
         for wanted in (declared, known):
             token = next((token for token in self._ends if token in wanted), None)
             if token is not None:
-                return {token: self._role}
+                return [token]
         if self._ends:  # behind the end of turn stands a generation prompt that nobody asked for
-            return {self._ends[0 if self._prompt_ignored else -1]: self._role}
-        return dict.fromkeys(self._next[:1], "next_turn")
+            return [self._ends[0 if self._prompt_ignored else -1]]
+        return self._next[:1]
 
 
 def _between_calls(template: ChatTemplate, codec: TokenCodec) -> set[int]:

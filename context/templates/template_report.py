@@ -16,7 +16,6 @@ from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 from context.templates.row_forms import LOOKUP
-from context.tokens.token_sequence import TokenSequence
 
 State = Literal["append_only", "rewrites_history", "unsupported"]
 Thinking = Literal["none", "empty", "some"]
@@ -31,8 +30,6 @@ class Case:
     state: State
     details: tuple[str, ...]
     """Which messages are rewritten, or why it is not supported."""
-    borders: int
-    """Ends of replies where tokens would differ if the whole text were encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,6 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
     messages = conversation(plan, thinking)
     schemas = (LOOKUP,) if tools else ()
     found: list[str] = []
-    increments: list[tuple[Rendering, Rendering, TokenSequence]] = []
     turns = list(_turns(plan))
     try:
         first = renderer.render(messages[: turns[0][0]], schemas)
@@ -139,21 +135,16 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
         for reply, end in turns:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
-            increment = renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown)))
-            if increment is None:
+            if renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown))) is None:
                 found.append(_rewritten(reply, messages[reply].reasoning, grown))
-            else:
-                increments.append((before, grown, increment))
     except (RenderError, ValueError) as error:
-        return Case(name, "unsupported", (str(error),), 0)
+        return Case(name, "unsupported", (str(error),))
     state: State = "rewrites_history" if found else "append_only"
-    details, borders = found, 0
     try:
         renderer.initial(messages, schemas)
-        borders = sum(_joined(renderer, *row) for row in increments)
     except (RenderError, ValueError) as error:
-        details.append(f"can't be shown again once rewritten: {error}")
-    return Case(name, state, tuple(details), borders)
+        found.append(f"can't be shown again once rewritten: {error}")
+    return Case(name, state, tuple(found))
 
 
 def _rewritten(reply: int, thought: str | None, grown: Rendering) -> str:
@@ -166,14 +157,6 @@ def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None
     """The stop token that a policy that writes like the template would end its reply in."""
     tail = grown.written.text[len(before.written.text) :]
     return next((found.token for found in renderer.codec.controls(tail) if found.token in renderer.stop_ids), None)
-
-
-def _joined(renderer: Renderer, before: Rendering, grown: Rendering, increment: TokenSequence) -> int:
-    """At how many of both ends of the reply tokens would differ, were the conversation's text encoded as one."""
-    whole, shown, added = (
-        tokens.token_ids.tolist() for tokens in (renderer.tokens(grown), renderer.tokens(before), increment)
-    )
-    return int(whole[: len(shown)] != shown) + int(whole[len(whole) - len(added) :] != added)
 
 
 def _turns(plan: str) -> Iterator[tuple[int, int]]:
@@ -198,4 +181,6 @@ def _message(index: int, letter: str, plan: str, thinking: Thinking) -> Message:
     thought = {"none": None, "empty": "", "some": f"Which record was it, {index}?"}[thinking]
     ids = _CALL_IDS[: "acp".index(letter)] if letter in "cp" else ()
     calls = tuple(ToolCall("lookup", {"key": "pearl"}, call_id) for call_id in ids)
-    return Message("assistant", _WORDS["assistant"] if letter == "a" else "", "initialization", calls, reasoning=thought)
+    return Message(
+        "assistant", _WORDS["assistant"] if letter == "a" else "", "initialization", calls, reasoning=thought
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from context.authors import HISTORY, AuthorTable
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.masks import response_mask
-from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, TokenView
+from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence
 
 
 class OpenSegment:
@@ -27,9 +27,9 @@ class OpenSegment:
         return len(self._ids)
 
     @property
-    def ids(self) -> TokenView:
+    def ids(self) -> list[int]:
         """All that the policy has seen and said here."""
-        return TokenView(self._ids, len(self._ids))
+        return list(self._ids)
 
     def show(self, tokens: TokenSequence) -> None:
         self._add(tokens, None)

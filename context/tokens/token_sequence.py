@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import Literal, overload
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -72,40 +71,6 @@ _FIELDS: tuple[tuple[str, type], ...] = (
     ("behavior_log_probs", np.float32),
     ("policy_versions", np.int32),
 )
-
-
-class TokenView(Sequence[int]):
-    """The first `length` ids of a list that only grows: a prompt that is not copied each turn."""
-
-    __slots__ = ("_ids", "_length")
-
-    def __init__(self, ids: list[int], length: int) -> None:
-        self._ids = ids
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            return self._ids[start:stop:step] if step > 0 else [self._ids[i] for i in range(start, stop, step)]
-        return self._ids[range(self._length)[index]]
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._ids, self._length)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (list, tuple, TokenView)) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
-
-    def __repr__(self) -> str:
-        return f"TokenView({list(self)})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,6 @@ _Row = TypeVar("_Row")
 Packing = Literal["", "gz", "zst"]
 _PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}
 PARQUET = ".parquet"
-_RUN_CODE = (".pickle", ".pkl", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dill", ".npy", ".npz", ".h5", ".model")
-"""Formats that may run code of their author's when they are read."""
 
 MOST_LINE = 32 << 20
 """Bytes of one JSONL line: a trajectory of about a million tokens."""
@@ -58,11 +56,6 @@ def is_parquet(path: Path) -> bool:
     name = path.name.lower()
     if name.endswith((PARQUET, *_PACKINGS)):
         return name.endswith(PARQUET)
-    if any(name.endswith((ending, f"{ending}.gz", f"{ending}.zst")) for ending in _RUN_CODE):
-        raise ExchangeError(
-            f"FILE must be a format that can't run code, got {str(path)!r}: reading it could run whatever its author "
-            "wrote. Export JSONL or Parquet where it was made."
-        )
     raise ExchangeError(
         f"FILE must end in {', '.join(_PACKINGS)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
         "one row a line."

@@ -148,9 +148,7 @@ def _joined_replies(first: TeacherMessage, second: TeacherMessage) -> TeacherMes
     return replace(first, message=message, log_probs=[*(first.log_probs or ()), *(second.log_probs or ())] or None)
 
 
-def _entry(
-    index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]
-) -> TeacherMessage:
+def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
     ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
     for name in _WITHOUT_TOKENS:
         if given.get(name):

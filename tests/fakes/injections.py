@@ -14,36 +14,11 @@ from tests.fakes.template_subjects import Subject
 
 HARMLESS = "x"
 FIELDS = (
-    "system",
-    "user",
-    "note",
-    "reasoning",
-    "assistant",
-    "argument_key",
-    "argument_value",
-    "tool_name",
-    "tool_result",
-    "description",
-    "property",
+    *("system", "user", "note", "reasoning", "assistant", "argument_key", "argument_value", "tool_name"),
+    *("tool_result", "description", "property"),
 )
 """In the order of the conversation: neighbours stand side by side in a prompt, or nearly so."""
-INVISIBLE = (
-    "\u200b",
-    "\u200d",
-    "\u2060",
-    "\ufeff",
-    "\u00ad",
-    "\x00",
-    "\x7f",
-    "\ue000",
-    "\uf8e0",
-    "\uf8ff",
-    "\ufdd0",
-    "\uffff",
-    "\U000f0000",
-    "\U000e0001",
-    "\U0010ffff",
-)
+INVISIBLE = tuple("\u200b\u200d\u2060\ufeff\u00ad\x00\x7f\ue000\uf8e0\uf8ff\ufdd0\uffff\U000f0000\U000e0001\U0010ffff")
 """What text may hold unseen, and what a program may mark it with."""
 BRANCHING = ("think", "channel", "tool_response", "THINK")
 """Parts of tokens that templates look for in what assistants say, and then write other tokens of their own."""

@@ -17,6 +17,14 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 _COHERE = SPECIAL_TOKENS | {"eos_token": "<|END_OF_TURN_TOKEN|>"}
 _NAMED = {"axolotl/command_a": _COHERE, "axolotl/command_a_rag": _COHERE, "axolotl/command_a_tool_use": _COHERE}
 """Where the model's own names of special tokens matter: the template writes a header behind every end of turn."""
+SIX = (*("trl/llama3_1", "trl/qwen3", "trl/deepseekv3", "trl/gemma4_v5", "trl/gptoss", "written/mistral_v0_3"),)
+"""What tests go through by default, with these kinds of tokenizers; `make soak` goes through all."""
+KINDS = ("byte_bpe", "sp_legacy")
+REPRESENTATIVE = (
+    *SIX,
+    *("trl/phi3", "axolotl/chatml", "axolotl/mistral_v2v3", "written/chatglm2", "written/glm_4_6", "written/llama_2"),
+)
+"""What every kind of tokenizer is tried with."""
 _SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
 
 

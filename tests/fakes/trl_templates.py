@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from context import Author, AuthorTable, Renderer, default_authors
 from context.templates.model_files import ModelFiles, from_template
 from context.templates.template_report import check_template
-from tests.fakes.real_templates import real_template, real_templates
+from tests.fakes.real_templates import real_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 MAIN = [
-    "cohere",
-    "deepseekv3",
-    "gemma",
-    "gemma4_v5",
-    "glm4moe",
-    "gptoss",
-    "lfm2",
-    "lfm2_v2",
-    "llama3",
-    "llama3_1",
-    "llama3_2",
-    "muse_glimmer",
-    "nemotron_3_nano",
-    "phi3",
-    "qwen2_5",
-    "qwen3",
-    "qwen3_5_think",
+    *("cohere", "deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_v2", "llama3", "llama3_1"),
+    *("llama3_2", "muse_glimmer", "nemotron_3_nano", "phi3", "qwen2_5", "qwen3", "qwen3_5_think"),
 ]
 """A template per family and generation: the ones the long tests run over."""
+SIX = ["deepseekv3", "gemma4_v5", "gptoss", "llama3_1", "phi3", "qwen3"]
+TEMPLATES = [*SIX, *(pytest.param(name, marks=pytest.mark.soak) for name in MAIN if name not in SIX)]
+"""Six by default, all of `MAIN` in `make soak`."""
 
 SPEAKERS = (
     Author("human_edit", action=True, trained=True, behavior=False),
@@ -40,11 +29,6 @@ SPEAKERS = (
 )
 """Registered authors: a trained and an untrained one that speak in the policy's place, and one that looks on."""
 AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
-
-
-def originals() -> list[str]:
-    """All of them but the patched `*_training` ones."""
-    return [template.name.removeprefix("trl/") for template in real_templates() if template.source == "trl"]
 
 
 @cache

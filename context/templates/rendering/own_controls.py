@@ -14,10 +14,10 @@ from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
-from context.messages import Message, ToolCall
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import Leaf
 from context.templates.rendering.marks import BREAK, Written, inner, own
+from context.templates.row_forms import CALLED, LOOKUP
 from context.tokens.codec import TokenCodec
 from context.tokens.control_finder import Control
 
@@ -39,12 +39,12 @@ def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
         return own(text, [inner(text, control) for control in codec.controls(text)])
 
     found = template.marking(mark)
-    for messages, tools in _PROBES:
+    for rows, tools in _PROBES:
         try:
-            text = template.render(messages, tools=tools, generation_prompt=True, now=_NOW)
+            text = template.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)
         except RenderError:
             continue
-        if Written(found.render(messages, tools=tools, generation_prompt=True, now=_NOW)).text != text:
+        if Written(found.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)).text != text:
             raise RenderError(
                 "chat template must write its control tokens whole, got one that cuts, measures or escapes them. Set "
                 "context.template: hermes (or llama3, mistral, a .jinja file)."
@@ -53,19 +53,10 @@ def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
 
 
 _NOW = datetime(2026, 1, 1)
-_CALL = ToolCall("zq", {"zq": "zq"}, "call00001")
-_TOOL = {"type": "function", "function": {"name": "zq", "description": "zq", "parameters": {"type": "object"}}}
-_PROBES: Sequence[tuple[Sequence[Message], Sequence[Mapping[str, Any]]]] = (
-    ((Message("user", "zq"), Message("assistant", "zq"), Message("user", "zq")), ()),
-    ((Message("system", "zq"), Message("user", "zq")), ()),
-    (
-        (
-            Message("user", "zq"),
-            Message("assistant", "", tool_calls=(_CALL,)),
-            Message("tool", "zq", "env", name="zq", tool_call_id="call00001"),
-        ),
-        (_TOOL,),
-    ),
+_PROBES: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]] = (
+    ([{"role": role, "content": "zq"} for role in ("user", "assistant", "user")], ()),
+    ([{"role": role, "content": "zq"} for role in ("system", "user")], ()),
+    (CALLED, (LOOKUP,)),
 )
 
 

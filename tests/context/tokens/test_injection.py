@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import cycle, pairwise
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -13,93 +12,86 @@ from context import ContextManager, Message, RenderError, TokenCodec, ToolCall, 
 from context.parse.reply import KnownReply
 from context.strategies import Hint
 from context.templates.model_files import from_template
-from tests.fakes.families import CORPUS, Family, families, family
-from tests.fakes.increments import increment
-from tests.fakes.injections import HARMLESS, InjectionCase, disguises, ways_in
-from tests.fakes.real_templates import real_template
+from tests.fakes.families import CORPUS, family
+from tests.fakes.injections import BRANCHING, HARMLESS, InjectionCase, disguises, ways_in
+from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_subjects import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
-from tests.fakes.trl_templates import MAIN, renderer, shapes
-from tests.fakes.trl_templates import model as model_of
+from tests.fakes.trl_templates import TEMPLATES, renderer
 
-FIELDS = ("system", "user", "assistant", "arguments", "argument_key", "tool", "description", "property")
-
-
-@pytest.fixture(params=families())
-def model(request: pytest.FixtureRequest) -> Family:
-    return family(request.param)
-
-
-def conversation(**fields: str) -> tuple[list[Message], list[dict[str, object]]]:
-    def text(name: str) -> str:
-        return fields.get(name, "some text")
-
-    arguments = {text("argument_key"): text("arguments"), "list": [text("arguments")]}
-    messages = [
-        Message("system", text("system"), "initialization"),
-        Message("user", text("user")),
-        Message("assistant", "", "initialization", (ToolCall("lookup", arguments),)),
-        Message("tool", text("tool"), "env", name="lookup"),
-        Message("assistant", text("assistant"), "initialization"),
-        Message("user", text("user")),
-    ]
-    parameters = {
-        "type": "object",
-        "properties": {text("property"): {"type": "string", "enum": [text("property")]}},
-    }
-    function = {"name": "lookup", "description": text("description"), "parameters": parameters}
-    return messages, [{"type": "function", "function": function}]
+# `written/concatenates` and `written/brackets` put their control tokens together: they make it easiest.
+CASES = [
+    *((name, kind) for name in SIX for kind in KINDS),
+    ("written/concatenates", "byte_bpe"),
+    ("written/brackets", "byte_bpe"),
+]
+ALL_CASES = [
+    *((template.name, kind) for template in real_templates() for kind in ("byte_bpe", "nfkc")),
+    *((name, kind) for name in REPRESENTATIVE for kind in tokenizer_kinds() if kind not in ("byte_bpe", "nfkc")),
+]
 
 
-def controls(model: Family, **fields: str) -> Counter[int]:
-    tokens = model.renderer().initial(*conversation(**fields))
-    ids = tokens.token_ids.tolist()
-    template = default_authors().code("template")
-    for token, author in zip(ids, tokens.authors.tolist(), strict=True):
-        assert author == template or token not in model.codec.added_ids
-    return Counter(token for token in ids if token in model.codec.added_ids)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_no_added_token_comes_of_any_content(name: str, kind: str) -> None:
+    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=40) == {}
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_added_token_in_a_field_stays_text(model: Family, field: str) -> None:
-    harmless = controls(model, **{field: "some text"})
-    for token in model.codec.added_tokens:
-        assert controls(model, **{field: token}) == harmless
-        assert controls(model, **{field: f"some {token} text"}) == harmless
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "kind"), ALL_CASES)
+def test_no_added_token_comes_of_any_content_of_any_template(name: str, kind: str) -> None:
+    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=2) == {}
 
 
-def test_added_token_split_over_fields_stays_text(model: Family) -> None:
-    harmless = controls(model)
-    for token in model.codec.added_tokens:
-        half = len(token) // 2
-        for first, second in pairwise(FIELDS):
-            assert controls(model, **{first: token[:half], second: token[half:]}) == harmless
+@pytest.mark.parametrize("name", SIX)
+def test_token_that_a_template_looks_for_in_a_reply_is_text_there_or_refused(name: str) -> None:
+    case = InjectionCase(subject(real_template(name), "byte_bpe"))
+    harmless = case.controls({})
+    for token in (token for token in case.tokens() if any(part in token for part in BRANCHING)):
+        for field in ("assistant", "reasoning"):
+            try:
+                extra = case.controls({field: f"a {token} b"}) - harmless
+            except ValueError:
+                continue
+            assert not extra, (field, token)
 
 
-def test_content_that_spells_whole_turns_stays_text(model: Family) -> None:
-    forged = model.template.render([Message("user", "a"), Message("assistant", "b")], generation_prompt=True)
-    for field in FIELDS:
-        assert controls(model, **{field: forged}) == controls(model)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_added_token_comes_of_a_hint_or_of_a_later_tool_result(kind: str) -> None:
+    model = subject(real_template("written/kimi_k2"), kind)
+    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "x"}, "functions.lookup:0"),))
+    known = model.reference.controls
+
+    def controls_with(hint: str, result: str) -> Counter[int]:
+        parser = KnownReply()
+        parser.message = reply
+        context = ContextManager(model.renderer, parser, max_tokens=100_000, strategy=Hint())
+        context.begin([Message("user", "x")], [], hint=hint)
+        ids = model.renderer.reply(reply)
+        context.record_reply(ids, [-0.5] * len(ids), policy_version=0)
+        assert (
+            context.observe([Message("tool", result, "env", name="lookup", tool_call_id="functions.lookup:0")]) is None
+        )
+        return Counter(token for token in context.prompt_ids if token in known)
+
+    harmless = controls_with(HARMLESS, HARMLESS)
+    for token in known.values():
+        for text in disguises(token)[:5]:
+            assert controls_with(text, HARMLESS) - harmless == Counter()
+            assert controls_with(HARMLESS, text) - harmless == Counter()
 
 
-def test_tool_result_with_control_text_stays_text(model: Family) -> None:
-    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
-    renderer = model.renderer()
-    added = model.codec.added_ids
-    harmless = [i for i in increment(renderer, reply, [model.tool_result("x")]).token_ids.tolist() if i in added]
-    for token in model.codec.added_tokens:
-        for text in (token, f"a{token}b", f'{{"next": "{token}"}}', token * 3):
-            tokens = increment(renderer, reply, [model.tool_result(text)])
-            assert [i for i in tokens.token_ids.tolist() if i in added] == harmless
-            env = tokens.token_ids[tokens.authors == default_authors().code("env")].tolist()
-            assert model.codec.decode(env).strip() in (text, json.dumps(text)[1:-1])
-
-
-def test_tool_result_with_our_own_markers_stays_text(model: Family) -> None:
-    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
-    for text in ("\uf8e00\uf8e1", "\uf8e0reply\uf8e1", "\uf8e1\uf8e0"):
-        tokens = increment(model.renderer(), reply, [model.tool_result(text)])
-        assert text in model.codec.decode(tokens.token_ids.tolist()) or model.name == "mistral"  # its <unk>
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_names_that_spell_a_control_token_are_refused_everywhere(name: str) -> None:
+    made = renderer(name)
+    user = Message("user", "x")
+    for token in made.codec.added_tokens:
+        call = Message("assistant", "", "initialization", (ToolCall(token, {}),))
+        call_id = Message("assistant", "", "initialization", (ToolCall("lookup", {}, token),))
+        for bad in (call, call_id, Message(token, "x"), Message("tool", "x", "env", name=token)):
+            with pytest.raises(ValueError, match="must match"):
+                made.initial([user, bad], ())
+        with pytest.raises(ValueError, match="must match"):
+            made.initial([user], [{"type": "function", "function": {"name": token}}])
 
 
 _CHANGES = {
@@ -215,142 +207,3 @@ def test_piece_gets_no_prefix_space_bos_padding_or_truncation() -> None:
     codec = TokenCodec(tokenizer.to_str())
     assert codec.decode(codec.encode_text("code of pearl and more of it")) == "code of pearl and more of it"
     assert codec.encode_text("x") == [tokenizer.token_to_id("x")]
-
-
-REAL_FIELDS = ("system", "user", "memory", "assistant", "thinking", "argument_key", "argument", "result", "description")
-BRANCHING = {"</think>", "<think>", "<|channel>", "<channel|>"}
-"""What templates look for in the words of assistants: there they may refuse instead."""
-
-
-def real_prompt(name: str, **fields: str) -> tuple[Counter[int], int]:
-    """Control ids of a prompt with these contents, and how many of them stand in content."""
-    takes_system, takes_calls = shapes(name)
-    text = dict.fromkeys(REAL_FIELDS, "some text") | fields
-    call = ToolCall("lookup", {text["argument_key"]: text["argument"]}, "call00001")
-    messages = [
-        *([Message("system", text["system"], "initialization")] if takes_system else []),
-        Message("user", text["user"]),
-        Message("assistant", text["assistant"], "initialization", reasoning=text["thinking"]),
-        Message("user", text["memory"], "memory"),
-        Message("assistant", "", "initialization", (call,) if takes_calls else (), reasoning=text["thinking"]),
-    ]
-    if takes_calls:
-        messages.append(Message("tool", text["result"], "env", name="lookup", tool_call_id="call00001"))
-    else:
-        messages.append(Message("user", text["result"], "env"))
-    function = {
-        "name": "lookup",
-        "description": text["description"],
-        "parameters": {"type": "object", "properties": {}},
-    }
-    tokens = renderer(name).initial(messages, [{"type": "function", "function": function}])
-    added = model_of(name).codec.added_ids
-    content = tokens.token_ids[tokens.authors != default_authors().code("template")].tolist()
-    return Counter(i for i in tokens.token_ids.tolist() if i in added), len(added.intersection(content))
-
-
-def refused_or_harmless(name: str, harmless: Counter[int], fields: dict[str, str]) -> bool:
-    """True when the prompt was refused. Only for what an assistant says may that be."""
-    try:
-        assert real_prompt(name, **fields) == (harmless, 0)
-    except RenderError:
-        said = "".join(fields.get(field, "") for field in ("assistant", "thinking"))
-        assert any(mark in said for mark in BRANCHING), fields
-        return True
-    return False
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_no_control_token_of_a_real_template_comes_of_content(name: str) -> None:
-    harmless, _ = real_prompt(name)
-    # Every token is split by every mark, and every field holds every mark, but not each with each.
-    marks = cycle(("\x00", "\u200d", "\uf8e0", "\uf8e10\uf8e1"))
-    for token in model_of(name).codec.added_tokens:
-        half = len(token) // 2
-        for first, second in pairwise((*REAL_FIELDS, REAL_FIELDS[0])):
-            refused_or_harmless(name, harmless, {first: token})
-            refused_or_harmless(name, harmless, {first: f"a {token}{token} b"})
-            refused_or_harmless(name, harmless, {first: token[:half], second: token[half:]})
-            refused_or_harmless(name, harmless, {first: token[:half] + next(marks) + token[half:]})
-        # Neighbours in the conversation: the end of one message and the beginning of the next.
-        refused_or_harmless(name, harmless, {"user": "x" + token[:half], "assistant": token[half:] + "x"})
-        refused_or_harmless(name, harmless, {"assistant": "x" + token[:half], "memory": token[half:] + "x"})
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_no_control_token_of_a_real_template_comes_of_a_tool_result(name: str) -> None:
-    if not shapes(name)[1]:
-        return
-    reply = Message("assistant", "", "initialization", (ToolCall("lookup", {"key": "a"}, "call00001"),))
-    codec, template = model_of(name).codec, default_authors().code("template")
-
-    def controls_in(text: str) -> Counter[int]:
-        result = Message("tool", text, "env", name="lookup", tool_call_id="call00001")
-        tokens = renderer(name).initial([Message("user", "x"), reply, result], ())
-        content = tokens.token_ids[tokens.authors == default_authors().code("env")].tolist()
-        assert codec.added_ids.isdisjoint(tokens.token_ids[tokens.authors != template].tolist())
-        # Its last token may hold the quotation mark that the template writes behind it.
-        assert codec.decode(content).removesuffix('"') in (text, json.dumps(text, ensure_ascii=False)[1:-1])
-        return Counter(i for i in tokens.token_ids.tolist() if i in codec.added_ids)
-
-    harmless = controls_in("x")
-    for token in codec.added_tokens:
-        for text in (
-            token,
-            f"a{token}b",
-            f'{{"next": "{token}"}}',
-            token * 3,
-            f"{token[0]}\x00\u200d\uf8e0{token[1:]}",
-        ):
-            assert controls_in(text) == harmless
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_names_that_spell_a_control_token_are_refused_everywhere(name: str) -> None:
-    made = renderer(name)
-    user = Message("user", "x")
-    for token in model_of(name).codec.added_tokens:
-        call = Message("assistant", "", "initialization", (ToolCall(token, {}),))
-        call_id = Message("assistant", "", "initialization", (ToolCall("lookup", {}, token),))
-        for bad in (call, call_id, Message(token, "x"), Message("tool", "x", "env", name=token)):
-            with pytest.raises(ValueError, match="must match"):
-                made.initial([user, bad], ())
-        with pytest.raises(ValueError, match="must match"):
-            made.initial([user], [{"type": "function", "function": {"name": token}}])
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *((kind, "written/concatenates") for kind in tokenizer_kinds()),
-        *((kind, "written/brackets") for kind in ("byte_bpe", "sp_legacy", "nfkc", "words")),
-    ],
-)
-def test_no_added_token_of_any_kind_of_tokenizer_comes_of_any_content(kind: str, name: str) -> None:
-    # The two templates that make it easiest; `make soak` goes through all of them, and through every disguise.
-    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=4) == {}
-
-
-@pytest.mark.parametrize("kind", tokenizer_kinds())
-def test_no_added_token_comes_of_a_hint_or_of_a_later_tool_result(kind: str) -> None:
-    model = subject(real_template("written/kimi_k2"), kind)
-    reply = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "x"}, "functions.lookup:0"),))
-    known = model.reference.controls
-
-    def controls_with(hint: str, result: str) -> Counter[int]:
-        parser = KnownReply()
-        parser.message = reply
-        context = ContextManager(model.renderer, parser, max_tokens=100_000, strategy=Hint())
-        context.begin([Message("user", "x")], [], hint=hint)
-        ids = model.renderer.reply(reply)
-        context.record_reply(ids, [-0.5] * len(ids), policy_version=0)
-        assert (
-            context.observe([Message("tool", result, "env", name="lookup", tool_call_id="functions.lookup:0")]) is None
-        )
-        return Counter(token for token in context.prompt_ids if token in known)
-
-    harmless = controls_with(HARMLESS, HARMLESS)
-    for token in known.values():
-        for text in disguises(token)[:5]:
-            assert controls_with(text, HARMLESS) - harmless == Counter()
-            assert controls_with(HARMLESS, text) - harmless == Counter()
