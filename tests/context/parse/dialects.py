@@ -123,39 +123,15 @@ CONTROLS = [
         "Action:",
     ),
     *(
-        "<|tool_call_begin|>",
-        "<|tool_calls_section_end|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|call|>",
-        "<|end|>",
+        *("<|tool_call_begin|>", "<|tool_calls_section_end|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>"),
         "<|start|>",
     ),
     *("<｜tool▁sep｜>", "<tool_calls>", "<|tool_call_start|>", "<|tool_call_end|>", "[/THINK]", "Final Answer:"),
 ]
 """Spellings of every family's own tags."""
 _WORDS = [
-    "pearl",
-    "é",
-    "日本",
-    "🙂",
-    "\n",
-    "\t",
-    '"',
-    "'",
-    "\\",
-    "\\n",
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    ":",
-    "3",
-    " ",
-    "true",
-    "<",
-    ">",
+    *("pearl", "é", "日本", "🙂", "\n", "\t", '"', "'", "\\", "\\n", "{", "}", "[", "]", ",", ":", "3", " ", "true"),
+    *("<", ">"),
 ]
 
 

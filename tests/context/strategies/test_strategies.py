@@ -197,13 +197,7 @@ def test_budget_must_be_a_number_of_tokens(make: type[SlidingWindow]) -> None:
 
 def test_every_strategy_has_a_name_for_configs() -> None:
     assert list(STRATEGIES) == [
-        "linear",
-        "linear_think",
-        "sliding_window",
-        "clip_tool_results",
-        "self_clip",
-        "memory",
-        "hint",
+        *("linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"),
     ]
 
 

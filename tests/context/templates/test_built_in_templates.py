@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from context import Message, RenderError, ToolCall, choose_parser
+from context import Message, ToolCall, choose_parser
 from context.authors import LLM
 from context.messages import to_template
 from context.templates.built_in_templates import BUILT_IN_TEMPLATES, template_source
 from context.templates.model_files import ModelFiles, from_template, load_model_files
 from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
+from tests.context.templates.test_model_files import model_folder
 from tests.fakes.families import family
 from tests.fakes.trl_templates import AUTHORS
 
@@ -65,14 +65,6 @@ def test_built_in_template_only_appends_and_leaves_nothing_out(name: str) -> Non
     assert report.parser == PARSERS[name]
 
 
-def model_folder(folder: Path, name: str) -> Path:
-    made = family(name)
-    (folder / "tokenizer.json").write_text(made.tokenizer.to_str())
-    (folder / "chat_template.jinja").write_text(made.template_source)
-    (folder / "tokenizer_config.json").write_text(json.dumps(made.special_tokens))
-    return folder
-
-
 @pytest.mark.parametrize("tools", [[], [LOOKUP]], ids=["plain", "tools"])
 @pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
 def test_prompts_are_those_of_transformers(tmp_path: Path, name: str, tools: list[dict[str, Any]]) -> None:
@@ -97,40 +89,3 @@ def test_written_replies_are_read_back(name: str, reply: str) -> None:
     assert stop in files.stop_ids
     read = choose_parser("auto", files.template, tools=[LOOKUP]).parse(files.codec.decode(said), stopped=True)
     assert read.message == REPLIES[reply]
-
-
-def test_template_is_given_by_name_by_path_or_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jinja"
-    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert template_source(str(path)) == template_source(path.read_text()) == path.read_text()
-    assert "<tool_call>" in template_source("hermes")
-
-
-@pytest.mark.parametrize("given", ["hermez", "missing.jinja", "", "/dev/null"])
-def test_what_is_no_template_is_refused(given: str) -> None:
-    with pytest.raises(RenderError, match=r"context\.template must be one of hermes, llama3, mistral, or the path"):
-        template_source(given)
-
-
-def test_folder_without_a_template_is_read_with_a_given_one(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path, "chatml")
-    (folder / "chat_template.jinja").unlink()
-    files = load_model_files(folder, template="hermes")
-    assert files.template.source == template_source("hermes")
-    assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "template", "missing", "remedy"),
-    [
-        ("chatml", "llama3", r"<\|start_header_id\|>", "hermes or a .jinja file"),
-        ("llama3", "hermes", r"<\|im_start\|>, <\|im_end\|>", "llama3 or a .jinja file"),
-        ("chatml", "mistral", r"\[INST\]", "hermes or a .jinja file"),
-    ],
-)
-def test_template_whose_control_tokens_the_vocabulary_lacks_is_refused(
-    tmp_path: Path, vocabulary: str, template: str, missing: str, remedy: str
-) -> None:
-    message = rf"must be one for the model's vocabulary, got {template} for one without {missing}.*: {remedy}"
-    with pytest.raises(RenderError, match=message):
-        load_model_files(model_folder(tmp_path, vocabulary), template=template)

@@ -144,7 +144,8 @@ def test_template_that_is_no_jinja_is_refused_in_one_line(source: str) -> None:
 def test_template_knows_what_transformers_templates_use() -> None:
     source = (
         "{%- for m in messages -%}{%- if loop.index > 1 -%}{%- break -%}{%- endif -%}"
-        "{%- generation -%}{{ {'é<': m.content} | tojson }}{{ [1] | tojson(indent=1) }}{%- endgeneration -%}{%- endfor -%}"
+        "{%- generation -%}{{ {'é<': m.content} | tojson }}{{ [1] | tojson(indent=1) }}{%- endgeneration -%}"
+        "{%- endfor -%}"
     )
     messages = (Message("user", "a"), Message("user", "b"))
     assert ChatTemplate(source, {}).render(messages, generation_prompt=False) == '{"é<": "a"}[\n 1\n]'

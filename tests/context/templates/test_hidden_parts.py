@@ -11,9 +11,13 @@ from context import Message, Renderer, RenderError, ToolCall, default_authors
 from context.templates.model_files import ModelFiles, from_template
 from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
-from tests.fakes.real_templates import real_template, real_templates
+from tests.fakes.real_templates import SIX, real_template, real_templates
 
-NAMES = [template.name for template in real_templates()]
+SOME = (*SIX, "trl/gemma", "trl/deepseek_r1_distill", "axolotl/chatml", "written/llama_2", "written/r1")
+NAMES = [
+    *SOME,
+    *(pytest.param(row.name, marks=pytest.mark.soak) for row in real_templates() if row.name not in SOME),
+]
 # Words of the sentence for each kind.
 KINDS = {
     "system": ("(role system)", "roles [system, user]"),
@@ -48,12 +52,8 @@ LEFT_OUT = {
 CALL = ToolCall("lookup", {"key": "pearl-0417"}, "call00001")
 WITHOUT_TEXTS = ToolCall("lookup", {"n": 48151}, "call00001")
 REFUSALS = (
-    *("every call", "every thought", "all of a learned reply"),
-    *(
-        "must begin a reply as it does",
-        "must end a reply with a stop token",
-        "must render messages with the roles [user]",
-    ),
+    *("every call", "every thought", "all of a learned reply", "must begin a reply as it does"),
+    *("must end a reply with a stop token", "must render messages with the roles [user]"),
 )
 SPELLED = "<think>\nWhich zebra?\n</think>\n\n"
 
@@ -90,44 +90,27 @@ def test_what_a_template_leaves_out_is_said_with_the_key_that_mends_it(name: str
     assert report.state != "unsupported"
 
 
-@pytest.mark.parametrize("call", [CALL, WITHOUT_TEXTS], ids=["texts", "numbers"])
-@pytest.mark.parametrize("name", NAMES)
-def test_demonstrated_call_is_written_or_refused(name: str, call: ToolCall) -> None:
-    made = renderer(name)
-    try:
-        written = made.codec.decode(made.reply(Message("assistant", "", tool_calls=(call,))))
-    except RenderError as refused:
-        assert ("calls" in expected(name)) == ("every call" in str(refused))
-        assert any(words in str(refused) for words in REFUSALS)
-    else:
-        assert "lookup" in written and str(next(iter(call.arguments.values()))) in written
+REPLIES = {
+    "call": (Message("assistant", "", tool_calls=(CALL,)), ("lookup", "pearl-0417")),
+    "call of numbers": (Message("assistant", "", tool_calls=(WITHOUT_TEXTS,)), ("lookup", "48151")),
+    "thought apart": (Message("assistant", "78.", reasoning="Which zebra?"), ("Which zebra?", "78.")),
+    "thought in the content": (Message("assistant", SPELLED + "78."), ("Which zebra?", "78.")),
+    "text beside a call": (Message("assistant", "A zebra.", tool_calls=(CALL,)), ("A zebra.", "pearl-0417")),
+}
 
 
-@pytest.mark.parametrize(
-    "message",
-    [Message("assistant", "78.", reasoning="Which zebra?"), Message("assistant", SPELLED + "78.")],
-    ids=["apart", "in the content"],
-)
+@pytest.mark.parametrize("kind", REPLIES)
 @pytest.mark.parametrize("name", NAMES)
-def test_demonstrated_thought_is_written_or_refused(name: str, message: Message) -> None:
-    made = renderer(name)
+def test_demonstrated_reply_is_written_whole_or_refused(name: str, kind: str) -> None:
+    made, (message, texts) = renderer(name), REPLIES[kind]
     try:
         written = made.codec.decode(made.reply(message))
     except RenderError as refused:
         assert any(words in str(refused) for words in REFUSALS)
+        if not message.content:
+            assert ("calls" in expected(name)) == ("every call" in str(refused))
     else:
-        assert "Which zebra?" in written and "78." in written
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_text_beside_a_call_is_written_or_refused(name: str) -> None:
-    made = renderer(name)
-    try:
-        written = made.codec.decode(made.reply(Message("assistant", "A zebra.", tool_calls=(CALL,))))
-    except RenderError as refused:
-        assert any(words in str(refused) for words in REFUSALS)
-    else:
-        assert "A zebra." in written and "pearl-0417" in written
+        assert all(text in written for text in texts)
 
 
 def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
@@ -163,6 +146,8 @@ def test_prompt_whose_calls_have_no_texts_is_refused_where_they_would_be_left_ou
     with pytest.raises(RenderError, match=r"leaves calls out\. Set context\.template: hermes"):
         renderer("written/smollm2").initial(conversation, [LOOKUP])
     assert len(renderer("trl/qwen2_5").initial(conversation, [LOOKUP]))
+    allowed = files("written/smollm2").renderer(default_authors(), allow_hidden=True)
+    assert "78" in allowed.codec.decode(allowed.initial(conversation, ()).token_ids.tolist())
 
 
 def test_thought_or_text_that_stands_elsewhere_in_the_reply_too_is_not_lost() -> None:
@@ -179,18 +164,6 @@ THOUGHTLESS = (
     "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
-
-def test_prompt_with_a_hidden_call_is_rendered_where_that_is_allowed() -> None:
-    conversation = [
-        Message("user", "Which code?"),
-        Message("assistant", "", "history", (CALL,)),
-        Message("tool", "78", "env", name="lookup"),
-    ]
-    with pytest.raises(RenderError, match="every call, got one that leaves calls out"):
-        renderer("axolotl/chatml").initial(conversation, ())
-    allowed = files("axolotl/chatml").renderer(default_authors(), allow_hidden=True)
-    assert "78" in allowed.codec.decode(allowed.initial(conversation, ()).token_ids.tolist())
 
 
 @pytest.mark.parametrize(

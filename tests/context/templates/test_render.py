@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context.templates.rendering.contents import with_thought
 from context.templates.rendering.reply_end import Sampled
 from tests.fakes.families import Family, families, family
 from tests.fakes.increments import ASKED, increment
 
-LOOKUP = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Look up a record.",
-        "parameters": {
-            "type": "object",
-            "properties": {"key": {"type": "string", "description": "Which record."}},
-            "required": ["key"],
-        },
-    },
-}
 CONVERSATION = (
     Message("system", "You are a careful agent.", "initialization"),
     Message("user", "What is the code of pearl?"),
@@ -42,47 +28,18 @@ def model(request: pytest.FixtureRequest) -> Family:
     return family(request.param)
 
 
-def reference(model: Family, messages: list[dict[str, object]], **options: object) -> str:
-    """What transformers writes."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=model.tokenizer, chat_template=model.template_source, **model.special_tokens
+def renderer_of(source: str) -> Renderer:
+    """ChatML's vocabulary with another template."""
+    model = family("chatml")
+    return Renderer(
+        model.codec, ChatTemplate(source, {}), authors=default_authors(), stop_ids=frozenset({model.end_id})
     )
-    return tokenizer.apply_chat_template(messages, tokenize=False, **options)
-
-
-def rows(messages: tuple[Message, ...]) -> list[dict[str, object]]:
-    out = []
-    for m in messages:
-        row: dict[str, object] = {"role": m.role, "content": m.content}
-        if m.tool_calls:
-            row["tool_calls"] = [
-                {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in m.tool_calls
-            ]
-        if m.name:
-            row["name"] = m.name
-        out.append(row)
-    return out
 
 
 def by_author(model: Family, tokens, author: str) -> str:
     """The text an author wrote; for the family that marks spaces, as pieces."""
     ids = tokens.token_ids[tokens.authors == default_authors().code(author)].tolist()
     return model.codec.decode(ids)
-
-
-@pytest.mark.parametrize("tools", [(), (LOOKUP,)])
-@pytest.mark.parametrize("generation_prompt", [False, True])
-def test_template_text_equals_transformers(model: Family, tools, generation_prompt: bool) -> None:
-    ours = model.template.render(CONVERSATION, tools=tools, generation_prompt=generation_prompt)
-    theirs = reference(model, rows(CONVERSATION), tools=list(tools) or None, add_generation_prompt=generation_prompt)
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("tools", [(), (LOOKUP,)])
-def test_initial_prompt_decodes_to_the_text_of_transformers(model: Family, tools) -> None:
-    tokens = model.renderer().initial(CONVERSATION, tools)
-    theirs = reference(model, rows(CONVERSATION), tools=list(tools) or None, add_generation_prompt=True)
-    assert model.codec.decode(tokens.token_ids.tolist()) == theirs
 
 
 def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
@@ -104,20 +61,6 @@ def test_initial_prompt_takes_few_shot_assistants_as_initialization(model: Famil
     assert by_author(model, tokens, "llm") == ""
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_increment_is_the_text_behind_the_stop_token(model: Family, count: int) -> None:
-    results = [model.tool_result(f'{{"next": "arrow {i}"}}') for i in range(count)]
-    calls = tuple(ToolCall("lookup", {"key": "pearl"}) for _ in range(count if model.name != "llama3" else 1))
-    reply = Message("assistant", "", "llm", calls)
-    before = (*ASKED, reply)
-    whole = model.template.render((*before, *results), generation_prompt=True)
-    until_stop = model.template.render(before, generation_prompt=False)
-    until_stop = until_stop[: until_stop.rindex(model.end) + len(model.end)]
-    assert whole.startswith(until_stop)
-    added = increment(model.renderer(), reply, results)
-    assert model.codec.decode(added.token_ids.tolist()).strip() == whole.removeprefix(until_stop).strip()
-
-
 def test_increment_after_chatml_reply_begins_with_the_newline_the_template_writes() -> None:
     model = family("chatml")
     added = increment(model.renderer(), CALLED, [model.tool_result("78")])
@@ -129,8 +72,7 @@ def test_increment_after_chatml_reply_begins_with_the_newline_the_template_write
 
 def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
     model = family("chatml")
-    template = ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
     added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
     assert model.codec.decode(added.token_ids.tolist()) == "\nuser: more\n"
 
@@ -138,8 +80,7 @@ def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
 def test_template_without_a_tool_role_says_so() -> None:
     model = family("chatml")
     source = "{% for m in messages if m.role != 'tool' %}{{ m.content + '<|im_end|>' }}{% endfor %}"
-    template = ChatTemplate(source, {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of(source)
     for reply in (CALLED, Message("assistant", "oops", "llm")):
         with pytest.raises(RenderError, match=r"leaves out messages\[2\] \(role tool\)"):
             increment(renderer, reply, [model.tool_result("78")])
@@ -152,8 +93,7 @@ def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_i
         "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     model = family("chatml")
-    template = ChatTemplate(source, {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of(source)
     before = renderer.render(ASKED, ())
     for reasoning, shown in ((None, True), ("hm", False), ("", False)):
         reply = Message("assistant", "hi", "llm", reasoning=reasoning)
@@ -175,8 +115,7 @@ def test_rendering_is_the_same_again(model: Family) -> None:
 def test_conversation_keeps_the_time_it_began_at() -> None:
     model = family("chatml")
     source = "{{ strftime_now('%f') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
-    template = ChatTemplate(source, {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of(source)
     before = renderer.render(ASKED, ())
     grown = renderer.render([*ASKED, Message("assistant", "hi", "llm"), Message("user", "more")], (), after=before)
     assert grown.written.text.startswith(before.written.text)
@@ -195,11 +134,10 @@ def test_conversation_keeps_the_time_it_began_at() -> None:
 )
 def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
     model = family("chatml")
-    template = ChatTemplate(source, {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of(source)
     messages = [Message("system", "find \"it\" 'ü'", "initialization"), Message("user", "it")]
     tokens = renderer.initial(messages, ())
-    assert model.codec.decode(tokens.token_ids.tolist()) == template.render(messages, generation_prompt=True)
+    assert model.codec.decode(tokens.token_ids.tolist()) == renderer.template.render(messages, generation_prompt=True)
     assert by_author(model, tokens, "user") == "it" and "find" in by_author(model, tokens, "initialization")
 
 
@@ -217,33 +155,16 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
     model = family("chatml")
-    template = ChatTemplate(source, {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of(source)
     with pytest.raises(RenderError, match=complaint):
         renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
 
 
 def test_refusal_that_names_a_control_token_can_be_printed() -> None:
-    model = family("chatml")
-    template = ChatTemplate("{{ raise_exception('no <|im_end|> here') }}", {})
-    renderer = Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    renderer = renderer_of("{{ raise_exception('no <|im_end|> here') }}")
     with pytest.raises(RenderError, match=r"no <\|im_end\|> here") as error:
         renderer.initial([Message("user", "x")], ())
     assert str(error.value).encode()
-
-
-@pytest.mark.parametrize("field", ["role", "name", "tool_call_id"])
-def test_names_with_control_text_are_refused(field: str) -> None:
-    model = family("chatml")
-    values = {"role": "tool", "content": "x", "author": "env", field: "<|im_start|>"}
-    with pytest.raises(ValueError, match=rf"messages.{field} must match"):
-        increment(model.renderer(), CALLED, [Message(**values)])
-
-
-def test_tool_name_with_control_text_is_refused(model: Family) -> None:
-    tool = json.loads(json.dumps(LOOKUP).replace('"lookup"', json.dumps(model.end)))
-    with pytest.raises(ValueError, match="tool name must match"):
-        model.renderer().initial([Message("user", "x")], [tool])
 
 
 def test_renderer_without_stop_ids_is_refused() -> None:
@@ -296,3 +217,25 @@ def test_token_bytes_of_sentencepiece_tokens() -> None:
     tokenizer.add_special_tokens(["<s>"])
     codec = TokenCodec(tokenizer.to_str())
     assert [codec.token_bytes(token) for token in range(4)] == [b"\n", b" pearl", b"<s>", b" "]
+
+
+@pytest.mark.parametrize(
+    ("content", "reasoning", "rest"),
+    [
+        ("<think>\nhm\n</think>\n\nYes.", "hm", "Yes."),
+        ("<think></think>Yes.", "", "Yes."),
+        ("\n<think>a\nb</think>", "a\nb", ""),
+        ("Yes. <think>hm</think>", None, "Yes. <think>hm</think>"),
+        ("<think>hm", None, "<think>hm"),
+    ],
+)
+def test_thinking_in_what_an_assistant_says_is_read_apart(content: str, reasoning: str | None, rest: str) -> None:
+    message = with_thought(Message("assistant", content))
+    assert (message.reasoning, message.content) == (reasoning, rest)
+
+
+def test_thinking_is_left_where_there_is_some_or_another_speaks() -> None:
+    said = "<think>a</think>b"
+    named = with_thought(Message("assistant", said, reasoning="c"))
+    assert (named.reasoning, named.content) == ("c", said)
+    assert with_thought(Message("user", said)).content == said

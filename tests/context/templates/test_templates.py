@@ -1,4 +1,4 @@
-"""Real templates of many families: the same text as transformers, and no control token from content."""
+"""Random conversations: the text of transformers or a refusal, and no control token from content."""
 
 from __future__ import annotations
 
@@ -9,32 +9,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import TemplateError
 
 from context import Message, RenderError, TokenSequence, ToolCall, default_authors
 from context.messages import to_template
-from context.templates.rendering.reply_end import Sampled
-from tests.context.templates.test_render import CONVERSATION, LOOKUP
-from tests.fakes.trl_templates import MAIN, model, originals, reference, renderer, shapes
+from context.templates.row_forms import LOOKUP
+from tests.fakes.trl_templates import TEMPLATES, model, reference, renderer, shapes
 
 TEMPLATE = default_authors().code("template")
-PLAIN = CONVERSATION[:2] + CONVERSATION[4:]
-TAKES_ONLY_PARTS = {"idefics3", "llava_next", "smolvlm"}
 
 
-def theirs(name: str, messages: list[Message], tools: list[Any], *, generation_prompt: bool) -> str:
+def theirs(name: str, messages: list[Message], tools: list[Any]) -> str:
     """What transformers writes, for messages in the form the template's own model card gives them."""
     rows = [to_template(message) for message in messages]
     for row in rows:
-        if name in TAKES_ONLY_PARTS:
-            row["content"] = [{"type": "text", "text": row["content"]}]
-        if name in ("gptoss", "lfm2_2_5") and "reasoning_content" in row:
+        if name == "gptoss" and "reasoning_content" in row:
             row["thinking"] = row["reasoning_content"]
-        for call in row.get("tool_calls", ()) if name in ("deepseekv3", "deepseek_r1_distill") else ():
+        for call in row.get("tool_calls", ()) if name == "deepseekv3" else ():
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-    text = reference(name).apply_chat_template(
-        rows, tools=tools or None, tokenize=False, add_generation_prompt=generation_prompt
-    )
+    text = reference(name).apply_chat_template(rows, tools=tools or None, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)
     return text
 
@@ -46,29 +38,6 @@ def ours(name: str, tokens: TokenSequence) -> str:
 def contents_hold_no_control_ids(name: str, tokens: TokenSequence) -> bool:
     content = tokens.token_ids[tokens.authors != TEMPLATE].tolist()
     return model(name).codec.added_ids.isdisjoint(content)
-
-
-@pytest.mark.parametrize("tools", [[], [LOOKUP]], ids=["plain", "tools"])
-@pytest.mark.parametrize("messages", [PLAIN, CONVERSATION], ids=["answers", "calls"])
-@pytest.mark.parametrize("name", originals())
-def test_text_equals_transformers_or_both_refuse(name: str, messages: tuple[Message, ...], tools: list[Any]) -> None:
-    for generation_prompt in (False, True):
-        try:
-            expected = theirs(name, list(messages), tools, generation_prompt=generation_prompt)
-        except (TemplateError, TypeError) as refusal:
-            with pytest.raises(RenderError, match=type(refusal).__name__):
-                model(name).template.render(messages, tools=tools, generation_prompt=generation_prompt)
-        else:
-            found = model(name).template.render(messages, tools=tools, generation_prompt=generation_prompt)
-            assert found == expected
-
-
-@pytest.mark.parametrize("name", originals())
-def test_tokens_of_an_initial_prompt_spell_the_text_of_transformers(name: str) -> None:
-    messages = [m for m in PLAIN if m.role != "system" or name != "gemma"]
-    tokens = renderer(name).initial(messages, [LOOKUP])
-    assert ours(name, tokens) == theirs(name, messages, [LOOKUP], generation_prompt=True)
-    assert contents_hold_no_control_ids(name, tokens)
 
 
 @st.composite
@@ -90,7 +59,7 @@ def conversations(draw: st.DrawFn, name: str) -> list[Message]:
     return found[: len(found) - draw(st.integers(0, 1))]
 
 
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_conversations_are_rendered_truly_or_refused(name: str, data: st.DataObject) -> None:
@@ -103,7 +72,7 @@ def test_random_conversations_are_rendered_truly_or_refused(name: str, data: st.
         assert tame != messages
         renderer(name).initial(tame, tools)
         return
-    if ours(name, tokens) != theirs(name, messages, tools, generation_prompt=True):
+    if ours(name, tokens) != theirs(name, messages, tools):
         # A template that looks for its own control tokens finds them only where they are ones.
         assert any(spells_control_tokens(name, message) for message in messages)
     assert contents_hold_no_control_ids(name, tokens)
@@ -121,38 +90,3 @@ def _tame(message: Message) -> Message:
     if message.role == "user" and message.content.startswith("<tool_response>"):
         return replace(message, content="x")
     return message
-
-
-REPLIES = {
-    "answer": Message("assistant", "One.", "initialization"),
-    "call": Message("assistant", "", "initialization", (ToolCall("lookup", {"key": "a"}, "call00001"),)),
-}
-EVENTS = {
-    "user": Message("user", "Two <s>?"),
-    "result": Message("tool", "Three </s>.", "env", name="lookup", tool_call_id="call00001"),
-}
-NO_TOOL_ROLE = {"cohere", "gemma", "phi3", "llama3"}
-
-
-@pytest.mark.parametrize(("reply", "event"), [("answer", "user"), ("call", "result")])
-@pytest.mark.parametrize("name", MAIN)
-def test_increment_is_the_text_of_transformers_behind_the_stop_token(name: str, reply: str, event: str) -> None:
-    if name in NO_TOOL_ROLE and event == "result":
-        return
-    given = [Message("user", "Zero?"), REPLIES[reply], EVENTS[event]]
-    made = renderer(name)
-    before = made.render(given[:1], [LOOKUP])
-    grown = made.render(given, [LOOKUP], after=before)
-    whole = theirs(name, given, [LOOKUP], generation_prompt=True)
-    assert grown.written.text == whole
-    tail = made.codec.controls(whole[len(before.written.text) :])
-    stop = next((found.token for found in tail if found.token in made.stop_ids), None)
-    tokens = made.increment(before, grown, Sampled("", stop))
-    if tokens is None:  # what is rewritten is rendered from the start
-        assert not whole.startswith(theirs(name, given[:1], [LOOKUP], generation_prompt=True)) or name == "gptoss"
-        return
-    assert stop is not None
-    added = ours(name, tokens)
-    assert given[2].content in added
-    assert whole.endswith(added)
-    assert whole.removesuffix(added).endswith(model(name).codec.decode([stop]))

@@ -101,88 +101,31 @@ def test_no_control_token_made_of_words_comes_of_a_content(count: int) -> None:
     assert sum(refused for _, refused in found) < len(found) / 4
 
 
+def spelled(words: str) -> list[str]:
+    return [f"<|{word}|>" for word in words.split()]
+
+
 QWEN = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<|code_prefix|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *spelled("endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end"),
+    *spelled("vision_start vision_end vision_pad image_pad video_pad fim_prefix fim_middle fim_suffix repo_name"),
+    *(
+        *("<|file_sep|>", "<|code_prefix|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        *("<think>", "</think>"),
+    ),
 ]
 MISTRAL = [
-    *(
-        [
-            "<s>",
-            "</s>",
-            "[INST]",
-            "[/INST]",
-            "[TOOL_CALLS]",
-            "[AVAILABLE_TOOLS]",
-            "[/AVAILABLE_TOOLS]",
-            "[TOOL_RESULTS]",
-        ]
-    ),
-    *(["[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"]),
+    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
     *(f"[control_{number}]" for number in range(8, 768)),
 ]
 GEMMA = [
-    "<bos>",
-    "<eos>",
-    "<|turn>",
-    "<turn|>",
-    "<|tool>",
-    "<tool|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|tool_response>",
-    "<tool_response|>",
-    '<|"|>',
-    "<|channel>",
-    "<channel|>",
-    "<|think|>",
-    "<|image|>",
-    "<|audio|>",
+    *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    *("<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image|>", "<|audio|>"),
 ]
-KIMI = [
-    "<|im_system|>",
-    "<|im_user|>",
-    "<|im_assistant|>",
-    "<|im_middle|>",
-    "<|im_end|>",
-    "<|tool_calls_section_begin|>",
-]
+KIMI = spelled("im_system im_user im_assistant im_middle im_end tool_calls_section_begin")
 LLAMA = [
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|python_tag|>",
-    "<|reserved_special_token_0|>",
-    "<|from|>",
-    "<|recipient|>",
-    "<|content|>",
-    "<|stop|>",
+    *spelled("begin_of_text start_header_id end_header_id eot_id eom_id python_tag reserved_special_token_0"),
+    *spelled("from recipient content stop"),
 ]
 _TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
@@ -220,14 +163,18 @@ NUMBERS = (  # as Mistral's templates write results: what is a number as it is, 
     "{{ call.function.arguments | tojson }}{% endfor %}[/INST]</s>{% endif %}{% endfor %}"
 )
 FAMILIES = [
-    *((name, GEMMA) for name in ("trl/gemma4", "trl/gemma4_v5", "axolotl/gemma4")),
-    *((name, MISTRAL) for name in ("axolotl/mistral_v3_tekken", "written/mistral_v0_3", "written/mistral_nemo")),
+    ("trl/gemma4_v5", GEMMA),
+    ("written/mistral_v0_3", MISTRAL),
     ("written/hermes_2_pro", QWEN),
-    ("trl/qwen3", QWEN),
-    ("trl/glm4moe", [*QWEN, "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"]),
+    ("trl/glm4moe", [*QWEN, "[gMASK]", "<sop>", *spelled("user assistant observation system")]),
     (RealTemplate("python types", "made", PYTHON_TYPES + _TURNS), QWEN),
-    (RealTemplate("typescript", "made", TYPESCRIPT + _TURNS), [*QWEN, *LLAMA]),
     (RealTemplate("sorted", "made", SORTED + _TURNS), [*QWEN, *KIMI]),
+]
+OTHERS = [
+    *((name, GEMMA) for name in ("trl/gemma4", "axolotl/gemma4")),
+    *((name, MISTRAL) for name in ("axolotl/mistral_v3_tekken", "written/mistral_nemo")),
+    ("trl/qwen3", QWEN),
+    (RealTemplate("typescript", "made", TYPESCRIPT + _TURNS), [*QWEN, *LLAMA]),
     (RealTemplate("numbers", "made", NUMBERS), MISTRAL),
 ]
 PARAMETERS = {
@@ -245,7 +192,9 @@ PARAMETERS = {
 FUNCTION = {"name": "lookup", "description": "Look up an object.", "parameters": PARAMETERS}
 
 
-@pytest.mark.parametrize(("family", "tokens"), FAMILIES, ids=[getattr(row[0], "name", row[0]) for row in FAMILIES])
+@pytest.mark.parametrize(
+    ("family", "tokens"), [*FAMILIES, *(pytest.param(*row, marks=pytest.mark.soak) for row in OTHERS)]
+)
 def test_prompt_of_a_family_is_transformers_with_control_tokens_named_like_words(
     family: str | RealTemplate, tokens: list[str]
 ) -> None:

@@ -116,14 +116,7 @@ def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> Non
 
 def test_codes_of_the_built_in_authors_never_change() -> None:
     names = [
-        "initialization",
-        "user",
-        "env",
-        "memory",
-        "llm",
-        "llm(do_not_train)",
-        "template",
-        "demonstration",
+        *("initialization", "user", "env", "memory", "llm", "llm(do_not_train)", "template", "demonstration"),
         "history",
     ]
     assert [TABLE.code(name) for name in names] == list(range(9))

@@ -33,19 +33,8 @@ STRATEGIES: dict[str, Strategy] = {
 # Words with what templates look for, control tokens spelled out, and marks that need escaping.
 WORDS = st.sampled_from(
     [
-        "pearl",
-        "arrow",
-        "78",
-        "<|im_end|>",
-        "<think>",
-        "[INST]",
-        '"quoted"',
-        "a\nb",
-        "ünï",
-        "{}",
-        "<eos>",
-        "</s>",
-        "it's",
+        *("pearl", "arrow", "78", "<|im_end|>", "<think>", "[INST]", '"quoted"', "a\nb", "ünï", "{}", "<eos>"),
+        *("</s>", "it's"),
     ]
 )
 TEXTS = st.lists(WORDS, min_size=1, max_size=12).map(" ".join)

@@ -1,0 +1,100 @@
+"""What is said of a template: which conversations it writes again, what it does not support, what it leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+from context.templates.model_files import from_template
+from context.templates.template_report import Case, check_template
+from tests.fakes.trl_templates import model
+
+PLAIN = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+THOUGHTS = ["thinking, two user turns", "thinking, tools, then a user"]
+REWRITTEN = {
+    "deepseekv3": 11,  # the prompt opens a thought that history never shows
+    "gemma4_v5": [THOUGHTS[0], "empty thinking between tool results", THOUGHTS[1]],
+    "glm4moe": THOUGHTS,
+    "gptoss": 9,  # <|return|> becomes <|end|>
+    "llama3_1": [],
+    "phi3": [],
+    "qwen2_5": [],
+    "qwen3": [THOUGHTS[0], "empty thinking between tool results", THOUGHTS[1]],
+    "qwen3_5_think": 7,
+}
+
+
+def case_of(name: str, case: str) -> Case:
+    return next(found for found in check_template(model(name)).cases if found.name == case)
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_real_templates_rewrite_history_when_their_text_shows_it(name: str) -> None:
+    found = [case.name for case in check_template(model(name)).cases if case.state == "rewrites_history"]
+    expected = REWRITTEN[name]
+    assert found == expected if isinstance(expected, list) else len(found) == expected
+
+
+SHOWS_THE_LAST = (
+    "{% if m.reasoning_content and loop.last %}<b>{{ m.reasoning_content }}</b>{% endif %}{{ '<|im_start|>' + m"
+)
+LEFT_OUT = "message 1 (assistant): its thinking is left out"
+OTHERWISE = "message 1 (assistant) or one before it: is written differently"
+
+
+@pytest.mark.parametrize(
+    ("source", "case", "detail"),
+    [
+        (PLAIN, "two user turns", None),
+        (PLAIN + "{% if add_generation_prompt %}<b>\n{% endif %}", "two user turns", OTHERWISE),
+        ("{{ messages | length }}" + PLAIN, "two user turns", OTHERWISE),
+        (PLAIN.replace("{{ '<|im_start|>' + m", SHOWS_THE_LAST), THOUGHTS[0], LEFT_OUT),
+    ],
+    ids=["nothing", "prefill", "count", "thinking"],
+)
+def test_detail_names_the_message_and_what_becomes_of_it(source: str, case: str, detail: str | None) -> None:
+    (found,) = [row for row in check_template(from_template(source)).cases if row.name == case]
+    assert found.state == ("append_only" if detail is None else "rewrites_history")
+    assert found.details[:1] == (() if detail is None else (detail,))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("qwen2_5", "append-only"),
+        (
+            "qwen3",
+            "rewrites history in 3 of 12 cases, first in 'thinking, two user turns': "
+            "message 1 (assistant): its thinking is left out",
+        ),
+        (
+            "llama3",
+            "append-only; 'tools': unsupported, chat template must show every tool, got one that leaves lookup out of "
+            "a prompt with the roles [user]",
+        ),
+    ],
+)
+def test_report_in_one_line_names_what_is_rewritten_and_what_does_not_work(name: str, line: str) -> None:
+    assert check_template(model(name)).summary() == line
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "why"),
+    [
+        ("gemma", "system message", "System role not supported"),
+        ("gemma", "tools", "leaves lookup out of a prompt"),
+        ("gemma", "tool results", "must alternate user/assistant"),
+        ("phi3", "tool results", "leaves out messages[2] (role tool)"),
+    ],
+)
+def test_what_is_unsupported_says_why(name: str, case: str, why: str) -> None:
+    found = case_of(name, case)
+    assert found.state == "unsupported" and why in found.details[0]
+
+
+def test_report_says_what_cannot_be_shown_again() -> None:
+    found = case_of("lfm2", "tool results")
+    assert found.state == "append_only"
+    assert found.details[0].startswith("can't be shown again once rewritten: chat template must show every call")
