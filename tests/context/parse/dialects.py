@@ -109,6 +109,11 @@ ONE_CALL = {
 }
 """f(a=1), as each dialect writes it."""
 
+
+def hermes(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
 CONTROLS = [
     *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
     *("<think>", "</think>", "<|im_end|>", "</s>", "<|eot_id|>", "<|python_tag|>", "<TOOLCALL>", "</TOOLCALL>"),

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from context.parse import PARSERS, Reply
-from tests.context.parse.dialects import NUMBERS, ONE_CALL, SECTION
+from tests.context.parse.dialects import NUMBERS, ONE_CALL, SECTION, hermes
 
 
 def read(name: str, text: str) -> Reply:
@@ -145,7 +145,81 @@ def test_line_breaks_in_python_texts_are_kept() -> None:
 
 
 CODER, COMMAND = "<tool_call><function=f>{}</function></tool_call>", "<tool_call>f{}</tool_call>"
+BAD_JSON = [
+    ("", "not valid JSON"),
+    ("{", "not valid JSON"),
+    ('{"name": "f", "arguments": {"a": 1,}}', "not valid JSON"),
+    ('{"name": "f", "name": "g", "arguments": {}}', "same key twice"),
+    ('{"name": "f", "arguments": {"a": 1, "a": 2}}', "same key twice"),
+    ('{"name": "f", "arguments": {"a": 1e400}}', "too large"),
+    ('{"name": "f", "arguments": {"a": NaN}}', "holds NaN"),
+    ('{"name": "f", "arguments": {"a": -Infinity}}', "holds -Infinity"),
+    ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "too long"),
+    ('{"name": "f", "arguments": {"a": "\\ud800"}}', "half a character"),
+    ('{"name": "f", "arguments": {"a": ' + "[" * 10_000 + "]" * 10_000 + "}}", "nested too deeply"),
+    ('{"name": "f", "arguments": {"a": ' + "[" * 80 + "]" * 80 + "}}", "nested too deeply"),
+    ('{"name": "f", "arguments": ' + '{"a":' * 10_000 + "1" + "}" * 10_000 + "}", "nested too deeply"),
+    ('{"name": "f", "arguments": "key"}', "not valid JSON"),
+    ('{"name": "f", "arguments": "[1]"}', '"arguments" of a tool call is not a JSON object'),
+    ('{"name": "f", "arguments": [1]}', '"arguments" of a tool call is not a JSON object'),
+    ('{"name": "f", "arguments": {}, "parameters": {}}', "arguments twice"),
+    ('{"name": "f", "arguments": {}, "id": "<|im_start|>"}', "id of a tool call is not a plain word"),
+    ("{}", '"name" of a tool call'),
+    ("[]", "list of tool calls is empty"),
+    ("[3]", "not a JSON object"),
+    ('{"name": 3, "arguments": {}}', '"name" of a tool call'),
+    ('{"name": "<|im_start|>", "arguments": {}}', '"name" of a tool call'),
+    ('{"name": "", "arguments": {}}', '"name" of a tool call'),
+    ('["name"]', "not a JSON object"),
+    ('"name"', "not a JSON object"),
+]
+BAD_PYTHON = [
+    ("[f(", "not valid Python"),
+    ("[f(1)]", "an argument without a name"),
+    ("[f(**{})]", "an argument without a name"),
+    ("[f(a=1, a=2)]", "same key twice"),
+    ("[f(a={'b': 1, 'b': 2})]", "same key twice"),
+    ("[f(a={1: 2})]", "a key that is not text"),
+    ("[f(a=1e999)]", "too large"),
+    ("[f(a='\\ud800')]", "half a character"),
+    ("[f(a=b'x')]", "not a literal"),
+    ("[f(a=1j)]", "not a literal"),
+    ("[f(a=-True)]", "not a literal"),
+    ("[f(a=f'x')]", "not a literal"),
+    ("[f(a=...)]", "not a literal"),
+    ("[f(a={1, 2})]", "not a literal"),
+    ("[f(), 3]", "holds something else"),
+    ("[f()()]", "not the name of a tool"),
+    ("[f(a=" + "[" * 80 + "]" * 80 + ")]", "nested too deeply"),
+    ("[f(a=" + "9" * 5000 + ")]", "not valid Python"),
+    ("[f(a=0x" + "f" * 3700 + ")]", "a number that is too long"),
+    ("[f(a=-0o" + "7" * 5000 + ")]", "a number that is too long"),
+    ("[f(a=[{'b': 0b" + "1" * 15000 + "}])]", "a number that is too long"),
+    ("[f(a='\x00')]", "not valid Python"),
+    ("<|tool_call_start|>[f(a=1)]", "not closed"),
+    ("<|python_tag|>[]", "not a list of calls"),
+    ("<|python_tag|>f(a=1)", "not a list of calls"),
+]
+REACT = [
+    ("Action: f", '"Action:" and "Action Input:" must take turns'),
+    ("Action Input: {}", '"Action:" and "Action Input:" must take turns'),
+    ("Action: f\nAction Input: {}\nObservation: 78", '"Observation:" is not for the policy to write'),
+    ("Action: f\nAction Input: {}\nFinal Answer: 78", "there is a final answer after a tool call"),
+    ("Action: f\nAction Input: pearl", "a tool call is not valid JSON: Expecting value at character 0"),
+    ("Action: f\nAction Input: [1]", '"Action Input:" is not a JSON object'),
+    ("Action: look it up\nAction Input: {}", '"name" of a tool call is not the name of a tool'),
+]
+CALL = '{"name": "f", "arguments": {}}'
 BAD = [
+    *(("hermes", hermes(body), problem) for body, problem in BAD_JSON),
+    *(("llama3_json", "<|python_tag|>" + body, problem) for body, problem in BAD_JSON),
+    *(("pythonic", text, problem) for text, problem in BAD_PYTHON),
+    *(("react", text, problem) for text, problem in REACT),
+    ("hermes", f"<tool_call>\n{CALL}", "a tool call is not closed"),
+    ("hermes", f"{CALL}\n</tool_call>", "a tool call is closed that was never opened"),
+    ("hermes", hermes(CALL) + "</tool_call>", "a tool call is closed that was never opened"),
+    ("hermes", hermes(CALL + " extra"), "a tool call is not valid JSON: Extra data at character 31"),
+    ("hermes", f"<tool_call><tool_call>{CALL}</tool_call>", "not valid JSON: Expecting value at character 0"),
     ("qwen3_coder", "<tool_call></tool_call>", "a tool call holds nothing"),
     ("qwen3_coder", "<tool_call>\n<function=f>\n", "a tool call is not closed"),
     ("qwen3_coder", "<tool_call>f</tool_call>", "a tool call has no name in its tag"),

@@ -113,7 +113,6 @@ def test_rendering_is_the_same_again(model: Family) -> None:
 
 
 def test_conversation_keeps_the_time_it_began_at() -> None:
-    model = family("chatml")
     source = "{{ strftime_now('%f') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     renderer = renderer_of(source)
     before = renderer.render(ASKED, ())
@@ -154,7 +153,6 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
     ],
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
-    model = family("chatml")
     renderer = renderer_of(source)
     with pytest.raises(RenderError, match=complaint):
         renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())

@@ -41,6 +41,7 @@ CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": '{"next": "78"}', "name": "lookup", "tool_call_id": "call00001"},
 ]
+ANSWERED = "The code is 78.<|im_end|>"
 PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
 
 
@@ -107,9 +108,10 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     found = only_row(file_store)
     (segment,) = found.segments
     tokens = segment.tokens
-    assert {AUTHORS.name(code) for code in tokens.authors[AUTHORS.is_action(tokens.authors)].tolist()} == {
-        DEMONSTRATION
-    }
+    assert authors_of(tokens) == {DEMONSTRATION}
+    if family == "chatml":  # token by token: no piece is encoded apart that a policy would have said in one
+        trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
+        assert trained[-len(codec_of().encode(ANSWERED)) :] == codec_of().encode(ANSWERED)
     assert np.isnan(tokens.behavior_log_probs).all()
     end, call = fakes.family(family).end, fakes.family(family).call
     space = " " if family == "mistral" else ""
@@ -122,16 +124,6 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
         True,
     )
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
-
-
-def test_tokens_are_those_of_the_whole_text(file_store: ReplayStore, tmp_path: Path) -> None:
-    """The run's own rendering, token by token: no piece is encoded apart that a policy would have said in one."""
-    import_chat(file_store, written(tmp_path, PLAIN), teaching(file_store, tmp_path))
-    found = only_row(file_store)
-    codec = codec_of()
-    tokens = found.segments[0].tokens
-    trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-    assert trained == codec.encode("The code is 78.<|im_end|>")
 
 
 def test_text_becomes_no_control_token(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
@@ -276,39 +268,25 @@ def test_rows_survive_being_exported(file_store: ReplayStore, tmp_path: Path) ->
     assert (tmp_path / "rows.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 
+def said(content: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
 @pytest.mark.parametrize(
     ("split", "whole"),
     [
-        (
-            [{"role": "assistant", "content": "Let me see."}, {"role": "assistant", "content": "78"}],
-            {"role": "assistant", "content": "Let me see.\n78"},
-        ),
-        (
-            [{"role": "assistant", "content": "Let me see."}, {"role": "assistant", "tool_calls": [CALL]}],
-            {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]},
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [OTHER_CALL]}],
-            {"role": "assistant", "tool_calls": [CALL, OTHER_CALL]},
-        ),
-        (
-            [{"role": "assistant", "reasoning_content": "Hm."}, {"role": "assistant", "content": "78"}],
-            {"role": "assistant", "reasoning_content": "Hm.", "content": "78"},
-        ),
-        (
-            [{"role": "assistant", "content": "<think>Hm.</think>"}, {"role": "assistant", "content": "78"}],
-            {"role": "assistant", "content": "<think>Hm.</think>\n78"},
-        ),
-        (
-            [{"role": "assistant", "content": ""}, {"role": "assistant", "content": None}, ANSWER],
-            ANSWER,
-        ),
+        ([said("Let me see."), said("78")], said("Let me see.\n78")),
+        ([said("Let me see."), said(tool_calls=[CALL])], said("Let me see.", tool_calls=[CALL])),
+        ([said(tool_calls=[CALL]), said(tool_calls=[OTHER_CALL])], said(tool_calls=[CALL, OTHER_CALL])),
+        ([said(reasoning_content="Hm."), said("78")], said("78", reasoning_content="Hm.")),
+        ([said("<think>Hm.</think>"), said("78")], said("<think>Hm.</think>\n78")),
+        ([said(""), said(None), ANSWER], ANSWER),
     ],
     ids=["texts", "text and call", "calls", "thought and text", "thought in a text", "empty"],
 )
 def test_messages_of_the_assistant_in_a_row_are_one_reply(split: list[Any], whole: dict[str, Any]) -> None:
     ignored: Counter[str] = Counter()
-    once, twice = (read_line(json.dumps({"messages": [*ASKED, *said]}).encode(), ignored) for said in ([whole], split))
+    once, twice = (read_line(json.dumps({"messages": [*ASKED, *rows]}).encode(), ignored) for rows in ([whole], split))
     assert once == twice
 
 
@@ -335,94 +313,54 @@ def test_a_shown_reply_before_the_first_trained_one_stays_a_message_of_its_own(
     assert [message.content for message in only_row(file_store).messages][1:] == ["Let me see.", "The code is 78."]
 
 
+def called(**function: Any) -> dict[str, Any]:
+    return {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]}
+
+
+def answered(**more: Any) -> dict[str, Any]:
+    return {"messages": [*ASKED, {**ANSWER, **more}]}
+
+
 IN_A_ROW = "messages of the assistant in a row must be one reply"
-BAD: list[tuple[str, Any, str]] = [
-    ("no json", "{", "line must be JSON"),
-    ("no messages", {"prompt": "x"}, "row must hold 'messages', got none"),
-    ("no reply", {"messages": ASKED}, "messages must end in a reply of the assistant"),
-    ("no trained reply", {"messages": [*ASKED, {**ANSWER, "weight": 0}]}, "one of them be trained"),
-    ("a result at the end", {"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
-    ("no user", {"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
-    ("role", {"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
-    ("author", {"messages": [{"role": 5}, ANSWER]}, r"messages\[0\].role must be a valid string, got 5"),
+BAD: list[tuple[Any, str]] = [
+    ("{", "line must be JSON"),
+    ("", "line must be JSON"),
+    ([{"messages": ASKED}], "row must be"),
+    ({"prompt": "x"}, "row must hold 'messages', got none"),
+    ({"messages": ASKED}, "messages must end in a reply of the assistant"),
+    (answered(weight=0), "one of them be trained"),
+    ({"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
+    ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
+    ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
+    ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
     (
-        "image",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
-        "must be text, without parts of another kind",
+        "must be a text part, got .*image_url",
     ),
-    (
-        "number",
-        {"messages": [{"role": "user", "content": 5}, ANSWER]},
-        r"messages\[0\].content must be a valid string, got 5",
-    ),
-    (
-        "tool name",
-        {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "a b"}}]}]},
-        "tool_calls.name must match",
-    ),
-    (
-        "arguments",
-        {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
-        "arguments must be an object",
-    ),
-    (
-        "deep arguments",
-        {
-            "messages": [
-                *ASKED,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a":' * 5000 + "1" + "}" * 5000}}],
-                },
-            ]
-        },
-        "arguments must be JSON .nested too deep",
-    ),
-    (
-        "function_call",
-        {"messages": [*ASKED, {**ANSWER, "function_call": {"name": "f"}}]},
-        "function_call must be empty",
-    ),
-    ("weight", {"messages": [*ASKED, {**ANSWER, "weight": 0.5}]}, "weight must be 0 or 1"),
-    ("reward", {**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
-    ("success", {**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
-    (
-        "logprob",
-        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [{"token": "x"}]}}]},
-        r"messages\[2\].logprobs.content\[0\] must hold 'logprob', got none",
-    ),
-    (
-        "bytes",
-        {"messages": [*ASKED, {**ANSWER, "logprobs": {"content": [entry("x", -1, bytes=[300])]}}]},
-        r"bytes\[0\] must be less than or equal to 255, got 300",
-    ),
-    ("two choices", {"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
-    ("tools", {**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
-    ("tool", {**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must describe a function by an object"),
-    ("text behind a call", {"messages": [*ASKED, CALLED[0], ANSWER]}, IN_A_ROW),
-    (
-        "thought behind a text",
-        {"messages": [*ASKED, ANSWER, {**ANSWER, "reasoning_content": "Hm."}]},
-        IN_A_ROW,
-    ),
-    (
-        "thought in a text behind a text",
-        {"messages": [*ASKED, ANSWER, {**ANSWER, "content": "<think>Hm.</think>78"}]},
-        IN_A_ROW,
-    ),
-    ("half of a reply trained", {"messages": [*ASKED, ANSWER, {**ANSWER, "weight": 0}]}, IN_A_ROW),
-    ("two speakers", {"messages": [*ASKED, {**ANSWER, "name": "a"}, {**ANSWER, "name": "b"}]}, IN_A_ROW),
-    (
-        "a response that goes on",
-        {"messages": [*ASKED, ANSWER], "choices": [{"message": ANSWER}]},
-        "choices must answer a message",
-    ),
-    ("a list", [{"messages": ASKED}], "row must be"),
-    ("nothing", "", "line must be JSON"),
+    ({"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text .*, got 5"),
+    (called(name="a b"), "tool_calls.name must match"),
+    (called(name="f", arguments="[1]"), "tool_calls must hold an object of arguments"),
+    (called(name="f", arguments='{"a":' * 5000 + "1" + "}" * 5000), "object of arguments.*nested too deeply"),
+    (called(name="f", arguments='{"a": 1, "a": 2}'), "object of arguments.*the same key twice"),
+    (answered(function_call={"name": "f"}), "function_call must be empty"),
+    (answered(weight=0.5), "weight must be 0 or 1"),
+    ({**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
+    ({**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
+    (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
+    (answered(logprobs={"content": [entry("x", -1, bytes=[300])]}), r"bytes\[0\] must be less than or equal to 255"),
+    ({"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
+    ({**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
+    ({**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must be"),
+    ({"messages": [*ASKED, CALLED[0], ANSWER]}, IN_A_ROW),
+    ({"messages": [*ASKED, ANSWER, {**ANSWER, "reasoning_content": "Hm."}]}, IN_A_ROW),
+    ({"messages": [*ASKED, ANSWER, {**ANSWER, "content": "<think>Hm.</think>78"}]}, IN_A_ROW),
+    ({"messages": [*ASKED, ANSWER, {**ANSWER, "weight": 0}]}, IN_A_ROW),
+    ({"messages": [*ASKED, {**ANSWER, "name": "a"}, {**ANSWER, "name": "b"}]}, IN_A_ROW),
+    ({"messages": [*ASKED, ANSWER], "choices": [{"message": ANSWER}]}, "choices must answer a message"),
 ]
 
 
-@pytest.mark.parametrize(("row", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(("row", "message"), BAD, ids=range(len(BAD)))
 def test_bad_conversation_is_named_and_nothing_is_stored(
     file_store: ReplayStore, tmp_path: Path, row: Any, message: str
 ) -> None:
