@@ -90,18 +90,6 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     assert (tokens.policy_versions == np.where(sampled_at, 3, -1)).all()
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama3"])
-def test_reply_with_a_call_is_read(name: str) -> None:
-    model = family(name)
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    ids = sampled(model, model.call)
-    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
-    assert reply.outcome == "tool_calls"
-    assert [(c.name, c.arguments) for c in reply.message.tool_calls] == [("lookup", {"key": "pearl"})]
-    assert reply.message.author == "llm"
-
-
 def test_final_answer_is_read_without_its_stop_token(model: Family) -> None:
     context = manager(model)
     context.begin(START, NO_TOOLS)
@@ -132,27 +120,6 @@ def test_reply_of_only_the_stop_token_is_an_empty_answer(model: Family) -> None:
     assert (reply.outcome, reply.message.content) == ("final", "")
 
 
-def test_three_message_start_with_few_shot_assistant_is_not_trained(model: Family) -> None:
-    start = (Message("user", "one"), Message("assistant", "two"), Message("user", "three"))
-    context = manager(model)
-    context.begin(start, NO_TOOLS)
-    tokens = context.segments()[0].tokens
-    table = default_authors()
-    assert not response_mask(tokens, table).any()
-    texts = [
-        model.codec.decode(tokens.token_ids[tokens.authors == table.code(author)].tolist()).split()
-        for author in ("user", "initialization")
-    ]
-    assert ["".join(text) for text in texts] == ["onethree", "two"]
-    assert [message.author for message in context.messages] == ["user", "initialization", "user"]
-
-
-def test_given_message_of_a_sampling_author_is_refused() -> None:
-    context = manager(family("chatml"))
-    with pytest.raises(ValueError, match=r"messages\.author must not be one whose tokens are sampled, got 'llm'"):
-        context.begin([Message("assistant", "I said", "llm"), Message("user", "no")], NO_TOOLS)
-
-
 def test_discarded_message_is_kept_and_not_shown(model: Family) -> None:
     context = manager(model)
     context.begin([*START, Message("user", "secret", "memory(discard)")], NO_TOOLS)
@@ -177,16 +144,6 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
             assert (context.room, context.messages[-1]) == (1, result)
         else:
             assert (context.prompt_ids, context.messages, context.room) == before
-
-
-def test_room_is_what_is_left_of_max_tokens() -> None:
-    model = family("chatml")
-    context = manager(model, max_tokens=100)
-    context.begin(START, NO_TOOLS)
-    n = len(context.prompt_ids)
-    assert context.room == 100 - n
-    context.record_reply([30, 31, model.end_id], [-1.0] * 3, policy_version=0)
-    assert context.room == 100 - n - 3
 
 
 @pytest.mark.parametrize(
@@ -220,14 +177,6 @@ def test_each_token_keeps_the_version_that_sampled_it() -> None:
     (segment,) = context.segments()
     assert segment.tokens.policy_versions.tolist()[-3:] == [6, 6, 7]
     assert set(segment.tokens.policy_versions.tolist()[:-3]) == {NOT_SAMPLED}
-
-
-def test_demonstrated_reply_has_unknown_log_probs() -> None:
-    model = family("chatml")
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    context.record_reply([30, model.end_id], [math.nan] * 2, policy_version=0)
-    assert np.isnan(context.segments()[0].tokens.behavior_log_probs).all()
 
 
 def test_calls_out_of_turn_are_refused() -> None:

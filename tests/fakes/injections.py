@@ -150,10 +150,10 @@ def attempts(token: str, *, every: int = 1, first: int = 0) -> Iterator[Mapping[
     yield from [*hidden, *halves][first % every :: every]
 
 
-def ways_in(case: InjectionCase, *, every: int = 1) -> dict[str, str]:
-    """Field -> the first attempt that came to anything there, and what it came to."""
+def ways_in(case: InjectionCase, *, every: int = 1, most: int | None = None) -> dict[str, str]:
+    """Field -> the first attempt that came to anything there, and what it came to. `most`: of so many tokens."""
     found: dict[str, str] = {}
-    for place, token in enumerate(case.tokens()):
+    for place, token in enumerate(case.tokens()[:most]):
         for fields in attempts(token, every=every, first=place):
             field = "+".join(fields)
             if field not in found and (problem := case.found(fields)) is not None:

@@ -94,15 +94,7 @@ def test_empty_blackout_text_is_refused() -> None:
 
 
 def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> None:
-    for control, name in (
-        (TrainingControl(), DEMONSTRATION),
-        (
-            TrainingControl(
-                (),
-            ),
-            discarded(DEMONSTRATION),
-        ),
-    ):
+    for control, name in ((TrainingControl(), DEMONSTRATION), (TrainingControl(()), discarded(DEMONSTRATION))):
         context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
         context.begin([Message("user", "go")], ())
         reply = context.record_reply([50, MODEL.end_id], [math.nan] * 2, policy_version=0)
@@ -139,8 +131,6 @@ def test_table_with_registered_authors_reads_back_from_json() -> None:
     table = AuthorTable([*TABLE.authors, *extra])
     assert AuthorTable.from_json(table.to_json()).authors == table.authors
     assert AuthorTable.from_json(table.to_json()).hash == table.hash != TABLE.hash
-    old = AuthorTable.from_json('[{"name": "llm", "action": true, "trained": true}]')
-    assert (old.authors[0].shown, old.authors[0].behavior) == (True, True)
 
 
 @pytest.mark.parametrize("field", ["trained", "behavior"])

@@ -33,7 +33,7 @@ ALL_CASES = [
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_added_token_comes_of_any_content(name: str, kind: str) -> None:
-    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=40) == {}
+    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=40, most=10) == {}
 
 
 @pytest.mark.soak

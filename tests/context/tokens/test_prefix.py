@@ -13,7 +13,6 @@ from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from context.tokens.codec import Piece
 from context.tokens.control_finder import Control
-from context.tokens.token_sequence import TokenView
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
 from tests.fakes.trl_templates import renderer
@@ -207,22 +206,12 @@ def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
     assert codec.characters == before + opening + len("<|im_start|>user\nnew")
 
 
-def test_prompt_is_a_view_that_stays_as_it_is() -> None:
-    ids = [1, 2, 3]
-    view = TokenView(ids, 3)
-    ids += [4, 5]
-    assert (len(view), list(view), view[-1], view[1:], view[:99], view[::-1]) == (
-        3,
-        [1, 2, 3],
-        3,
-        [2, 3],
-        [1, 2, 3],
-        [3, 2, 1],
-    )
-    as_list = [1, 2, 3]
-    assert view == as_list and as_list == view and view != [1, 2, 3, 4] and view != [1, 2, 4]
-    with pytest.raises(IndexError):
-        view[3]
+def test_prompt_stays_as_it_is_while_the_episode_goes_on() -> None:
+    episode = started()
+    prompt = episode.context.prompt_ids
+    before = list(prompt)
+    episode.play([CALLING], tool_role=True)
+    assert prompt == before and episode.context.prompt_ids[: len(before)] == before
 
 
 def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from context import ContextManager, Message, Renderer, response_mask
 from context.strategies import ClipToolResults, Hint, Linear, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from tests.fakes.conversations import TOOLS, Episode, ScriptedParser, Turn, laws, texts
-from tests.fakes.trl_templates import MAIN, renderer, shapes
+from tests.fakes.trl_templates import TEMPLATES, renderer, shapes
 from tests.fakes.trl_templates import model as trl_model
 
 STRATEGIES: dict[str, Strategy] = {
@@ -96,7 +96,7 @@ def _content(name: str, turn: Turn, takes_calls: bool) -> str:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES)
 def test_segments_are_what_was_given_and_sampled(name: str, strategy: str, turns: list[Turn]) -> None:
@@ -120,7 +120,7 @@ ACTS = {
 
 
 @pytest.mark.parametrize("strategy", ACTS)
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_strategy_acts_on_a_long_episode(name: str, strategy: str) -> None:
     episode = begin(name, STRATEGIES[strategy])
     episode.play(fitted(name, LONG), tool_role=shapes(name)[1])
@@ -149,7 +149,7 @@ def test_prompt_that_extends_what_was_said_is_one_where_the_template_keeps_all_t
     assert text.count("</think>") >= len(kept)
 
 
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(user=TEXTS.map(lambda text: f"w{text}w"))
 def test_text_of_an_author_reads_as_it_was_given(name: str, user: str) -> None:

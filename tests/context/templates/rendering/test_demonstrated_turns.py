@@ -22,12 +22,11 @@ from context.authors import HISTORY
 from tests.context.tokens.test_properties import EPISODES, LONG, STRATEGIES, TEXTS, begin, fitted
 from tests.fakes.conversations import TOOLS, Episode, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.trl_templates import AUTHORS, MAIN, renderer, shapes
+from tests.fakes.trl_templates import AUTHORS, SIX, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
 NO_END = {"glm4moe", "gptoss"}
 """Templates that end an earlier reply otherwise than the policy has to: with the next header, or another token."""
-FEW = ["deepseekv3", "gemma", "gptoss", "llama3_1", "phi3", "qwen2_5", "qwen3", "qwen3_5_think"]
 
 
 def opening(said: str = "It is 78.", planned: str = "Ask again.") -> list[Message]:
@@ -48,7 +47,7 @@ def first_prompt(name: str, *messages: Message, tools: bool = False) -> TokenSeq
     return renderer(name).initial([Message("user", "What is it?"), *messages], TOOLS if tools else ())
 
 
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str) -> None:
     tokens, model = first_prompt(name, *opening()), renderer(name)
     for author, said in ((EDIT, "It is 78."), (PLAN, "Ask again.")):
@@ -116,7 +115,7 @@ def test_thinking_is_trained_where_the_template_shows_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", SIX)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
 def test_each_token_from_outside_is_trained_in_exactly_one_segment(
@@ -153,7 +152,7 @@ def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
         assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", SIX)
 def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
     model = renderer(name)
     tame, wild = "word", "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
