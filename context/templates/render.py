@@ -163,7 +163,7 @@ class Renderer:
         end = reply_end(tail, grown.messages[reply], shown, self._stops, sampled, self._ended(before, grown))
         if end is None:
             return None
-        return self._encode(text, controls, spans, start=end.cut, lead=end.lead, opens=False)
+        return self._encode(text, controls, spans, start=end[0], lead=end[1], opens=False)
 
     def reply(self, message: Message) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.

@@ -9,36 +9,16 @@ from typing import Any
 
 from context import Message, ToolCall
 
-LOOKUP = {
-    "type": "function",
-    "function": {
-        "name": "lookup",
-        "description": "Look up a record by its key.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "key": {"type": "string", "description": "Name of the record."},
-                "limit": {"type": "integer", "description": "How many lines.", "default": 3},
-            },
-            "required": ["key"],
-        },
-    },
-}
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "a": {"type": "number", "description": "One of them."},
-                "b": {"type": "number", "description": "The other."},
-            },
-            "required": ["a", "b"],
-        },
-    },
-}
+
+def _tool(name: str, description: str, required: Sequence[str], **properties: tuple[str, str]) -> dict[str, Any]:
+    described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
+    parameters = {"type": "object", "properties": described, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+_KEY, _LIMIT = ("string", "Name of the record."), ("integer", "How many lines.")
+LOOKUP = _tool("lookup", "Look up a record by its key.", ["key"], key=_KEY, limit=_LIMIT)
+ADD = _tool("add", "Add two numbers.", ["a", "b"], a=("number", "One of them."), b=("number", "The other."))
 
 
 @dataclass(frozen=True)
@@ -84,194 +64,133 @@ def _answered(call: ToolCall, content: str, *, text: str = "", thought: str | No
     return ScriptedTurn(_called(call, text=text, thought=thought), (_result(call, content),))
 
 
-def _plain() -> ScriptedConversation:
-    return ScriptedConversation(
-        "plain",
-        (_user("Hello there, how are you?"),),
-        (
-            ScriptedTurn(_said("Fine, thanks. What can I do?"), (_user("Tell me the code of pearl."),)),
-            ScriptedTurn(_said("The code is 78."), (_user("Thanks!"),)),
-        ),
-    )
+def _asked(text: str, question: str, *, thought: str | None = None) -> ScriptedTurn:
+    """An answer, and what the user says to it."""
+    return ScriptedTurn(_said(text, thought=thought), (_user(question),))
 
 
-def _with_system() -> ScriptedConversation:
-    return ScriptedConversation(
-        "system",
-        (_system("You are a careful agent. Answer in one line."), _user("What is the code of pearl?")),
-        (
-            ScriptedTurn(_said("It is 78."), (_user("And the next one?"),)),
-            ScriptedTurn(_said("It is 79."), (_user("Are you sure?"),)),
-        ),
-    )
+def _parallel() -> ScriptedTurn:
+    first, second = _call(1, key="pearl"), _call(2, "add", a=1, b=2.5)
+    return ScriptedTurn(_called(first, second), (_result(first, "78"), _result(second, "3.5")))
 
 
-def _few_shot() -> ScriptedConversation:
-    return ScriptedConversation(
-        "few_shot",
-        (
-            _system("Give the capital."),
-            _user("France?"),
-            Message("assistant", "Paris.", "initialization"),
-            _user("Italy?"),
-            Message("assistant", "Rome.", "initialization"),
-            _user("Spain?"),
-        ),
-        (ScriptedTurn(_said("Madrid."), (_user("Poland?"),)), ScriptedTurn(_said("Warsaw."), (_user("Peru?"),))),
-    )
-
-
-def _one_tool() -> ScriptedConversation:
-    return ScriptedConversation(
-        "tools",
-        (_system("Use the tools."), _user("What is the code of pearl?")),
-        (
+_WHICH = _user("What is the code of pearl?")
+_MANY = [
+    _answered(_call(number, key=f"record {number}"), f"Record {number} says: see record {number + 1}.\n" * 4)
+    for number in range(8)
+]
+_ROWS = json.dumps({"rows": [{"key": "a", "n": 1}, {"key": "b", "n": None}]})
+_CONVERSATIONS: dict[str, tuple[Sequence[Message], Sequence[ScriptedTurn], Sequence[Mapping[str, Any]]]] = {
+    "plain": (
+        [_user("Hello there, how are you?")],
+        [_asked("Fine, thanks. What can I do?", "Tell me the code of pearl."), _asked("The code is 78.", "Thanks!")],
+        (),
+    ),
+    "system": (
+        [_system("You are a careful agent. Answer in one line."), _WHICH],
+        [_asked("It is 78.", "And the next one?"), _asked("It is 79.", "Are you sure?")],
+        (),
+    ),
+    "few_shot": (
+        [
+            *(_system("Give the capital."), _user("France?"), Message("assistant", "Paris.", "initialization")),
+            *(_user("Italy?"), Message("assistant", "Rome.", "initialization"), _user("Spain?")),
+        ],
+        [_asked("Madrid.", "Poland?"), _asked("Warsaw.", "Peru?")],
+        (),
+    ),
+    "tools": (
+        [_system("Use the tools."), _WHICH],
+        [
             _answered(_call(1, key="pearl"), "See coral."),
             _answered(_call(2, key="coral", limit=2), "The code is 78."),
-            ScriptedTurn(_said("The code is 78."), (_user("And of arrow?"),)),
+            _asked("The code is 78.", "And of arrow?"),
             _answered(_call(3, key="arrow"), "No such record."),
-        ),
+        ],
         (LOOKUP,),
-    )
-
-
-def _parallel() -> ScriptedConversation:
-    first, second = _call(1, key="pearl"), _call(2, "add", a=1, b=2.5)
-    return ScriptedConversation(
-        "parallel",
-        (_user("Look up pearl, and add 1 and 2.5."),),
-        (
-            ScriptedTurn(_called(first, second), (_result(first, "78"), _result(second, "3.5"))),
-            ScriptedTurn(_said("78 and 3.5."), (_user("Thanks."),)),
-        ),
+    ),
+    "parallel": (
+        [_user("Look up pearl, and add 1 and 2.5.")],
+        [_parallel(), _asked("78 and 3.5.", "Thanks.")],
         (LOOKUP, ADD),
-    )
-
-
-def _structured() -> ScriptedConversation:
-    return ScriptedConversation(
-        "structured",
-        (_user("How many are there?"),),
-        (
+    ),
+    "structured": (
+        [_user("How many are there?")],
+        [
             _answered(_call(1, key="count"), "12"),
-            _answered(_call(2, key="rows"), json.dumps({"rows": [{"key": "a", "n": 1}, {"key": "b", "n": None}]})),
+            _answered(_call(2, key="rows"), _ROWS),
             _answered(_call(3, key="none"), "null"),
-            ScriptedTurn(_said("Twelve."), (_user("12"),)),
-        ),
+            _asked("Twelve.", "12"),
+        ],
         (LOOKUP,),
-    )
-
-
-def _thinking() -> ScriptedConversation:
-    return ScriptedConversation(
-        "thinking",
-        (_user("What is the code of pearl?"),),
-        (
+    ),
+    "thinking": (
+        [_WHICH],
+        [
             _answered(_call(1, key="pearl"), "See coral.", thought="I should look it up."),
             _answered(_call(2, key="coral"), "78", thought="Now coral.\nThen I know."),
-            ScriptedTurn(_said("It is 78.", thought="The record says so."), (_user("And the next one?"),)),
-            ScriptedTurn(_said("It is 79.", thought="One more."), (_user("Thanks."),)),
-        ),
+            _asked("It is 78.", "And the next one?", thought="The record says so."),
+            _asked("It is 79.", "Thanks.", thought="One more."),
+        ],
         (LOOKUP,),
-    )
-
-
-def _text_beside_a_call() -> ScriptedConversation:
-    return ScriptedConversation(
-        "text_beside_call",
-        (_system("Use the tools."), _user("What is the code of pearl?")),
-        (
+    ),
+    "text_beside_call": (
+        [_system("Use the tools."), _WHICH],
+        [
             _answered(_call(1, key="pearl"), "See coral.", text="I will look it up."),
             _answered(_call(2, key="coral"), "78", text="One moment."),
-            ScriptedTurn(_said("It is 78."), (_user("Good."),)),
-        ),
+            _asked("It is 78.", "Good."),
+        ],
         (LOOKUP,),
-    )
-
-
-def _letters() -> ScriptedConversation:
-    return ScriptedConversation(
-        "letters",
-        (_system("  Answer in 中文 or 日本語 😀\n"), _user("\n今天的代码是什么？ Ωμέγα café\u0301 \u200bﬁne\t ")),
-        (
-            ScriptedTurn(_said("是 78。😀\n\n好的"), (_user("  two spaces\n\n\nthree lines  "),)),
+    ),
+    "letters": (
+        [_system("  Answer in 中文 or 日本語 😀\n"), _user("\n今天的代码是什么？ Ωμέγα café\u0301 \u200bﬁne\t ")],
+        [
+            _asked("是 78。😀\n\n好的", "  two spaces\n\n\nthree lines  "),
             _answered(_call(1, key='真珠 "pearl"\n\\'), '  {"值": "é😀"}\n'),
-            ScriptedTurn(_said("¡Sí! 🇪🇺"), (_user("שלום 한국어"),)),
-        ),
+            _asked("¡Sí! 🇪🇺", "שלום 한국어"),
+        ],
         (LOOKUP,),
-    )
-
-
-def _empty() -> ScriptedConversation:
-    return ScriptedConversation(
-        "empty",
-        (_system(""), _user("")),
-        (
-            ScriptedTurn(_said("Did you say something?"), (_user(""),)),
-            _answered(_call(1, key=""), ""),
-            ScriptedTurn(_said("Nothing."), (_user(" "),)),
-        ),
+    ),
+    "empty": (
+        [_system(""), _user("")],
+        [_asked("Did you say something?", ""), _answered(_call(1, key=""), ""), _asked("Nothing.", " ")],
         (LOOKUP,),
-    )
-
-
-def _empty_replies() -> ScriptedConversation:
-    """Nothing said, with no thought and with an empty one, before a user's message and before a result."""
-    return ScriptedConversation(
-        "empty_replies",
-        (_user("Say nothing."),),
-        (
-            ScriptedTurn(_said(""), (_user("Again."),)),
-            ScriptedTurn(_said("", thought=""), (_user("And again."),)),
-            ScriptedTurn(_said("", thought="Nothing?"), (_user("Now look it up."),)),
+    ),
+    # Nothing said, with no thought and with an empty one, before a user's message and before a result.
+    "empty_replies": (
+        [_user("Say nothing.")],
+        [
+            _asked("", "Again."),
+            _asked("", "And again.", thought=""),
+            _asked("", "Now look it up.", thought="Nothing?"),
             _answered(_call(1, key="pearl"), "78", thought=""),
-            ScriptedTurn(_said("", thought=""), (_user("Thanks."),)),
-        ),
+            _asked("", "Thanks.", thought=""),
+        ],
         (LOOKUP,),
-    )
-
-
-def _many_turns() -> ScriptedConversation:
-    turns = [
-        _answered(_call(number, key=f"record {number}"), f"Record {number} says: see record {number + 1}.\n" * 4)
-        for number in range(8)
-    ]
-    return ScriptedConversation(
-        "many_turns",
-        (_system("Follow the records."), _user("Begin at record 0.")),
-        (*turns, ScriptedTurn(_said("Done."), (_user("Thanks."),))),
+    ),
+    "many_turns": (
+        [_system("Follow the records."), _user("Begin at record 0.")],
+        [*_MANY, _asked("Done.", "Thanks.")],
         (LOOKUP,),
-    )
-
-
-def _think_in_content() -> ScriptedConversation:
-    return ScriptedConversation(
-        "think_in_content",
-        (
+    ),
+    "think_in_content": (
+        [
             _user("Two and two?"),
             Message("assistant", "<think>\nEasy.\n</think>\n\nFour.", "initialization"),
             _user("And three and three?"),
-        ),
-        (
-            ScriptedTurn(_said("Six.", thought="Three twice."), (_user("And four and four?"),)),
-            ScriptedTurn(_said("Eight.", thought="Four twice."), (_user("Good."),)),
-        ),
-    )
+        ],
+        [
+            _asked("Six.", "And four and four?", thought="Three twice."),
+            _asked("Eight.", "Good.", thought="Four twice."),
+        ],
+        (),
+    ),
+}
 
 
 def scripted_conversations() -> tuple[ScriptedConversation, ...]:
-    return (
-        _plain(),
-        _with_system(),
-        _few_shot(),
-        _one_tool(),
-        _parallel(),
-        _structured(),
-        _thinking(),
-        _text_beside_a_call(),
-        _letters(),
-        _empty(),
-        _empty_replies(),
-        _many_turns(),
-        _think_in_content(),
+    return tuple(
+        ScriptedConversation(name, tuple(opening), tuple(turns), tools)
+        for name, (opening, turns, tools) in _CONVERSATIONS.items()
     )

@@ -45,14 +45,6 @@ class Shown:
     """The contents that are not there."""
 
 
-@dataclass(frozen=True)
-class ReplyEnd:
-    cut: int
-    """What follows the reply begins at this character."""
-    lead: Control | None
-    """The control token before it."""
-
-
 def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, str], sampled: str) -> bool:
     """Whether the template writes the reply as the policy did, white space aside, up to its first stop token."""
     found = next((control for control in controls if control.token in stops), None)
@@ -61,12 +53,12 @@ def is_as_sampled(text: str, controls: Sequence[Control], stops: Mapping[int, st
 
 def reply_end(
     tail: Tail, reply: Message, shown: Shown | None, stops: Mapping[int, str], sampled: Sampled, ended: Ended
-) -> ReplyEnd | None:
-    """Where the turn of `reply` ends. `stops`: the stop tokens with their texts.
+) -> tuple[int, Control | None] | None:
+    """The character at which what follows `reply` begins, and the control token before it, if one ends the reply.
 
     The template's version of the reply ends at its first stop token, where a policy that writes like the template
-    would have stopped. `shown` is None if that is known to be what was sampled. None is returned where the reply is
-    not shown as it would be if it were the last.
+    would have stopped. `stops`: the stop tokens with their texts. `shown` is None if the template's version is known to
+    be what was sampled. None is returned where the reply is not shown as it would be if it were the last.
     """
     text, said = tail.text, 0 if shown is None else shown.end
     if said > tail.following:  # some of it is written behind what follows
@@ -78,14 +70,14 @@ def reply_end(
         return None
     if found is None:
         if not reply.tool_calls:
-            return ReplyEnd(max(said, _written_until(text, sampled.text)), None)
+            return max(said, _written_until(text, sampled.text)), None
         raise RenderError(
             "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
             "Add its end of turn to the stop tokens."
         )
     if sampled.stop == found.token or (sampled.stop is not None and _ends_by_itself(text, found, ended)):
-        return ReplyEnd(found.end, found)
-    return ReplyEnd(found.first, None)  # it opens the next turn, or nobody sampled it
+        return found.end, found
+    return found.first, None  # it opens the next turn, or nobody sampled it
 
 
 def _written_otherwise(

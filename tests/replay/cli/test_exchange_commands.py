@@ -131,7 +131,7 @@ def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["export", "RUN", "x.pt"], "FILE must be a format that can't run code"),
+        (["export", "RUN", "x.pt"], "FILE must end in .jsonl"),
         (["export", "RUN", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got 'nosuch'"),
         (["export", "nowhere", "x.jsonl"], "database must be an existing file"),
         (["import", "x.jsonl", "RUN"], "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
