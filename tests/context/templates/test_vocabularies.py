@@ -123,10 +123,6 @@ GEMMA = [
     *("<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image|>", "<|audio|>"),
 ]
 KIMI = spelled("im_system im_user im_assistant im_middle im_end tool_calls_section_begin")
-LLAMA = [
-    *spelled("begin_of_text start_header_id end_header_id eot_id eom_id python_tag reserved_special_token_0"),
-    *spelled("from recipient content stop"),
-]
 _TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
@@ -142,25 +138,10 @@ PYTHON_TYPES = (  # as Hermes 2 and 3 and MiniCPM3 write tools: a type that is n
     "{% for tool in tools %}{% set p = tool.function.parameters %}"
     "{% for key, spec in p.properties.items() %}{{ key }}: {{ kind(spec) }}, {% endfor %}-> {{ kind(p) }}\n{% endfor %}"
 )
-TYPESCRIPT = (  # as functionary writes them
-    "namespace functions {\n{% for tool in tools %}{% set p = tool.function.parameters %}"
-    "type {{ tool.function.name }} = (_: {\n"
-    "{% for key, spec in p.properties | dictsort %}// {{ spec.description }}\n{{ key }}"
-    "{{ '?' if key not in p.required }}: "
-    "{% if spec.enum is defined %}{{ spec.enum | map('tojson') | join(' | ') }}"
-    "{% elif spec.type == 'object' %}object{% elif spec.type == 'array' %}any[]{% else %}{{ spec.type }}{% endif %},\n"
-    "{% endfor %}}) => any;\n{% endfor %}}\n"
-)
 SORTED = (  # as Kimi K3 writes tools and calls
     "{% for tool in tools %}{% for key, spec in tool.function.parameters | dictsort %}{{ key }}={{ spec | tojson }};"
     "{% endfor %}{% for key, spec in tool.function.parameters.properties | dictsort %}{{ key }} {% endfor %}"
     "{{ (tool.function.parameters.properties.code or tool).type }}\n{% endfor %}"
-)
-NUMBERS = (  # as Mistral's templates write results: what is a number as it is, all else as text
-    "{% for m in messages %}{% if m.role == 'tool' %}[TOOL_RESULTS]"
-    "{{ m.content if m.content | int(-1) != -1 else m.content | tojson }}[/TOOL_RESULTS]"
-    "{% else %}[INST]{{ m.content }}{% for call in m.tool_calls or [] %}[TOOL_CALLS]"
-    "{{ call.function.arguments | tojson }}{% endfor %}[/INST]</s>{% endif %}{% endfor %}"
 )
 FAMILIES = [
     ("trl/gemma4_v5", GEMMA),
@@ -169,13 +150,6 @@ FAMILIES = [
     ("trl/glm4moe", [*QWEN, "[gMASK]", "<sop>", *spelled("user assistant observation system")]),
     (RealTemplate("python types", "made", PYTHON_TYPES + _TURNS), QWEN),
     (RealTemplate("sorted", "made", SORTED + _TURNS), [*QWEN, *KIMI]),
-]
-OTHERS = [
-    *((name, GEMMA) for name in ("trl/gemma4", "axolotl/gemma4")),
-    *((name, MISTRAL) for name in ("axolotl/mistral_v3_tekken", "written/mistral_nemo")),
-    ("trl/qwen3", QWEN),
-    (RealTemplate("typescript", "made", TYPESCRIPT + _TURNS), [*QWEN, *LLAMA]),
-    (RealTemplate("numbers", "made", NUMBERS), MISTRAL),
 ]
 PARAMETERS = {
     "type": "object",
@@ -192,9 +166,7 @@ PARAMETERS = {
 FUNCTION = {"name": "lookup", "description": "Look up an object.", "parameters": PARAMETERS}
 
 
-@pytest.mark.parametrize(
-    ("family", "tokens"), [*FAMILIES, *(pytest.param(*row, marks=pytest.mark.soak) for row in OTHERS)]
-)
+@pytest.mark.parametrize(("family", "tokens"), FAMILIES)
 def test_prompt_of_a_family_is_transformers_with_control_tokens_named_like_words(
     family: str | RealTemplate, tokens: list[str]
 ) -> None:

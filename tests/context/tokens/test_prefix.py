@@ -41,26 +41,20 @@ def test_template_that_drops_thinking_begins_a_new_segment() -> None:
     assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
 
 
-def test_empty_thinking_that_a_template_drops_is_a_rewrite() -> None:
-    # Qwen3's template keeps thoughts between tool results, but no empty block of them.
+@pytest.mark.parametrize(
+    ("turns", "reasons"),
+    [
+        ([replace(CALLING, reasoning="")] * 2, ["clean", "template_rewrite"]),  # it keeps thoughts, but no empty ones
+        ([CALLING] * 4, ["clean"]),
+        ([Turn([40], "said", None, None, "and now?")] * 3, ["clean"]),
+    ],
+    ids=["empty thoughts", "thoughts between results", "no thoughts"],
+)
+def test_template_that_keeps_what_was_said_is_extended(turns: list[Turn], reasons: list[str]) -> None:
     episode = started()
-    episode.play([replace(CALLING, reasoning="")] * 2, tool_role=True)
+    episode.play(turns, tool_role=True)
     laws(episode, renderer(QWEN3))
-    assert [segment.reason for segment in episode.context.segments()] == ["clean", "template_rewrite"]
-    assert episode.context.rewrites == {"template_rewrite": 2}
-
-
-def test_template_that_keeps_thinking_between_tool_results_is_extended() -> None:
-    episode = started()
-    episode.play([CALLING] * 4, tool_role=True)
-    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
-    assert not episode.context.rewrites
-
-
-def test_reply_without_thinking_is_extended_by_a_user_message() -> None:
-    episode = started(strict=True)
-    episode.play([Turn([40], "said", None, None, "and now?")] * 3, tool_role=True)
-    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
+    assert [segment.reason for segment in episode.context.segments()] == reasons
 
 
 def test_strict_names_the_first_differing_token() -> None:
@@ -193,17 +187,6 @@ def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
     # Contents in their place, and alone where a strategy counts them; the strategy's own texts, of which only questions
     # that list the messages are long.
     assert codec.characters <= (2.5 if name == "self_clip" else 2.0) * given
-
-
-def test_history_that_is_shown_anew_is_not_tokenised_anew() -> None:
-    codec, model = counted("chatml")
-    messages = [Message("user", f"message {i} " + "blah " * 20) for i in range(10)]
-    model.initial(messages, ())
-    before = codec.characters
-    model.initial(messages[3:], ())
-    model.initial([*messages, Message("user", "new")], ())
-    opening = len("<|im_start|>user\nmessage 3 " + "blah " * 20)  # at the beginning of a text it is another piece
-    assert codec.characters == before + opening + len("<|im_start|>user\nnew")
 
 
 def test_prompt_stays_as_it_is_while_the_episode_goes_on() -> None:

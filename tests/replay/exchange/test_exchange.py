@@ -171,17 +171,8 @@ def test_any_rows_come_back_from_parquet(rows: list[Bundle], tmp_path_factory: p
         assert_equal(found, bundle)
 
 
-def test_log_probs_are_shortest_decimals_and_bit_exact() -> None:
-    given = [-0.1, -1e-45, -0.0, -3.4028235e38, -1.17549435e-38, float(np.nextafter(np.float32(-0.5), np.float32(0)))]
-    values = np.array([math.nan, *given], np.float32)
-    numbers = jsonl._numbers(values)
-    assert json.dumps(numbers[:3]) == "[null, -0.1, -1e-45]"
-    assert numbers[-1] == -0.49999997  # nine digits at most, where the double next to it has seventeen
-    again = np.array([math.nan if number is None else number for number in numbers], np.float64).astype(np.float32)
-    assert again.view(np.uint32)[1:].tolist() == values.view(np.uint32)[1:].tolist()
-
-
-def test_every_float32_survives_its_decimals() -> None:
+def test_log_probs_are_the_shortest_decimals_that_read_back_bit_by_bit() -> None:
+    assert json.dumps(jsonl._numbers(np.array([math.nan, -0.1, -1e-45], np.float32))) == "[null, -0.1, -1e-45]"
     bits = np.random.default_rng(0).integers(0x80000000, 0xFF7FFFFF, 20_000, dtype=np.uint32)
     values = bits.view(np.float32)
     assert (np.array(jsonl._numbers(values), np.float64).astype(np.float32).view(np.uint32) == bits).all()
