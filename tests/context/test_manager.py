@@ -10,8 +10,11 @@ import pytest
 
 from context import (
     NOT_SAMPLED,
+    Author,
+    AuthorTable,
     ContextManager,
     Message,
+    Renderer,
     choose_parser,
     default_authors,
     loss_mask,
@@ -90,12 +93,13 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     assert (tokens.policy_versions == np.where(sampled_at, 3, -1)).all()
 
 
-def test_final_answer_is_read_without_its_stop_token(model: Family) -> None:
+@pytest.mark.parametrize("said", ["The code is 78.", ""])
+def test_final_answer_is_read_without_its_stop_token(model: Family, said: str) -> None:
     context = manager(model)
     context.begin(START, NO_TOOLS)
-    ids = sampled(model, "The code is 78.")
+    ids = sampled(model, said)
     reply = context.record_reply(ids, log_probs(ids), policy_version=0)
-    assert (reply.outcome, reply.message.content) == ("final", "The code is 78.")
+    assert (reply.outcome, reply.message.content) == ("final", said)
     assert context.messages == (*START, reply.message)
 
 
@@ -113,18 +117,15 @@ def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
         context.observe([model.tool_result("x")])
 
 
-def test_reply_of_only_the_stop_token_is_an_empty_answer(model: Family) -> None:
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    reply = context.record_reply([model.end_id], [-1.0], policy_version=0)
-    assert (reply.outcome, reply.message.content) == ("final", "")
-
-
-def test_discarded_message_is_kept_and_not_shown(model: Family) -> None:
-    context = manager(model)
-    context.begin([*START, Message("user", "secret", "memory(discard)")], NO_TOOLS)
-    assert context.prompt_ids == model.renderer().initial(START, NO_TOOLS).token_ids.tolist()
-    assert context.messages[-1].content == "secret"
+def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None:
+    table = AuthorTable([*default_authors().authors, Author("judge", False, False, shown=False)])
+    stops = frozenset({model.end_id})
+    renderer = Renderer(model.codec, model.template, authors=table, stop_ids=stops)
+    for author in ("judge", "memory(discard)"):
+        context = ContextManager(renderer, choose_parser("hermes", ""), max_tokens=4000)
+        context.begin([*START, Message("user", "secret", author)], NO_TOOLS)
+        assert context.prompt_ids == renderer.initial(START, NO_TOOLS).token_ids.tolist()
+        assert context.messages[-1].content == "secret"
 
 
 def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:

@@ -137,12 +137,3 @@ def test_table_with_registered_authors_reads_back_from_json() -> None:
 def test_author_that_does_not_act_can_not_be_trained_or_known(field: str) -> None:
     with pytest.raises(ValueError, match=f"authors.x must be an action author for {field}=True"):
         Author("x", action=False, **{"trained": False, field: True})
-
-
-def test_message_of_a_hidden_author_is_kept_and_not_shown() -> None:
-    table = AuthorTable([*TABLE.authors, Author("judge", False, False, shown=False)])
-    renderer = type(MODEL.renderer())(MODEL.codec, MODEL.template, authors=table, stop_ids=frozenset({MODEL.end_id}))
-    context = ContextManager(renderer, choose_parser("hermes", ""), max_tokens=4000)
-    context.begin([Message("user", "go"), Message("user", "a 3, I think", author="judge")], ())
-    assert context.prompt_ids == renderer.initial([Message("user", "go")], ()).token_ids.tolist()
-    assert len(context.messages) == 2

@@ -19,12 +19,7 @@ from tests.fakes.template_subjects import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.fakes.trl_templates import TEMPLATES, renderer
 
-# `written/concatenates` and `written/brackets` put their control tokens together: they make it easiest.
-CASES = [
-    *((name, kind) for name in SIX for kind in KINDS),
-    ("written/concatenates", "byte_bpe"),
-    ("written/brackets", "byte_bpe"),
-]
+CASES = [(name, kind) for name in SIX for kind in KINDS]
 ALL_CASES = [
     *((template.name, kind) for template in real_templates() for kind in ("byte_bpe", "nfkc")),
     *((name, kind) for name in REPRESENTATIVE for kind in tokenizer_kinds() if kind not in ("byte_bpe", "nfkc")),
@@ -34,6 +29,11 @@ ALL_CASES = [
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_added_token_comes_of_any_content(name: str, kind: str) -> None:
     assert ways_in(InjectionCase(subject(real_template(name), kind)), every=40, most=10) == {}
+
+
+@pytest.mark.parametrize("name", ["written/concatenates", "written/brackets"])
+def test_no_added_token_comes_of_a_template_that_puts_its_own_together(name: str) -> None:
+    assert ways_in(InjectionCase(subject(real_template(name), "byte_bpe")), every=4) == {}
 
 
 @pytest.mark.soak
