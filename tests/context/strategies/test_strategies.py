@@ -248,22 +248,6 @@ def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
         context.record_reply([60], [-1.0], policy_version=0)
 
 
-def test_clipping_what_was_not_shown_yet_extends_the_segment() -> None:
-    context = ContextManager(
-        RENDERER, parser := ScriptedParser(), max_tokens=4000, strategy=ClipToolResults(100, keep_chars=10)
-    )
-    context.begin([Message("user", "What is the code?")], ())
-    parser.reply = Reply("tool_calls", Message("assistant", "", "llm", (ToolCall("lookup", {}),)), None)
-    context.record_reply([40, MODEL.end_id], [-1.0, -1.0], policy_version=0)
-    before = list(context.prompt_ids)
-    assert context.observe([Message("tool", "blah " * 200, "env")]) is None
-    assert context.prompt_ids[: len(before)] == before
-    assert "blah blah \n[clipped]" in RENDERER.codec.decode(list(context.prompt_ids))
-    assert [segment.reason for segment in context.segments()] == ["clean"]
-    assert context.rewrites == {"clip_tool_results": 1}
-    assert context.messages[-1].content == "blah " * 200
-
-
 def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
     episode = started(Hint(), hint="the code is 78")
     episode.play(SAID[:2], tool_role=True)

@@ -105,6 +105,7 @@ def test_strict_allows_what_changes_only_the_unseen() -> None:
     episode.play([Turn([42], "", None, {"key": "pearl"}, "blah " * 80)], tool_role=True)
     assert episode.context.rewrites == {"clip_tool_results": 1}
     assert len(episode.context.prompt_ids) <= 200
+    assert episode.context.messages[-1].content == "blah " * 80
 
 
 def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:

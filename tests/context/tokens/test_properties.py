@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from context import ContextManager, Message, Renderer, response_mask
+from context import ContextManager, Message, Renderer
 from context.strategies import ClipToolResults, Hint, Linear, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from tests.fakes.conversations import TOOLS, Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.trl_templates import TEMPLATES, renderer, shapes
-from tests.fakes.trl_templates import model as trl_model
 
 STRATEGIES: dict[str, Strategy] = {
     "linear": Linear(),
@@ -128,25 +127,6 @@ def test_strategy_acts_on_a_long_episode(name: str, strategy: str) -> None:
     done = Counter({kind: n for kind, n in episode.context.rewrites.items() if kind != "template_rewrite"})
     assert set(done) and set(done) <= ACTS[strategy]
     laws(episode, renderer(name))
-
-
-@pytest.mark.parametrize("name", ["qwen3", "glm4moe"])
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(turns=EPISODES)
-def test_prompt_that_extends_what_was_said_is_one_where_the_template_keeps_all_thinking(
-    name: str, turns: list[Turn]
-) -> None:
-    episode = begin(name, Linear())
-    turns = fitted(name, turns)
-    episode.play(turns, tool_role=True)
-    *_, newest = episode.context.segments()
-    ids, model = newest.tokens.token_ids.tolist(), renderer(name)
-    if episode.stop_reason is not None or list(episode.context.prompt_ids[: len(ids)]) != ids:
-        return  # what was said there is shown anew
-    said = response_mask(newest.tokens, model.authors) & (newest.tokens.token_ids == episode.stop)
-    kept = [turn for turn in turns[-int(said.sum()) :] if turn.reasoning is not None]
-    text = trl_model(name).template.render(episode.context.messages, tools=TOOLS, generation_prompt=True)
-    assert text.count("</think>") >= len(kept)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
