@@ -150,12 +150,13 @@ def _joined_replies(first: TeacherMessage, second: TeacherMessage) -> TeacherMes
 
 def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
     ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
+    where = f"messages[{index}]"
     for name in _WITHOUT_TOKENS:
         if given.get(name):
-            raise BadRow(f"messages[{index}].{name} must be empty, got a value. Use tool_calls or content.")
+            raise BadRow(f"{where}.{name} must be empty, got a value. Use tool_calls or content.")
     weight, own = given.get("weight", 1), given.get("logprobs")
     if weight not in (0, 1):
-        raise BadRow(f"messages[{index}].weight must be 0 or 1, got {shortened(weight)}.")
-    log_probs = typed(ChatLogProbs, own, whole=f"messages[{index}].logprobs") if own else beside
+        raise BadRow(f"{where}.weight must be 0 or 1, got {shortened(weight)}.")
+    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else beside
     message = read_message(index, {name: value for name, value in given.items() if name in _READ})
     return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)
