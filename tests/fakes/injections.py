@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from context import Message, ToolCall
-from tests.fakes.template_subjects import Subject
+from tests.fakes.template_reference import Subject
 
 HARMLESS = "x"
 FIELDS = (

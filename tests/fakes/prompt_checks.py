@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from context import Message
-from tests.fakes.template_reference import Tools
-from tests.fakes.template_subjects import Subject
+from tests.fakes.template_reference import Subject, Tools
 
 
 @dataclass

@@ -4,16 +4,79 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from context import ContextManager, Message, Reply, loss_mask, response_mask
-from context.strategies import Append, Rewrite
+from context.strategies import (
+    Append,
+    Arrangement,
+    ClipToolResults,
+    Hint,
+    History,
+    Linear,
+    LinearThink,
+    Memory,
+    Rewrite,
+    SelfClip,
+    SlidingWindow,
+    Strategy,
+)
 from tests.fakes.conversations import ScriptedParser
 from tests.fakes.prompt_checks import Counts, PromptChecks
-from tests.fakes.recorded_strategies import OTHER_TOKENS, RecordingStrategy, strategy
 from tests.fakes.scripted_conversations import ScriptedConversation
-from tests.fakes.template_reference import Tools
-from tests.fakes.template_subjects import Subject
+from tests.fakes.template_reference import Subject, Tools
+
+OTHER_TOKENS = "linear_other_tokens"
+"""Linear, with replies that are sampled letter by letter."""
+STRATEGIES = (
+    "linear",
+    OTHER_TOKENS,
+    "linear_think",
+    "sliding_window",
+    "clip_tool_results",
+    "memory",
+    "self_clip",
+    "hint",
+)
+
+
+@dataclass
+class RecordingStrategy(Strategy):
+    """Another strategy, and what it last asked for."""
+
+    strategy: Strategy
+    arrangement: Arrangement | None = None
+    measured: tuple[Message, ...] | None = None
+    """What it measured last, while it was deciding."""
+    tools_measured: bool = True
+
+    def arrange(self, history: History) -> Arrangement:
+        def measure(messages: Sequence[Message], *, tools: bool = True) -> int:
+            self.measured, self.tools_measured = tuple(messages), tools
+            return history.measure(messages, tools=tools)
+
+        self.arrangement = self.strategy.arrange(replace(history, measure=measure))
+        return self.arrangement
+
+    def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
+        return self.strategy.hinted(opening, hint)
+
+
+def strategy(name: str, budget: int) -> Strategy:
+    made: dict[str, Any] = {
+        "linear": Linear,
+        OTHER_TOKENS: Linear,
+        "linear_think": LinearThink,
+        "sliding_window": lambda: SlidingWindow(budget),
+        "clip_tool_results": lambda: ClipToolResults(budget, keep_chars=1, marker="~"),
+        "memory": lambda: Memory(budget, max_summary_tokens=12),
+        "self_clip": lambda: SelfClip(budget, max_answer_tokens=200, excerpt_chars=40),
+        "hint": Hint,
+    }
+    found: Strategy = made[name]()
+    return found
+
 
 HINT = "Think of coral."
 NOTES = "78"

@@ -1,18 +1,22 @@
-"""What transformers makes of messages, with the same template and the same tokenizer."""
+"""A template with a tokenizer, as `context` loads a model's folder and as transformers has it."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from context import Message, ToolCall
+from context import Message, Renderer, ToolCall, default_authors
+from context.templates.model_files import load_model_files
 from tests.fakes.real_templates import RealTemplate
+from tests.fakes.tokenizer_kinds import lossless, tokenizer_kinds
 
 Rows = list[dict[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -157,3 +161,23 @@ def _part(text: str) -> dict[str, str]:
 def _holds(text: str, content: str) -> bool:
     spellings = (content, json.dumps(content, ensure_ascii=False)[1:-1], json.dumps(content)[1:-1])
     return any(spelling in text for spelling in spellings)
+
+
+@dataclass
+class Subject:
+    template: RealTemplate
+    kind: str
+    renderer: Renderer
+    reference: Reference
+    lossless: bool
+
+
+def subject(template: RealTemplate, kind: str) -> Subject:
+    tokenizer_json = tokenizer_kinds()[kind](template.text)
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+        (path / "tokenizer_config.json").write_text(json.dumps(dict(template.special_tokens)), encoding="utf-8")
+        (path / "chat_template.jinja").write_text(template.text, encoding="utf-8")
+        renderer = load_model_files(path).renderer(default_authors(), allow_hidden=True)
+    return Subject(template, kind, renderer, Reference(template, tokenizer_json), lossless(kind))

@@ -16,11 +16,9 @@ import pytest
 from context import AuthorTable, ChatTemplate, Renderer, default_authors
 from tests.fakes.prompt_checks import Counts
 from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, RealTemplate, real_template, real_templates
-from tests.fakes.recorded_strategies import STRATEGIES
 from tests.fakes.scripted_conversations import scripted_conversations
-from tests.fakes.template_plays import play_all
-from tests.fakes.template_reference import Reference
-from tests.fakes.template_subjects import subject
+from tests.fakes.template_plays import STRATEGIES, play_all
+from tests.fakes.template_reference import Reference, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
 MUST_BE_ZERO = (

@@ -16,7 +16,7 @@ from context import Message
 from context.tokens.byte_level import TokenPlaces
 from context.tokens.codec import TokenCodec
 from tests.fakes.real_templates import real_template
-from tests.fakes.template_subjects import subject
+from tests.fakes.template_reference import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
 SOURCE = "<|im_start|><|im_end|><|im_end|>x<|endoftext|><tool_call></tool_call>[INST][/INST]"

@@ -15,7 +15,7 @@ from context.templates.model_files import from_template
 from tests.fakes.families import CORPUS, family
 from tests.fakes.injections import BRANCHING, HARMLESS, InjectionCase, disguises, ways_in
 from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
-from tests.fakes.template_subjects import subject
+from tests.fakes.template_reference import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.fakes.trl_templates import TEMPLATES, renderer
 
