@@ -18,6 +18,7 @@ def _tool(name: str, description: str, required: Sequence[str], **properties: tu
 
 _KEY, _LIMIT = ("string", "Name of the record."), ("integer", "How many lines.")
 LOOKUP = _tool("lookup", "Look up a record by its key.", ["key"], key=_KEY, limit=_LIMIT)
+LOOKUP["function"]["parameters"]["properties"]["limit"]["default"] = 3
 ADD = _tool("add", "Add two numbers.", ["a", "b"], a=("number", "One of them."), b=("number", "The other."))
 
 
