@@ -72,7 +72,7 @@ _ALONE = {
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
-    "launch": "Start the roles of a run: learner, engines, workers, on this machine, on Ray or under Slurm.",
+    "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
     "export": "Write a trained policy as a folder that transformers loads, or upload it: weights and model card.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",

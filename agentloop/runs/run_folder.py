@@ -114,11 +114,6 @@ def claim_run_folder(config: RunConfig) -> Path:
         return _claim(Path(config.run.folder), config.run.name)
 
 
-def next_run_folder(config: RunConfig) -> Path:
-    """What `claim_run_folder` would make now."""
-    return _next(Path(config.run.folder), config.run.name)
-
-
 def has_run(path: Path) -> bool:
     """Whether a run has begun in this folder."""
     return (path / _IDENTITY).exists()
