@@ -2,7 +2,6 @@
 
 from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment, makes_tasks
-from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.open_tasks import load_environments, open_tasks
 from agentloop.environments.several.several_environments import RunEnvironments
@@ -16,7 +15,6 @@ __all__ = [
     "Achieved",
     "Environment",
     "EnvironmentFactory",
-    "FetchPlace",
     "LookupChain",
     "Task",
     "TaskSource",

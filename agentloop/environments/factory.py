@@ -25,7 +25,6 @@ from agentloop.environments.check import (
     start_now,
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
-from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.functions.function_tools import rows_with_tools
 from agentloop.environments.functions.row_environment import ROWS, RowEnvironment
 from agentloop.environments.lookup_chain import LookupChain
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from agentloop.environments.mcp.attached import McpServers
 
 BUILT_IN: Mapping[str, type[Environment]] = {
-    "fetch_place": FetchPlace,
     "gymnasium": GymnasiumText,
     "lookup_chain": LookupChain,
     "openenv": OpenEnv,

@@ -151,7 +151,7 @@ def test_an_episode_of_functions_has_their_reward(shell: Shell, tmp_path: Path, 
 
 def test_several_environments_are_looked_at_one_by_one(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
-        "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: fetch_place, share: 1}\n"
+        "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: lookup_chain, share: 1}\n"
     )
     refused = shell.refusal(["env", "check", "two.yaml"], tmp_path)
     assert refused == "CONFIG must have one environment, got 2. Name one of them."

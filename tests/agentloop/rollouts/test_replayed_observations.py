@@ -17,7 +17,7 @@ from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context import HermesParser, default_authors
-from tests.agentloop.rollouts.stored.test_hindsight import random_episodes
+from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, random_episodes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
 
@@ -113,7 +113,7 @@ def facts(episode: Episode) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-@pytest.mark.parametrize("name", ["lookup_chain", "fetch_place"])
+@pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE])
 def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) -> None:
     """Of each task eight episodes, three of which are alike to the end and the others to some point."""
     factory, tasks, scripts = random_episodes(name, 60)

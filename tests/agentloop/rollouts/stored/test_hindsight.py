@@ -26,6 +26,7 @@ from replay.store import ReplayStore
 from tests.agentloop.environments.test_achieved import careless, play
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.records import add_run
+from tests.fakes.runs import ROOT
 from tests.fakes.scripted import CHATML, ScriptedGenerator, call
 
 RUN = "run-1"
@@ -88,6 +89,9 @@ def new_task(row: Trajectory, found: Relabelled) -> Task:
     return Task(tuple(opening), payload)
 
 
+FETCH_PLACE = f"{ROOT}/benchmarks/_fetch_place.py:FetchPlace"
+
+
 def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
     """What a careless policy says, with odd calls among it, as it writes it."""
     factory = load_environment(name, {})
@@ -106,7 +110,7 @@ def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Tas
     return factory, tasks, scripts
 
 
-@pytest.mark.parametrize("name", ["lookup_chain", "fetch_place"])
+@pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE])
 def test_a_row_is_the_episode_that_its_replies_make_of_its_task(name: str, tmp_path: Path) -> None:
     factory, tasks, scripts = random_episodes(name, 200)
     rows = played(factory, tasks, scripts)
