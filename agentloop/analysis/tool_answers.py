@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, ToolLimits, call_tool
-from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.teardown import warn_of_close
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine, warn_of_close
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall

@@ -30,8 +30,8 @@ from agentloop.environments.functions.row_environment import ROWS, RowEnvironmen
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
 from agentloop.environments.source_digest import digest_of_functions, source_digest
-from agentloop.environments.tools.teardown import close_now
 from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.user_code import load_class, users_code
 from context.authors import LLM, Author

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from agentloop.environments.tools.silence import silenced_tools
 from agentloop.errors import UserError
 from agentloop.runs.metrics_endpoint import Measure
 from agentloop.runs.signals import StopRequest
@@ -74,9 +73,8 @@ class Worker:
     def collect(self) -> None:
         """Collect until the run ends or a signal comes. Raises UserError where this worker can't collect."""
         loop = asyncio.new_event_loop()
-        with silenced_tools():
-            # Not asyncio.run, which waits at its end for tools that never do.
-            loop.run_until_complete(self._collect())
+        # Not asyncio.run, which waits at its end for tools that never do.
+        loop.run_until_complete(self._collect())
 
     async def _collect(self) -> None:
         self._episodes = EpisodesUnderWay(self._run)

@@ -10,7 +10,7 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.environments import Environment, EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.check import reward_now
-from agentloop.environments.tools.teardown import close_now
+from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
 from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode

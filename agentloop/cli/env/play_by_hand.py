@@ -9,8 +9,7 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, ToolLimits, call_tool
-from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.rewards import RewardScorer

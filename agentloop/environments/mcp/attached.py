@@ -15,8 +15,7 @@ from agentloop.environments.mcp.answers import answer_text
 from agentloop.environments.mcp.connection import Connection, ServerGone
 from agentloop.environments.mcp.loop_thread import submit
 from agentloop.environments.mcp.offered_tools import ListedServer, ServerTool, list_server
-from agentloop.environments.tools.isolation import CRASHED
-from agentloop.environments.tools.results import ToolFailed
+from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
 from agentloop.errors import UserError
 from context.messages import content_hash

@@ -6,9 +6,8 @@ from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, call_tool, load_environment
 from agentloop.environments.sandbox import SandboxLimits
-from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.results import ToolResult
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from context.messages import Message, ToolCall
 from tests.docs.blocks import ROOT
 
