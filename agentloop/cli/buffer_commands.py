@@ -10,7 +10,7 @@ import typer
 
 from agentloop.cli.context_commands import app as context_app
 from agentloop.cli.demonstrations_command import demonstrations
-from agentloop.cli.env.env_commands import app as env_app
+from agentloop.cli.env_commands import app as env_app
 from agentloop.cli.mix import mix
 from agentloop.cli.replay_commands import import_, rescore, verify, whatif
 from replay.cli import app as replay_app

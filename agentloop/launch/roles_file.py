@@ -96,9 +96,6 @@ class RolesFile(Section):
     config: str = Field(description="The run's configuration.")
     set: tuple[str, ...] = Field((), description="Keys that override it, as [model.path=Qwen/Qwen3-8B].")
     roles: RolesSection = Field(default_factory=RolesSection, description="What runs.")
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="Prometheus reads the learner here, every other role at the next ports."
-    )
     ray: RaySection = Field(default_factory=RaySection, description="For --on ray.")
 
 

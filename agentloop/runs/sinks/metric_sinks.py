@@ -30,10 +30,6 @@ class MetricSinks:
         self._sinks = dict(sinks)
         self._warn = warn
 
-    def add(self, name: str, sink: MetricSink) -> None:
-        """One more, from the next iteration on."""
-        self._sinks[name] = sink
-
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))

@@ -34,7 +34,6 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
     found = commands(
         tmp_path,
         set=["model.path=org/model"],
-        metrics_port=9100,
         roles={
             "engine": {"count": 2, "port": 8000, "options": ["--dtype", "float32"]},
             "worker": {"count": 2, "concurrency": 8, "options": ["--wait", "600"]},
@@ -43,22 +42,22 @@ def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_th
     start, config = f"{sys.executable} -m agentloop", ROOT / "configs" / "vllm.yaml"
     assert found == {
         "learner": f"{start} train {config} --set model.path=org/model --set engine.urls=[http://127.0.0.1:8000, "
-        "http://127.0.0.1:8001] --run runs/vllm-007 --metrics-port 9100",
+        "http://127.0.0.1:8001] --run runs/vllm-007",
         "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --name policy --max-model-len 8192 "
-        "--metrics-port 9101 --dtype float32",
+        "--dtype float32",
         "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --name policy --max-model-len 8192 "
-        "--metrics-port 9102 --dtype float32",
-        "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --metrics-port 9103 --wait 600",
-        "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --metrics-port 9104 --wait 600",
+        "--dtype float32",
+        "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
+        "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
     }
 
 
 def test_what_is_started_are_commands_that_agentloop_has(tmp_path: Path) -> None:
     program: Any = typer.main.get_command(app)
     roles = {"engine": {"options": ["--dtype", "float32"]}, "worker": {"options": ["--wait", "600"]}}
-    for member in members(tmp_path, set=["model.path=org/model", "lora.rank=8"], metrics_port=9100, roles=roles):
+    for member in members(tmp_path, set=["model.path=org/model", "lora.rank=8"], roles=roles):
         name, *words = member.command[3:]
-        assert program.commands[name].make_context(name, words).params["metrics_port"] >= 9100
+        assert program.commands[name].make_context(name, words).params
 
 
 def test_several_ranks_are_started_by_torchrun_which_starts_them_again(tmp_path: Path) -> None:
@@ -78,11 +77,6 @@ def test_adapters_and_an_own_command_are_what_the_configuration_and_the_file_say
 
 REFUSED = [
     (["org/model"], {"engine": {"count": 2}, "judge": {"command": ["x"], "port": 8001}}, "roles.judge.port must leave"),
-    (
-        ["org/model"],
-        {"engine": {"port": 9101}},
-        "each port to one, got 9101 which",
-    ),
     (["org/model"], {"engine": {"port": 65535, "count": 2}}, "roles.engine.port must leave ports up to 65535 for all"),
     ([], {"engine": {}}, "model.path must name a model when roles has an engine, got null"),
 ]
@@ -95,7 +89,7 @@ def test_roles_that_can_not_be_started_are_refused(
     given = [*(f"model.path={path}" for path in model), "rollout.engine=vllm"]
     config = ROOT / "configs" / ("vllm.yaml" if model else "quickstart.yaml")
     with pytest.raises(UserError, match=expected):
-        commands(tmp_path, set=given, metrics_port=9100, roles=roles, config=str(config))
+        commands(tmp_path, set=given, roles=roles, config=str(config))
 
 
 def test_members_are_chosen_by_role_or_by_name(tmp_path: Path) -> None:
@@ -150,7 +144,7 @@ def test_what_is_left_out_has_a_default_and_the_learner_is_always_there(tmp_path
         ("config: a\nroles: {judge: {count: 2}}", 2, "roles.judge.command must be given, got nothing."),
         ("config: a\nroles: {A-b: {command: [x]}}", 2, "roles must have names of lower-case letters and _, got 'A-b'."),
         ("config: a\nworker: {}", 2, "worker must be a known key, got an unknown one. The keys: config, set, roles,"),
-        ("config: a\nmetrics_port: x", 2, "metrics_port must be a whole number from 1 to 65535 or null, got x."),
+        ("config: a\nroles: {judge: {command: [x], port: y}}", 2, "roles.judge.port must be a whole number from 1 to"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line_with_its_place(
