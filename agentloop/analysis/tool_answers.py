@@ -58,7 +58,7 @@ def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | 
     """None where no trajectory of it can be read."""
     listed = queries.task(store, hash, limit=1)["trajectories"]
     rows = store.read([row["id"] for row in listed])
-    episode = next(iter(StoredEpisodes(factory, store).of(rows)), None)
+    episode = next(iter(StoredEpisodes(RunEnvironments.of_one(factory), store).of(rows)), None)
     return None if episode is None else episode.task
 
 

@@ -74,19 +74,6 @@ class EnvironmentFactory:
     is_one_of_several: bool = False
     """True: its tasks say that they are of it, by its name."""
 
-    @property
-    def all(self) -> tuple[EnvironmentFactory, ...]:
-        """The environments of a run that has this one alone."""
-        return (self,)
-
-    def of(self, task: Task) -> EnvironmentFactory:
-        """The one that a task is of."""
-        return self
-
-    def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
-        """The one that a row is of; None where it is of another, or of another version."""
-        return self if (name, version) == (self.name, self.version) else None
-
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""
         return replace(

@@ -10,9 +10,8 @@ from agentloop.config.sections.environments.shares import EnvironmentPart, said_
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.factory import EnvironmentFactory, load_environment
-from agentloop.environments.several.several_environments import RunEnvironments, SeveralEnvironments
-from agentloop.environments.several.several_sources import SeveralSources
-from agentloop.environments.task_source import TaskSource
+from agentloop.environments.run_environments import RunEnvironments
+from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
 
 _MOST_CHECKED = 20_000
@@ -37,28 +36,22 @@ def open_tasks(
         )
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)
-    opened = [
-        (part, _source(config, part, factory, rows[part.name]))
-        for part, factory in zip(config.parts, environments.all, strict=True)
-    ]
-    if not config.environments:
-        return environments, opened[0][1]
-    return environments, SeveralSources({str(part.name): source for part, source in opened})
+    parts = zip(config.parts, environments.all, strict=True)
+    return environments, TaskSource([_source(config, part, factory, rows[part.name]) for part, factory in parts])
 
 
 def load_environments(
     config: RunConfig, rows: Mapping[str | None, Mapping[str, Any]], *, options: Mapping[str, Any] | None = None
 ) -> RunEnvironments:
     """The environments, each checked with the row that it has; `options` go over those of the configuration."""
-    factories = {}
+    factories = []
     for part in config.parts:
         try:
-            factories[part.name] = _load(config, part, rows.get(part.name), options or {})
+            factory = _load(config, part, rows.get(part.name), options or {})
         except UserError as error:
             raise UserError(said_of(part.name, str(error))) from error
-    if not config.environments:
-        return factories[None]
-    return SeveralEnvironments({str(name): factory.named(str(name)) for name, factory in factories.items()})
+        factories.append(factory if part.name is None else factory.named(part.name))
+    return RunEnvironments({factory.name: factory for factory in factories})
 
 
 def _load(
@@ -76,9 +69,11 @@ def _load(
     )
 
 
-def _source(config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None) -> TaskSource:
+def _source(
+    config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None
+) -> EnvironmentTasks:
     for side in () if rows is None else (rows.train, rows.held_out):
         for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
             factory.task_from_row(side[number], f"row {number + 1}")
     seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
-    return TaskSource(factory, seed=seed, pool=part.environment.task_pool, rows=rows, section=part.tasks)
+    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, section=part.tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,8 +18,8 @@ GroupResult = tuple[str, int, float]
 """A group's task by its hash, the attempts of the policy, and the share of them that succeeded."""
 
 
-class TaskSource:
-    """Training tasks by index and held-out tasks.
+class EnvironmentTasks:
+    """Training tasks of one environment by index, and held-out tasks.
 
     Both are a function of the seed, and the same on every machine; a curriculum adds what became of earlier tasks.
     Tasks that the environment makes up come from separate random streams, so held-out ones are new to the policy (up
@@ -40,6 +41,11 @@ class TaskSource:
         self._rows = rows
         size = pool if rows is None else len(rows.train)
         self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, section=section or TasksSection())
+
+    @property
+    def name(self) -> str | None:
+        """The environment's, where it is one of several."""
+        return self._factory.name if self._factory.is_one_of_several else None
 
     @property
     def summary(self) -> str | None:
@@ -108,3 +114,46 @@ class TaskSource:
 
     def _read(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
         return self._factory.task_from_row(rows[number], f"row {number + 1}")
+
+
+class TaskSource:
+    """The tasks of a run: number i is the (i // n)-th one of the (i % n)-th of its n environments."""
+
+    def __init__(self, sources: Sequence[EnvironmentTasks]) -> None:
+        self._sources = sources
+
+    @property
+    def summary(self) -> str | None:
+        """How many rows there are; None where no environment reads any."""
+        found = [(source.name, source.summary) for source in self._sources if source.summary is not None]
+        return "; ".join(text if name is None else f"{name}: {text}" for name, text in found) or None
+
+    def train(self, index: int) -> Task:
+        number, turn = divmod(index, len(self._sources))
+        return self._sources[turn].train(number)
+
+    def held_out(self, count: int) -> list[Task]:
+        """One of each in turn; those that have no more are left out."""
+        each = [source.held_out(count) for source in self._sources]
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*each))
+        return [task for task in rounds if task is not None][:count]
+
+    def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
+        for turn, source in enumerate(self._sources):
+            own = [index // len(self._sources) for index in done if index % len(self._sources) == turn]
+            source.record_success(own, groups)
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            key if source.name is None else f"{key}/{source.name}": value
+            for source in self._sources
+            for key, value in source.metrics().items()
+        }
+
+    def state(self) -> list[dict[str, Any]]:
+        return [source.state() for source in self._sources]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on where `state()` was. Raises UserError for other rows."""
+        for source, own in zip(self._sources, state, strict=True):
+            source.load_state(own)

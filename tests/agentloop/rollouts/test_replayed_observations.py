@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -32,8 +32,17 @@ def settings(**rollout: Any) -> RunConfig:
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
     generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    size, memory = CHATML.codec.vocab_size, tool_memory(config, factory)
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), size, memory=memory)
+    environments = RunEnvironments.of_one(factory)
+    size, memory = CHATML.codec.vocab_size, tool_memory(config, environments)
+    return Actors(
+        environments,
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        size,
+        memory=memory,
+    )
 
 
 def play(environment: str, scripts: Scripts, *, concurrent: bool = False) -> tuple[list[Episode], list[str]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.stored.hindsight import Hindsight, Relabelled
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
@@ -46,7 +46,14 @@ def settings(**replay: Any) -> RunConfig:
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts) -> Actors:
     generator = ScriptedGenerator(scripts)
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    return Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        CHATML.codec.vocab_size,
+    )
 
 
 def played(factory: EnvironmentFactory, tasks: Sequence[Task], scripts: Scripts) -> Collected:
@@ -60,7 +67,12 @@ def in_hindsight(
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
         payloads = frozenset(content_hash(task.payload) for task in held_out)
-        hindsight = Hindsight(actors_for(factory, []), settings(**replay), StoredEpisodes(factory, store), payloads)
+        hindsight = Hindsight(
+            actors_for(factory, []),
+            settings(**replay),
+            StoredEpisodes(RunEnvironments.of_one(factory), store),
+            payloads,
+        )
         found = hindsight.relabel(rows.trajectories, iteration=1, attempt=0)
         store.append(found.tasks, found.groups, found.trajectories)
         return replace(found, trajectories=store.read([row.id for row in found.trajectories]))

@@ -1,4 +1,4 @@
-"""Several environments in one run: each task says which it is of."""
+"""The environments of a run: most runs have one, and each task of several says which it is of."""
 
 from __future__ import annotations
 
@@ -12,18 +12,23 @@ from context.messages import Message, content_hash
 
 
 @dataclass(frozen=True)
-class SeveralEnvironments:
-    """Stands where one factory does: what is asked about a task is asked of the environment that it is of."""
+class RunEnvironments:
+    """What is asked about a task is asked of the environment that it is of."""
 
     by_name: Mapping[str, EnvironmentFactory]
-    """By the names that the configuration gives them, which are those of their rows too."""
+    """By the names that their rows have."""
+
+    @classmethod
+    def of_one(cls, factory: EnvironmentFactory) -> RunEnvironments:
+        """Those of a run that has this one alone."""
+        return cls({factory.name: factory})
 
     @property
     def all(self) -> tuple[EnvironmentFactory, ...]:
         return tuple(self.by_name.values())
 
     def of(self, task: Task) -> EnvironmentFactory:
-        return self.by_name[task.environment or ""]
+        return self.all[0] if task.environment is None else self.by_name[task.environment]
 
     def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
         """The one that a row is of; None where it is of none, or of another version."""
@@ -40,7 +45,8 @@ class SeveralEnvironments:
 
     @property
     def where(self) -> str:
-        return ", ".join(f"{name} ({factory.where})" for name, factory in self.by_name.items())
+        named = {name: factory.is_one_of_several for name, factory in self.by_name.items()}
+        return ", ".join(f"{name} ({one.where})" if named[name] else one.where for name, one in self.by_name.items())
 
     @property
     def source(self) -> str:
@@ -63,7 +69,7 @@ class SeveralEnvironments:
     def has_achieved(self) -> bool:
         return all(factory.has_achieved for factory in self.all)
 
-    def with_version_of(self, source: str) -> SeveralEnvironments:
+    def with_version_of(self, source: str) -> RunEnvironments:
         """All of them as versions of this source: what of it has changed is not known."""
         return replace(self, by_name={name: one.with_version_of(source) for name, one in self.by_name.items()})
 
@@ -78,7 +84,3 @@ class SeveralEnvironments:
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return self.of(task).reward(task, messages)
-
-
-RunEnvironments = EnvironmentFactory | SeveralEnvironments
-"""What a run has: one, or several."""
