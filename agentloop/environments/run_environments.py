@@ -50,6 +50,8 @@ class RunEnvironments:
 
     @property
     def source(self) -> str:
+        if len(self.all) == 1:
+            return self.all[0].source
         return content_hash({name: factory.source for name, factory in self.by_name.items()})
 
     @property

@@ -263,22 +263,6 @@ def test_replay_stats_agree_with_plain_sql(shell: Shell, standing: Path, databas
     assert [(answer["iterations"], answer["policies"])] == [(3, 4)]
 
 
-def test_replay_stats_for_people_agree_with_plain_sql(shell: Shell, standing: Path, database: Path) -> None:
-    _, output, _ = shell.type(["replay", "stats"], standing)
-    ((stored, tokens, share),) = rows(database, "select count(*), sum(num_tokens), avg(success) from trajectories")
-    assert f"trajectories  {stored} in " in output
-    assert f"tokens        {tokens:,}, " in output
-    assert f"success       {100 * share:.1f} %" in output
-    assert "updates used  40 fresh, 8 replayed" in output
-
-
-def test_replay_ls_lists_what_plain_sql_finds(shell: Shell, standing: Path, database: Path) -> None:
-    _, output, _ = shell.type(["replay", "ls", "--failed", "--limit", "1000", "--json"], standing)
-    found = {row["id"] for row in json.loads(output)}
-    assert found == {id for (id,) in rows(database, "select id from trajectories where not success")}
-    assert found
-
-
 def test_replay_show_tells_every_update_that_used_a_trajectory(shell: Shell, standing: Path, database: Path) -> None:
     query = "select trajectory, iteration, slot, stream from draws where stream = 'replay' limit 1"
     ((id, iteration, slot, stream),) = rows(database, query)
