@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from agentloop.cli.context_commands import app as context_app
-from agentloop.cli.demonstrations_command import demonstrations
 from agentloop.cli.env_commands import app as env_app
 from agentloop.cli.mix import mix
-from agentloop.cli.replay_commands import import_, rescore, verify, whatif
+from agentloop.cli.replay_commands import demonstrations, import_, rescore, verify, whatif
 from replay.cli import app as replay_app
 from replay.cli.common import Run, RunId, opened
 from replay.cli.inspect import inspect

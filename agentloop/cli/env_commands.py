@@ -66,7 +66,7 @@ def play(
     task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,
 ) -> None:
     """Let a model play one episode, and show what was said."""
-    from agentloop.analysis.played_episode import play_with
+    from agentloop.analysis.stored_policies import play_with
 
     episode, config = play_with(model, environment, overrides or [], task=task)
     print(conversation_text(map(plain_message, episode.messages)))

@@ -25,10 +25,9 @@ from agentloop.environments.check import (
     start_now,
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
-from agentloop.environments.functions.function_tools import rows_with_tools
-from agentloop.environments.functions.row_environment import ROWS, RowEnvironment
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
+from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
 from agentloop.environments.source_digest import digest_of_functions, source_digest
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now

@@ -19,13 +19,13 @@ from agentloop.runs.checkpoint import (
     newest_checkpoint,
     readable,
     restore_random,
+    seed_process,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
-from agentloop.runs.lengthening import check_length
-from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
+    check_length,
     create_run_folder,
     explained,
     has_run,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from agentloop.analysis.stored_log_probs import named_weights
@@ -329,5 +328,3 @@ def test_question_that_has_no_answer_is_one_line(
     result = command(finished[0], *words)
     assert told in (result.stderr if isinstance(result.exception, SystemExit) else str(result.exception))
     assert result.exit_code != 0
-
-

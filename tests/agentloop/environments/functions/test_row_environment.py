@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentloop.environments import load_environment
-from agentloop.environments.functions.row_environment import RowEnvironment
+from agentloop.environments.row_environment import RowEnvironment
 from agentloop.errors import UserError
 from context.messages import Message
 

@@ -80,7 +80,7 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
 KILLED = """
 import os, signal, sys
 from agentloop.config.sections.environments.mcp_server import McpServerSection
-from agentloop.environments.mcp.loop_thread import submit
+from agentloop.environments.mcp.server_program import submit
 from agentloop.environments.mcp.server_program import ServerProgram
 
 async def start():
