@@ -73,6 +73,8 @@ def test_clipping_loss_and_gradient_are_those_of_the_tokens() -> None:
     assert free.loss == pytest.approx((-1.5 + 0.5 - 1.1) / 3, abs=1e-6)
     # Quantile q of three values is the one of rank ceil(3 q).
     assert (clip.ratio_p01, clip.ratio_p50, clip.ratio_p99) == pytest.approx((0.5, 1.1, 1.5), rel=1e-5)
+    above = effects_of(actor, both, "x", torch.tensor([0]))[0]
+    assert (above.clipped_above, above.clipped_below) == (1.0, 0.0)
     # What is not clipped is the third token's: a third of its gradient alone.
     alone = effects_of(actor, both, "x", torch.tensor([2]))
     assert alone[0].gradient_norm == pytest.approx(3 * clip.gradient_norm, rel=1e-6)
