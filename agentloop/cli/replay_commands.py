@@ -211,7 +211,7 @@ def whatif(
             "--loss",
             metavar="FILE|NAME",
             help="A YAML file of the keys to change in the run's loss, the name of an objective, or `own`; repeat it. "
-            "The run's own beside a few others when left out.",
+            "The run's own when left out.",
         ),
     ] = None,
     policy: Policy = None,
