@@ -1,4 +1,4 @@
-"""The environments of a run: most runs have one, and each task of several says which it is of."""
+"""The environments of a run with its tasks, checked before it begins. Each task of several says which it is of."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentloop.config import RunConfig
+from agentloop.config.sections.environments.shares import EnvironmentPart, said_of
+from agentloop.config.seeds import derive_seed
+from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Achieved, Task
-from agentloop.environments.factory import EnvironmentFactory
+from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.task_source import EnvironmentTasks, TaskSource
+from agentloop.errors import UserError
 from context.messages import Message, content_hash
 
 
@@ -86,3 +92,68 @@ class RunEnvironments:
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return self.of(task).reward(task, messages)
+
+
+_MOST_CHECKED = 20_000
+"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
+
+
+def open_tasks(
+    config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
+) -> tuple[RunEnvironments, TaskSource]:
+    """The environments with the run's tasks, checked.
+
+    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
+    another than the last one unless `environment_changed`; another than the first one is another version.
+    """
+    rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
+    environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
+    if sources and environments.source != sources[-1] and not environment_changed:
+        raise UserError(
+            f"environment.name must have the source that the run had last, got {environments.where} changed since "
+            f"(digest {environments.source[:8]} after {sources[-1][:8]}). Put it back, or go on with "
+            "--environment-changed: rows collected from then on count as another version of it."
+        )
+    if sources and environments.source != sources[0]:
+        environments = environments.with_version_of(environments.source)
+    parts = zip(config.parts, environments.all, strict=True)
+    return environments, TaskSource([_source(config, part, factory, rows[part.name]) for part, factory in parts])
+
+
+def load_environments(
+    config: RunConfig, rows: Mapping[str | None, Mapping[str, Any]], *, options: Mapping[str, Any] | None = None
+) -> RunEnvironments:
+    """The environments, each checked with the row that it has; `options` go over those of the configuration."""
+    factories = []
+    for part in config.parts:
+        try:
+            factory = _load(config, part, rows.get(part.name), options or {})
+        except UserError as error:
+            raise UserError(said_of(part.name, str(error))) from error
+        factories.append(factory if part.name is None else factory.named(part.name))
+    return RunEnvironments({factory.name: factory for factory in factories})
+
+
+def _load(
+    config: RunConfig, part: EnvironmentPart, row: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> EnvironmentFactory:
+    section = part.environment
+    return load_environment(
+        section.name,
+        {**section.options, **options},
+        config.context.registered_authors(),
+        row=row,
+        servers=section.mcp_servers,
+        tools=section.tools,
+        judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
+    )
+
+
+def _source(
+    config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None
+) -> EnvironmentTasks:
+    for side in () if rows is None else (rows.train, rows.held_out):
+        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
+            factory.task_from_row(side[number], f"row {number + 1}")
+    seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
+    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, section=part.tasks)
