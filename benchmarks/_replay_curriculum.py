@@ -11,7 +11,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments import load_environment
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory
-from agentloop.environments.task_source import TaskSource
+from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.training.components import Components
 
 EPISODES = 256
@@ -24,7 +24,7 @@ STAGES: Mapping[str, Sequence[tuple[int, int]]] = {
 """Fewest and most hops before the task's own, by task."""
 
 
-class ShortFirst(TaskSource):
+class ShortFirst(EnvironmentTasks):
     """Of each stage the tasks of EPISODES episodes, then the run's own. Held-out tasks are the run's own."""
 
     def __init__(self, config: RunConfig, factory: EnvironmentFactory, stages: Sequence[tuple[int, int]]) -> None:
@@ -46,4 +46,4 @@ class ShortFirst(TaskSource):
 
 def short_first(parts: Components, task: str) -> Components:
     (factory,) = parts.actors.environments.all
-    return replace(parts, source=ShortFirst(parts.config, factory, STAGES[task]))
+    return replace(parts, source=TaskSource([ShortFirst(parts.config, factory, STAGES[task])]))

@@ -23,7 +23,7 @@ from agentloop.config.config_file import load_config, to_plain
 from agentloop.environments import load_environments
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
-from agentloop.runs.process import seed_process
+from agentloop.runs.checkpoint import seed_process
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import Components, build_components, starting_model
 from agentloop.training.loop import Loop

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.environments import Environment, EnvironmentFactory, Task, load_environment, tool
+from agentloop.environments import Environment, EnvironmentFactory, RunEnvironments, Task, load_environment, tool
 from agentloop.generation import Completion, GenerationRequest
 from agentloop.models.tiny import END_OF_TURN, build_tokenizer
 from agentloop.rollouts.actors import Actors
@@ -94,7 +94,9 @@ def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
     template = ChatTemplate(str(tokenizer.chat_template), {})
     renderer = Renderer(codec, template, authors=default_authors(), stop_ids=frozenset([stop]))
     generator = (_ScriptedElsewhere if elsewhere else _Scripted)(codec, stop)
-    return Actors(factory, generator, renderer, HermesParser(), default_authors(), codec.vocab_size)
+    return Actors(
+        RunEnvironments.of_one(factory), generator, renderer, HermesParser(), default_authors(), codec.vocab_size
+    )
 
 
 def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES, sleep_s: float = SLEEP_S) -> float:

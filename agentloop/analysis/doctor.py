@@ -1,15 +1,13 @@
-"""What on this machine would spoil a run, found before the run does."""
+"""What on this machine would spoil a run, found before the run does; what versions packages need, pip sees to."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,15 +42,10 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     """Every check, for runs that will be kept under `folder`, which need not exist yet."""
     existing = _nearest_existing(folder)
     return [
-        check_python(sys.version_info[:3]),
-        check_torch(_version_of("torch")),
-        check_transformers(_version_of("transformers")),
         check_sqlite(sqlite3.sqlite_version),
-        check_postgres(_version_of("psycopg")),
         *(check_module(name) for name in _PACKAGES),
         check_device(),
         check_disk(shutil.disk_usage(existing).free, existing),
-        check_writable(existing),
         check_file_system(existing),
     ]
 
@@ -75,44 +68,6 @@ def check_engine(url: str, key: str | None) -> Check:
     return Check("engine", OK, f"{url} serves weights that it calls {label!r}{more}")
 
 
-def check_run(run: str) -> Check:
-    """What a run waits for: successes, optimizer steps or tools."""
-    from replay.cli.common import opened
-    from replay.report.regime import regime
-    from replay.report.series import tile_series
-
-    with opened(run) as buffer:
-        record = buffer.store.run(buffer.own_run)
-        found = regime(tile_series(buffer.store, record.id), record.config)
-    if found is None:
-        return Check("run", OK, f"{record.name} has made no iteration yet")
-    return Check("run", OK, f"{record.name} is limited by {found.limit}: {'; '.join(found.facts)}", f"{found.advice}.")
-
-
-def check_python(version: tuple[int, int, int]) -> Check:
-    found = ".".join(map(str, version))
-    if version < (3, 11, 0):
-        return Check("python", FAIL, found, "Use Python 3.11 or newer.")
-    return Check("python", OK, f"{found} on {platform.system()} {platform.machine()}")
-
-
-def check_torch(version: str | None) -> Check:
-    if version is None:
-        return Check("torch", FAIL, "not installed", "pip install 'torch>=2.10'")
-    if _numbers(version) < (2, 10):
-        advice = "Update to 2.10 or newer: older ones can run code from a weights file (CVE-2026-24747)."
-        return Check("torch", FAIL, version, advice)
-    return Check("torch", OK, version)
-
-
-def check_transformers(version: str | None) -> Check:
-    if version is None:
-        return Check("transformers", FAIL, "not installed", "pip install 'transformers>=5.8,<6'")
-    if not (5, 8) <= _numbers(version) < (6,):
-        return Check("transformers", FAIL, version, "Install a version from 5.8 up to, not including, 6.")
-    return Check("transformers", OK, version)
-
-
 def check_sqlite(version: str) -> Check:
     """SQLite's WAL-reset bug: 3.7.0 to 3.51.2, less two fixed branches; https://www.sqlite.org/wal.html"""
     number = _numbers(version)
@@ -126,14 +81,6 @@ def check_sqlite(version: str) -> Check:
         "Two processes that write and checkpoint at the same moment can damage a database; very rare. One run "
         "that writes while others read is safe. For several writers use PostgreSQL, or SQLite 3.51.3 (3.50.7, 3.44.6).",
     )
-
-
-def check_postgres(driver: str | None) -> Check:
-    if driver is None:
-        return Check("postgresql", OK, "no driver", "For a replay.database: pip install 'agentloop-replay[postgres]'")
-    if _numbers(driver) < (3, 2):
-        return Check("postgresql", FAIL, f"psycopg {driver}", "pip install 'psycopg[binary]>=3.2'")
-    return Check("postgresql", OK, f"driver psycopg {driver}")
 
 
 def check_module(name: str) -> Check:
@@ -157,8 +104,6 @@ def check_module(name: str) -> Check:
 
 
 def check_device() -> Check:
-    if importlib.util.find_spec("torch") is None:
-        return Check("device", WARN, "unknown without torch")
     import torch  # here: it takes seconds, and no other check needs it
 
     if torch.cuda.is_available():
@@ -169,22 +114,19 @@ def check_device() -> Check:
 
 
 def check_disk(free: int, folder: Path) -> Check:
+    """Whether runs can be written there."""
     found = f"{free / _GIGABYTE:.1f} GiB free in {folder}"
-    if free < _NO_DISK:
-        return Check("disk", FAIL, found, "Make room, or set run.folder to another disk.")
-    if free < _LITTLE_DISK:
-        return Check("disk", WARN, found, "Checkpoints of larger models won't fit; set run.folder to another disk.")
-    return Check("disk", OK, found)
-
-
-def check_writable(folder: Path) -> Check:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         reason = (error.strerror or "refused").lower()
-        return Check("run folder", FAIL, f"can't write in {folder}: {reason}", "Set run.folder to a folder of yours.")
-    return Check("run folder", OK, f"can write in {folder}")
+        return Check("disk", FAIL, f"can't write in {folder}: {reason}", "Set run.folder to a folder of yours.")
+    if free < _NO_DISK:
+        return Check("disk", FAIL, found, "Make room, or set run.folder to another disk.")
+    if free < _LITTLE_DISK:
+        return Check("disk", WARN, found, "Checkpoints of larger models won't fit; set run.folder to another disk.")
+    return Check("disk", OK, found)
 
 
 def check_file_system(folder: Path) -> Check:
@@ -201,13 +143,6 @@ def check_file_system(folder: Path) -> Check:
 def _nearest_existing(folder: Path) -> Path:
     folder = folder.expanduser().absolute()
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

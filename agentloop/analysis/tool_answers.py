@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, ToolLimits, call_tool
-from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.teardown import warn_of_close
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine, warn_of_close
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall
@@ -60,7 +58,7 @@ def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | 
     """None where no trajectory of it can be read."""
     listed = queries.task(store, hash, limit=1)["trajectories"]
     rows = store.read([row["id"] for row in listed])
-    episode = next(iter(StoredEpisodes(factory, store).of(rows)), None)
+    episode = next(iter(StoredEpisodes(RunEnvironments.of_one(factory), store).of(rows)), None)
     return None if episode is None else episode.task
 
 

@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 from agentloop.cli.context_commands import app as context_app
-from agentloop.cli.demonstrations_command import demonstrations
-from agentloop.cli.env.env_commands import app as env_app
+from agentloop.cli.env_commands import app as env_app
 from agentloop.cli.mix import mix
-from agentloop.cli.replay_commands import import_, rescore, verify, whatif
-from agentloop.cli.retrain_command import retrain
+from agentloop.cli.replay_commands import demonstrations, import_, rescore, verify, whatif
 from replay.cli import app as replay_app
 from replay.cli.common import Run, RunId, opened
 from replay.cli.inspect import inspect
@@ -31,7 +29,6 @@ for _name, _command, _example in (
     ("import", import_, "import wins.parquet runs/quickstart-002 --name wins"),
     ("verify", verify, "verify runs/quickstart-001 --log-probs"),
     ("rescore", rescore, "rescore --where 'staleness > 8'"),
-    ("retrain", retrain, "retrain runs/quickstart-001 --from 8"),
     ("whatif", whatif, "whatif runs/quickstart-001 --loss own --loss gspo"),
 ):
     replay_app.command(_name, epilog=f"Example: agentloop replay {_example}")(_command)

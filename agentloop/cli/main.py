@@ -72,7 +72,7 @@ _ALONE = {
 _LATE = {
     "engine": "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
     "worker": "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
-    "launch": "Start the roles of a run: learner, engines, workers, on this machine, on Ray or under Slurm.",
+    "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
     "export": "Write a trained policy as a folder that transformers loads, or upload it: weights and model card.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
     "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
@@ -137,10 +137,6 @@ RunPlace = Annotated[
     Path | None,
     typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
 ]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, metavar="PORT", help="Serve this program's metrics to Prometheus there."),
-]
 
 
 def check_one_run(run: Path | None, resume: str | None) -> None:
@@ -161,7 +157,6 @@ def train(
     overrides: Overrides = None,
     resume: Resume = None,
     run: RunPlace = None,
-    metrics_port: MetricsPort = None,
     environment_changed: EnvironmentChanged = False,
     trace_step: Annotated[
         bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
@@ -187,7 +182,6 @@ def train(
             environment_changed=environment_changed,
             trace=trace_step,
             display=display,
-            metrics_port=metrics_port,
         )
     if as_json:
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
@@ -331,15 +325,12 @@ def doctor(
         str | None,
         typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
     ] = None,
-    run: Annotated[str | None, typer.Option(metavar="RUN", help="Also say what limits this run.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine: versions, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
-    from agentloop.analysis.doctor import check_engine, check_run, checks
+    """Check this machine: SQLite, shadowed modules, GPU, disk. Exit code 1 if something can't work."""
+    from agentloop.analysis.doctor import check_engine, checks
 
     found = checks(folder)
-    if run is not None:
-        found.append(check_run(run))
     if engine is not None:
         found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
     if as_json:

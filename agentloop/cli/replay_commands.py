@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentloop.analysis.stored_demonstrations import write_demonstrations
+from agentloop.environments import open_tasks
 from context.visible import visible
 from replay import queries
 from replay.cli.common import AsJson, Filter, Run, fail, opened, say
-from replay.cli.exchange_commands import ENDINGS, import_text, progress_line
+from replay.cli.exchange_commands import ENDINGS, export_text, import_text, progress_line
 from replay.cli.tables import number, table
 from replay.exchange import ImportReport, import_file
 from replay.exchange.teacher import SOURCE, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
 from replay.queries import chosen
+from replay.queries.filters import condition
 from replay.queries.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
 
@@ -208,7 +211,7 @@ def whatif(
             "--loss",
             metavar="FILE|NAME",
             help="A YAML file of the keys to change in the run's loss, the name of an objective, or `own`; repeat it. "
-            "The run's own beside a few others when left out.",
+            "The run's own when left out.",
         ),
     ] = None,
     policy: Policy = None,
@@ -301,3 +304,37 @@ def _drift_text(drifted: Drifted) -> str:
         "ess": number(drifted.ess, 4),
     }
     return "\n".join(f"{name:<8}{value}" for name, value in facts.items())
+
+
+_ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
+
+
+def demonstrations(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
+    filter: Annotated[
+        str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
+    ] = "success",
+    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+) -> None:
+    """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from.
+
+    Rows of another environment or version are left out, for their tools are not known. Exit code 1 if a row is corrupt
+    and was left out.
+    """
+    with opened(run) as buffer, progress_line() as show:
+        folder = run_folder_of(buffer)
+        environments, _ = open_tasks(folder.config, folder.environments)
+        found = write_demonstrations(
+            buffer.store,
+            environments,
+            file,
+            run=buffer.run,
+            where=condition(filter),
+            limit=limit,
+            force=force,
+            progress=lambda done, total: show("write", done, total),
+        )
+    say(export_text(found, file, file.stat().st_size))
+    raise typer.Exit(1 if found.left.corrupt else 0)

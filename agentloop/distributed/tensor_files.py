@@ -44,11 +44,6 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks = AL
         (folder / _PARTS).write_text(json.dumps(sorted(path.name for path in folder.glob("*.safetensors"))))
 
 
-def several_wrote(folder: Path) -> bool:
-    """Whether the tensors are those of several ranks."""
-    return (folder / _PARTS).exists() and not (folder / _ALONE).exists()
-
-
 def read_tensors(folder: Path, *, places: Places | None = None, ranks: Ranks = ALONE) -> dict[str, Tensor]:
     """What `write_tensors` wrote, whoever reads it; into `places`, whole tensors on the CPU without them.
 

@@ -2,10 +2,8 @@
 
 from agentloop.environments.environment import Achieved, Environment, Task, tool
 from agentloop.environments.factory import EnvironmentFactory, load_environment, makes_tasks
-from agentloop.environments.fetch_place import FetchPlace
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.open_tasks import load_environments, open_tasks
-from agentloop.environments.several.several_environments import RunEnvironments
+from agentloop.environments.run_environments import RunEnvironments, load_environments, open_tasks
 from agentloop.environments.task_source import TaskSource
 from agentloop.environments.tools.call import POLICY_ERRORS, ToolLimits, call_demonstrated, call_tool
 from agentloop.environments.tools.results import ToolResult
@@ -16,7 +14,6 @@ __all__ = [
     "Achieved",
     "Environment",
     "EnvironmentFactory",
-    "FetchPlace",
     "LookupChain",
     "Task",
     "TaskSource",

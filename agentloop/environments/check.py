@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.environments.environment import Environment, Task, quoted_task
-from agentloop.environments.tools.event_loop import run_hook
+from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserCodeFailed, UserError, one_line
-from agentloop.user_code import users_code
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
@@ -141,8 +140,7 @@ def _check_judged(environment: Environment, task: Task, where: str) -> None:
 def start_now(environment: Environment, task: Task, where: str) -> None:
     """Start an instance that no episode of the policy is played with."""
     try:
-        with users_code():
-            run_hook(environment.start, task)
+        run_hook(environment.start, task)
     except UserCodeFailed as failed:
         raise UserError(
             f"{where}.start must accept its tasks, got {failed} for {quoted_task(task)}. Mend it, and --resume if the "
@@ -153,8 +151,7 @@ def start_now(environment: Environment, task: Task, where: str) -> None:
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
     """What a started instance says of a conversation that is no episode of the policy."""
     try:
-        with users_code():
-            reward: Any = run_hook(environment.reward, task, messages)
+        reward: Any = run_hook(environment.reward, task, messages)
     except UserCodeFailed as failed:
         raise UserError(
             f"{where}.reward must judge any reply, got {failed} for {quoted_task(task, messages)}. Return 0.0 there, "
@@ -169,8 +166,7 @@ def reward_now(environment: Environment, task: Task, messages: Sequence[Message]
 
 def _check_closed(environment: Environment, where: str) -> None:
     try:
-        with users_code():
-            run_hook(environment.close)
+        run_hook(environment.close)
     except UserCodeFailed as failed:
         raise UserError(
             f"{where}.close must free what an episode holds, got {failed} after an empty reply. Mend it."

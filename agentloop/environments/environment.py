@@ -81,12 +81,12 @@ def tool(
     """Offer a method of an `Environment` to the policy.
 
     Its JSON schema comes from its annotations and its docstring: the first paragraph describes the tool,
-    `Args:` (or `:param name:`) its parameters. What it prints is dropped; what it returns is shown: text as
-    it is, anything else as JSON. An exception becomes an observation too.
+    `Args:` (or `:param name:`) its parameters. What it returns is shown: text as it is, anything else as JSON. An
+    exception becomes an observation too.
 
     Tools of different episodes run at the same time: an `async def` on one event loop, any other in threads, so what
-    episodes share must be safe there. A call that takes too long is left behind. Its Python code ends by an exception;
-    C code that never returns goes on until the run ends, and while it holds the interpreter's lock, nothing else runs.
+    episodes share must be safe there. A call that takes too long is left behind: its thread goes on until it returns,
+    and while it holds the interpreter's lock, nothing else runs.
     `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
     `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import inspect
 import math
 import random
@@ -25,16 +27,13 @@ from agentloop.environments.check import (
     start_now,
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
-from agentloop.environments.fetch_place import FetchPlace
-from agentloop.environments.functions.function_tools import rows_with_tools
-from agentloop.environments.functions.row_environment import ROWS, RowEnvironment
 from agentloop.environments.lookup_chain import LookupChain
 from agentloop.environments.mcp import list_servers
-from agentloop.environments.source_digest import digest_of_functions, source_digest
-from agentloop.environments.tools.teardown import close_now
+from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
 from agentloop.environments.tools.tool_schema import tools_of
+from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import load_class, users_code
+from agentloop.user_code import file_of, given_digest, load_class, users_code
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from agentloop.environments.mcp.attached import McpServers
 
 BUILT_IN: Mapping[str, type[Environment]] = {
-    "fetch_place": FetchPlace,
     "gymnasium": GymnasiumText,
     "lookup_chain": LookupChain,
     "openenv": OpenEnv,
@@ -75,19 +73,6 @@ class EnvironmentFactory:
     """MCP servers, some of whose tools are the environment's; None: it has all of its tools itself."""
     is_one_of_several: bool = False
     """True: its tasks say that they are of it, by its name."""
-
-    @property
-    def all(self) -> tuple[EnvironmentFactory, ...]:
-        """The environments of a run that has this one alone."""
-        return (self,)
-
-    def of(self, task: Task) -> EnvironmentFactory:
-        """The one that a task is of."""
-        return self
-
-    def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
-        """The one that a row is of; None where it is of another, or of another version."""
-        return self if (name, version) == (self.name, self.version) else None
 
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""
@@ -303,3 +288,50 @@ def _find(name: str) -> type:
             f"{suggest(name, BUILT_IN)}"
         )
     return load_class(name, what="environment.name")
+
+
+def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]) -> str:
+    """A digest of a class's own and of the files that functions are in, which are named as the configuration does."""
+    named = {"environment.tools": tools, "reward.functions": judges}
+    specs = [(spec, what) for what, specs in named.items() for spec in specs]
+    files = [given_digest(spec) or source_digest(file_of(spec, what=what)) for spec, what in specs]
+    return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
+
+
+def source_digest(file: Path) -> str:
+    """The digest covers the file and what it imports from beside it, and that from beside it; nothing installed."""
+    found: dict[str, str] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(file.parent).as_posix()
+        if name in found:
+            continue
+        content = path.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        for module in _imported(content):
+            waiting += _beside(file.parent, module)
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _imported(content: bytes) -> set[str]:
+    """Names of the top-level modules that a source imports, wherever in it."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):  # of a package's file that nothing imports
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def _beside(folder: Path, module: str) -> list[Path]:
+    """The module's file, or all files of the package; none where it lies elsewhere."""
+    file, package = folder / f"{module}.py", folder / module
+    if (package / "__init__.py").is_file():
+        return sorted(package.rglob("*.py"))
+    return [file] if file.is_file() else []

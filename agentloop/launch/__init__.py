@@ -1,1 +1,1 @@
-"""Starts the roles of a run, as commands, on this machine, on a Ray cluster or under Slurm. No torch."""
+"""Starts the roles of a run, as commands, on this machine or on a Ray cluster. No torch."""

@@ -7,7 +7,7 @@ does. Ray starts an actor again that died, or whose machine did; the new one fir
 from __future__ import annotations
 
 import os
-import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError, one_line
-from agentloop.launch.local_machine import DEVICES
 from agentloop.launch.role_commands import RoleMember
 from agentloop.launch.roles_file import RaySection
 from agentloop.launch.supervised_role import SupervisedRole
-from agentloop.launch.supervision import Console, supervise
+from agentloop.launch.supervision import DEVICES, Console, supervise
 
 _USAGE = "RAY_USAGE_STATS_ENABLED"
 _MOST_LINES = 10_000
@@ -41,11 +40,11 @@ class ActorState:
 class RoleActor:
     """In a process of Ray's: supervises one command."""
 
-    def __init__(self, member: RoleMember, run: Path, folder: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, member: RoleMember, run: Path, folder: str, launch: str, environment: Mapping[str, str]) -> None:
         os.chdir(folder)
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        self._role = SupervisedRole(member, run, {**environment, **own}, show=self._show)
+        self._role = SupervisedRole(member, run, {**environment, **own}, launch=launch, show=self._show)
 
     def look(self) -> ActorState:
         self._role.look()
@@ -183,14 +182,15 @@ def _started(
 ) -> Iterator[RemoteRole]:
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    launch = uuid.uuid4().hex
     for index, member in enumerate(members):
         options = {
             "num_cpus": member.needs.cpus,
             "num_gpus": member.needs.gpus,
             "max_restarts": -1,
             "max_task_retries": -1,
-            "name": f"{run.name}-{member.name}-{time.time_ns()}",
+            "name": f"{run.name}-{member.name}-{launch}",
             "scheduling_strategy": strategy(group, placement_group_bundle_index=index),
         }
-        actor = ray.remote(RoleActor).options(**options).remote(member, run, os.getcwd(), kept)
+        actor = ray.remote(RoleActor).options(**options).remote(member, run, os.getcwd(), launch, kept)
         yield RemoteRole(ray, actor, member, show)

@@ -45,12 +45,11 @@ def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMem
         first = section.port if isinstance(section, (EngineRole, CommandRole)) else None
         for index in range(section.count):
             port = ports.give(f"roles.{role}.port", first, index)
-            served = ports.give("metrics_port", roles.metrics_port, len(members))
             name = role if role == "learner" else f"{role}-{index}"
             if section.command:
                 command = tuple(_filled(section.command, run=run, index=index, port="" if port is None else port))
             else:
-                command = tuple(_command(roles, config, run, section=section, port=port, metrics_port=served))
+                command = tuple(_command(roles, config, run, section=section, port=port))
             members.append(RoleMember(role, name, command, section))
     return members
 
@@ -92,19 +91,18 @@ def _filled(words: Sequence[str], **values: object) -> Iterator[str]:
 
 
 def _command(
-    roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, port: int | None, metrics_port: int | None
+    roles: RolesFile, config: RunConfig, run: Path, *, section: RoleSection, port: int | None
 ) -> Iterator[str]:
-    served = () if metrics_port is None else ("--metrics-port", str(metrics_port))
     if isinstance(section, LearnerRole):
         yield from _ranks(section.ranks)
-        yield from ("train", roles.config, *_as_options(_overrides(roles)), "--run", str(run), *served)
+        yield from ("train", roles.config, *_as_options(_overrides(roles)), "--run", str(run))
     elif isinstance(section, EngineRole):
         yield from (*_AGENTLOOP, "engine", _served_model(config), "--run", str(run), "--port", str(port))
         yield from _engine_options(config)
-        yield from (*served, *section.options)
+        yield from section.options
     elif isinstance(section, WorkerRole):
         yield from (*_AGENTLOOP, "worker", "--run", str(run), "--concurrency", str(section.concurrency))
-        yield from (*served, *section.options)
+        yield from section.options
 
 
 def _ranks(ranks: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ _ROLE_NAME = re.compile(r"[a-z][a-z_]{0,31}")
 
 class RoleSection(Section):
     count: Positive = Field(1, description="How many of it run at once.")
-    cpus: Positive = Field(1, description="CPU cores each of them gets from Ray or Slurm.")
+    cpus: Positive = Field(1, description="CPU cores each of them gets from Ray.")
     gpus: int = Field(0, ge=0, description="GPUs each of them gets.")
     stop_s: PositiveFloat = Field(30.0, description="Seconds it may take to leave once it was asked to; then: kill.")
     command: tuple[str, ...] = Field(
@@ -92,21 +92,11 @@ class RaySection(Section):
     placement_timeout_s: NonNegative = Field(40.0, description="Seconds the roles may take to be placed.")
 
 
-class SlurmSection(Section):
-    options: tuple[str, ...] = Field(
-        (), description="Further options of sbatch, as [--partition=gpu, --time=24:00:00]; they come after ours."
-    )
-
-
 class RolesFile(Section):
     config: str = Field(description="The run's configuration.")
     set: tuple[str, ...] = Field((), description="Keys that override it, as [model.path=Qwen/Qwen3-8B].")
     roles: RolesSection = Field(default_factory=RolesSection, description="What runs.")
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="Prometheus reads the learner here, every other role at the next ports."
-    )
     ray: RaySection = Field(default_factory=RaySection, description="For --on ray.")
-    slurm: SlurmSection = Field(default_factory=SlurmSection, description="For --on slurm.")
 
 
 _SECTIONS: dict[KeyPath, type[Section]] = {
@@ -116,7 +106,6 @@ _SECTIONS: dict[KeyPath, type[Section]] = {
     ("roles", "engine"): EngineRole,
     ("roles", "worker"): WorkerRole,
     ("ray",): RaySection,
-    ("slurm",): SlurmSection,
 }
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from agentloop.errors import UserError
-from agentloop.launch.child_group import ChildGroup
-from agentloop.launch.restarts import MOST_ENDS, Restarts, in_words, last_words, was_killed
 from agentloop.launch.role_commands import RoleMember
 from agentloop.runs.run_folder import LOGS
 
+MARK = "AGENTLOOP_LAUNCHED"
+"""Environment variable of every role, which all it starts inherit: it finds them in sessions of their own, too."""
+MOST_ENDS = 5
+"""So many ends within `WINDOW_S`, or refusals in a row however slow, and the launch gives up."""
+WINDOW_S = 60.0
+_LONGEST_WAIT_S = 30.0
+_REFUSED = 2
+"""Exit code of what the user can mend."""
+_LOOK_AGAIN_S = 0.05
+_LAST_WORDS_S = 2.0
 _LAST_LINES = 5
 
 
@@ -25,25 +36,32 @@ class SupervisedRole:
     """Started by the constructor; afterwards `look` is called again and again."""
 
     def __init__(
-        self, member: RoleMember, run: Path, environment: Mapping[str, str], *, show: Callable[[str, str], None]
+        self,
+        member: RoleMember,
+        run: Path,
+        environment: Mapping[str, str],
+        *,
+        launch: str,
+        show: Callable[[str, str], None],
     ) -> None:
-        """`show` gets the member's name and each line it prints, which is in its log by then."""
+        """`launch`: names this launch; what is left of an earlier start of the member in it is killed first.
+
+        `show` gets the member's name and each line it prints, which is in its log by then.
+        """
         self.member = member
         self.exit_code: int | None = None
         """Set once it is not started again."""
         self.failure: str | None = None
         """Why it is not, where that ends the launch."""
-        self._mark = mark_of(run, member)
-        self._environment, self._show = environment, show
-        self._log, self._writing = _open_log(run / LOGS / f"{member.name}.jsonl", member), threading.Lock()
+        self._mark = f"{run.absolute()}:{member.name}:{launch}"
+        self._environment, self._show = {**environment, "PYTHONUNBUFFERED": "1", MARK: self._mark}, show
+        path = run / LOGS / f"{member.name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._log, self._writing = path.open("a", encoding="utf-8"), threading.Lock()
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._restarts = Restarts()
         self._due: float | None = None
         self._start()
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def look(self) -> None:
         """Start it again where it has ended and that is due."""
@@ -54,60 +72,81 @@ class SupervisedRole:
             if now >= self._due:
                 self._start()
             return
-        code = self._child.exit_code
+        code = self._process.poll()
         if code is not None:
-            self._child.kill()  # what it left behind
+            self._kill()  # what it left behind
             self._ended(code, now)
 
     def ask_to_leave(self) -> None:
-        if self.exit_code is None and self._due is None:
-            self._child.ask_to_leave()
+        """SIGTERM for the command alone: torchrun, say, passes it on, and a second one would mean: at once."""
+        if self.exit_code is None and self.runs:
+            self._process.send_signal(signal.SIGTERM)
 
     @property
     def runs(self) -> bool:
-        return self._due is None and self._child.exit_code is None
+        return self._due is None and self._process.poll() is None
 
     def end(self) -> None:
         """It and all it started are gone when this returns; it is killed where it did not leave by itself."""
         if self.runs:
             self._say(f"did not leave within {self.member.needs.stop_s:g} s and is killed")
-        self._child.kill()
+        self._kill()
         if self.exit_code is None:
-            self.exit_code = self._child.exit_code
+            self.exit_code = self._process.returncode
         with self._writing:
             self._log.close()
 
     def _start(self) -> None:
         self._due, self._started_at = None, time.monotonic()
-        self._child = ChildGroup(self.member.command, self._environment, mark=self._mark, write=self._write)
-        self._record("started", pid=self._child.pid)
+        kill_marked(self._mark)
+        self._process = _started(self.member.command, self._environment)
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        self._record("started", pid=self._process.pid)
+
+    def _kill(self) -> None:
+        """End it and all it started, now; returns once its last lines are read."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
+        self._process.wait()
+        self._reader.join(_LAST_WORDS_S)
 
     def _ended(self, code: int, now: float) -> None:
+        words = f"signal {-code}" if code < 0 else f"exit code {code}"
         if code == 0 or (self.member.leads and not was_killed(code)):
             self.exit_code = code
             if code:
-                self.failure = f"{self.member.name} must not fail, got {in_words(code)}: {last_words(self._lines)}"
-            self._say("has ended" if code == 0 else f"has ended with {in_words(code)}")
+                self.failure = f"{self.member.name} must not fail, got {words}: {self._last_words()}"
+            self._say(f"has ended{f' with {words}' if code else ''}")
             return
         wait_s = self._restarts.ended(code, now=now, ran_s=now - self._started_at)
         if wait_s is None:
             self.exit_code = code
             self.failure = (
                 f"{self.member.name} must stay up, got {MOST_ENDS} ends one after the other, the last one with "
-                f"{in_words(code)}: {last_words(self._lines)}"
+                f"{words}: {self._last_words()}"
             )
         else:
-            self._say(f"has died with {in_words(code)}; started again in {wait_s:g} s")
+            self._say(f"has died with {words}; started again in {wait_s:g} s")
             self._due = now + wait_s
+
+    def _last_words(self) -> str:
+        """The end of what it printed, on one line."""
+        return " / ".join(line.strip() for line in self._lines if line.strip())[-600:] or "it said nothing"
 
     def _say(self, text: str) -> None:
         self._record("supervised", text=text)
         self._show(self.member.name, f"[{text}]")
 
-    def _write(self, line: str) -> None:
-        self._lines.append(line)
-        self._record("printed", text=line)
-        self._show(self.member.name, line)
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for printed in stream:
+                line = printed.decode(errors="replace").rstrip("\r\n")
+                self._lines.append(line)
+                self._record("printed", text=line)
+                self._show(self.member.name, line)
 
     def _record(self, event: str, **fields: Any) -> None:
         """One JSON object on a line, for whatever collects logs; the reader of its output writes too."""
@@ -118,21 +157,57 @@ class SupervisedRole:
                 self._log.flush()
 
 
-def _open_log(path: Path, member: RoleMember) -> IO[str]:
-    """The member's log, which is locked as long as it is supervised: nobody else may start it, nor end what is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.open("a", encoding="utf-8")
+class Restarts:
+    """The ends of one role: when it is started again, and when not any more."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=MOST_ENDS)
+        self._refusals = 0
+        self._wait_s = 0.0
+
+    def ended(self, code: int, *, now: float, ran_s: float) -> float | None:
+        """Seconds to wait before the next start: 1, 2, 4, ... and from 1 again after a minute's run; None: no more."""
+        self._ends.append(now)
+        self._refusals = self._refusals + 1 if code == _REFUSED else 0
+        often = len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S
+        if often or self._refusals == MOST_ENDS:
+            return None
+        self._wait_s = 1.0 if ran_s > WINDOW_S or not self._wait_s else min(2 * self._wait_s, _LONGEST_WAIT_S)
+        return self._wait_s
+
+
+def was_killed(code: int) -> bool:
+    """Whether an exit code stands for a signal, and not for what the command itself found."""
+    return code < 0 or code > 128
+
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL for every process with this mark, until there is none."""
+    while pids := list(_marked(mark)):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Nothing where there is no /proc: there only the group of the command is killed."""
+    wanted = f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or just gone; a dead one's reads empty
+            if wanted in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                yield int(path.parent.name)
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        log.close()
-        raise UserError(
-            f"--run must name a run whose {member.name} nobody else launches, got {path.parent.parent}. "
-            "End the other launch, or start a new run."
-        ) from error
-    return log
-
-
-def mark_of(run: Path, member: RoleMember) -> str:
-    """What marks the processes of this member, whoever launched them."""
-    return f"{run.absolute()}:{member.name}"
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+    except OSError as error:
+        raise UserError(f"command must be one that starts, got {command[0]!r} ({error.strerror}). Mend it.") from error

@@ -1,19 +1,58 @@
-"""From the first role's start to the last one's end, wherever they run."""
+"""From the first role's start to the last one's end, wherever they run; `--on local`: as children of this program."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from agentloop.launch.restarts import was_killed
+from agentloop.errors import UserError
 from agentloop.launch.role_commands import RoleMember
+from agentloop.launch.supervised_role import SupervisedRole, was_killed
 
+DEVICES = "CUDA_VISIBLE_DEVICES"
 _LOOK_AGAIN_S = 0.1
+
+
+def launch_here(members: Sequence[RoleMember], run: Path) -> int:
+    """Run the roles until the learner, or all of them, have ended; the exit code.
+
+    Raises UserError for GPUs that are not there, or a command that does not start.
+    """
+    devices, launch = assigned_devices(members, os.environ), uuid.uuid4().hex
+    show = Console(members).show
+    return supervise(
+        (
+            SupervisedRole(member, run, {**os.environ, **devices.get(member.name, {})}, launch=launch, show=show)
+            for member in members
+        ),
+        show,
+    )
+
+
+def assigned_devices(members: Sequence[RoleMember], environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """By member, the GPUs it may see: each one's own, in order. Nothing is said where nobody wants any."""
+    wanted = sum(member.needs.gpus for member in members)
+    if not wanted:
+        return {}
+    visible = environment.get(DEVICES)
+    there = [str(index) for index, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+    devices = there if visible is None else [name for name in visible.split(",") if name]
+    if wanted > len(devices):
+        needs = ", ".join(f"{member.name} {member.needs.gpus}" for member in members if member.needs.gpus)
+        raise UserError(
+            f"roles must fit this machine's {len(devices)} GPUs, got {wanted} ({needs}). Lower count or gpus, "
+            "or launch --on ray."
+        )
+    given = iter(devices)
+    return {member.name: {DEVICES: ",".join(next(given) for _ in range(member.needs.gpus))} for member in members}
 
 
 class Supervised(Protocol):

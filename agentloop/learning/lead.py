@@ -24,7 +24,7 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.models.reference import WithoutAdapters, reference_policy
 from agentloop.models.sharding import shard
-from agentloop.runs.process import seed_process
+from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
 from agentloop.environments.check import start_now
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.tools.teardown import close_now
+from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.user_code import users_code
 from context import Message

@@ -13,8 +13,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.reward import OverlongSection, RewardFunctionSection, RewardSection
 from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
-from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.reward_functions import RewardFunction

@@ -20,6 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from agentloop.config import RunConfig
+from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
 from agentloop.runs.run_folder import COMPLETE, explained
 from replay.storage.databases.backup import flush
@@ -154,3 +156,13 @@ def restore_random(checkpoint: Checkpoint) -> None:
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = checkpoint.values["random"]["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+
+
+def seed_process(config: RunConfig) -> None:
+    """Threads and seeds of the whole process."""
+    torch.set_num_threads(config.run.threads)
+    seed = derive_seed(config.run.seed, "process")
+    torch.manual_seed(seed)
+    # Nothing here uses these two; an environment of the user's may.
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

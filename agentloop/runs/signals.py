@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,6 @@ from types import FrameType
 from typing import NoReturn
 
 from agentloop.errors import CodeInterrupted, RunStop
-from agentloop.runs.watchdog import watched
 from agentloop.user_code import ask_to_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -140,3 +141,36 @@ os.register_at_fork(before=_forks.hold, after_in_parent=_forks.release, after_in
 def _show_all(words: queue.SimpleQueue[str | None], show: Callable[[str], None]) -> None:
     while (text := words.get()) is not None:
         show(text)
+
+
+GRACE_S = 3.0
+"""From the second signal on."""
+_COUNT = """
+import os, select, signal, sys
+parent, grace, seen = int(sys.argv[1]), float(sys.argv[2]), 0
+while number := os.read(0, 1):
+    seen += number[0] in (signal.SIGINT, signal.SIGTERM)
+    if seen == 2:
+        ended, _, _ = select.select([0], [], [], grace)
+        if not (ended and not os.read(0, 1)):
+            os.kill(parent, signal.SIGKILL)
+        break
+"""
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Within, a second Ctrl-C or SIGTERM ends this process after some seconds, whatever it is doing."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    command = [sys.executable, "-I", "-S", "-c", _COUNT, str(os.getpid()), str(GRACE_S)]
+    counter = subprocess.Popen(command, stdin=reading, start_new_session=True)
+    os.close(reading)
+    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        os.close(writing)
+        counter.kill()
+        counter.wait()

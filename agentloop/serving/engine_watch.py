@@ -12,7 +12,6 @@ from agentloop.generation.publishing.engine_control import EngineRefused
 from agentloop.generation.publishing.one_publisher import one_publisher
 from agentloop.generation.publishing.proof import PublishedEngine, publish
 from agentloop.generation.publishing.published_policy import newest_published
-from agentloop.runs.metrics_endpoint import Measure, no_measure
 from agentloop.serving.engine_process import EngineProcess
 
 LOOK_AGAIN_S = 1.0
@@ -33,15 +32,11 @@ class PolicyWatch:
         engine: PublishedEngine,
         policies: Path | None,
         say: Callable[[str], None],
-        *,
-        measure: Measure = no_measure,
     ) -> None:
-        """`policies` None: nothing is published. `measure` gets what Prometheus may read, by name."""
+        """`policies` None: nothing is published."""
         self._engine = engine
         self._policies = policies
         self._say = say
-        self._measure = measure
-        self._proved = 0
         self._done: Path | None = None
 
     def forget(self) -> None:
@@ -69,9 +64,6 @@ class PolicyWatch:
         else:
             seconds = time.monotonic() - began
             parts = f"loaded in {proof.load_s:.2f}, compared in {proof.prove_s:.2f}"
-            self._proved += 1
-            self._measure("engine/policies_proved", self._proved)
-            self._measure("engine/proof_nats", proof.difference)
             self._say(
                 f"serves policy {newest.name}, proved in {seconds:.2f} s ({parts}): {proof.difference:.1e} nats apart"
             )
@@ -96,23 +88,19 @@ class EngineWatch:
         say: Callable[[str], None],
         stopped: Callable[[], bool],
         silent_s: float = SILENT_S,
-        measure: Measure = no_measure,
     ) -> None:
         self._control = control
         self._policies = policies
         self._say = say
         self._stopped = stopped
         self._silent_s = silent_s
-        self._measure = measure
 
     def serve(
         self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path, start_timeout_s: float
     ) -> None:
         """Start it, and again whenever it has died. Raises UserError when it does not come up."""
-        failures, starts = 0, 0
+        failures = 0
         while not self._stopped():
-            starts += 1
-            self._measure("engine/starts", starts)
             self._say(f"starting {' '.join(command[:3])} (log: {log})")
             process = EngineProcess(command, environment, port=port, log=log)
             try:
@@ -136,7 +124,6 @@ class EngineWatch:
         answers = False
         while not self._stopped():
             healthy = self._control.healthy()
-            self._measure("engine/answers", healthy)
             if healthy and not answers:
                 self._say(f"answers at {self._control.url}")
                 self._policies.forget()
@@ -159,7 +146,6 @@ class EngineWatch:
                 self._say(f"has ended with exit code {process.exit_code}: {process.last_error()}")
                 return served
             healthy = self._control.healthy()
-            self._measure("engine/answers", healthy)
             if healthy:
                 answered_at = time.monotonic()
                 try:

@@ -30,10 +30,10 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
     save_checkpoint,
+    seed_process,
     write_directory,
 )
 from agentloop.runs.display import RunDisplay, open_display
-from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks

@@ -19,14 +19,13 @@ from agentloop.runs.checkpoint import (
     newest_checkpoint,
     readable,
     restore_random,
+    seed_process,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
-from agentloop.runs.lengthening import check_length
-from agentloop.runs.metrics_endpoint import serve_metrics
-from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
+    check_length,
     create_run_folder,
     explained,
     has_run,
@@ -38,7 +37,6 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.runs.sinks.gauges import GaugeSink
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.collecting.leadership import Leadership
 from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
@@ -66,14 +64,12 @@ def train(
     environment_changed: bool = False,
     trace: bool = False,
     display: RunDisplay | None = None,
-    metrics_port: int | None = None,
 ) -> TrainResult:
     """Train one run to its end.
 
     `resume` continues the newest run of that name, or the one in the folder `run`, from its last complete checkpoint,
     as if it had never stopped; `run.iterations` may be another number than it was. "auto" begins one where there is
-    none; `run` alone does so in this very folder, and like "auto" leaves a run alone that has ended. `metrics_port` is
-    where Prometheus reads the last iteration's metrics.
+    none; `run` alone does so in this very folder, and like "auto" leaves a run alone that has ended.
     `environment_changed` says that the environment's source may be another than the run's.
     `trace` has the display show the data flow of the next iteration.
     Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
@@ -83,7 +79,6 @@ def train(
         if ranks.index:
             raise ValueError(f"train must be called on rank 0, got rank {ranks.index}. Call train_worker there.")
         check_ranks(config, ranks)
-        gauges = None if metrics_port is None else serve_metrics(metrics_port, role="learner")
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
         display = display or open_display()
@@ -102,8 +97,6 @@ def train(
                     folder, display, checkpoint, ranks=ranks, new=path is None, environment_changed=environment_changed
                 )
                 with closing(parts), _leading(parts):
-                    if gauges is not None:
-                        parts.sinks.add("prometheus", GaugeSink(gauges, folder.path.name))
                     loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
                         _first_evaluation(loop)

@@ -13,9 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from agentloop.environments.tools.silence import silenced_tools
 from agentloop.errors import UserError
-from agentloop.runs.metrics_endpoint import Measure
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.held_claims import HeldClaims
@@ -47,14 +45,12 @@ class Worker:
         concurrency: int,
         stop: StopRequest,
         say: Callable[[str], None],
-        measure: Measure,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
         self._stop = stop
         self._say = say
-        self._measure = measure
         self._lease_s = run.config.collection.lease_s
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._looks = Looks(run.store, run.id, self.id, lease_s=self._lease_s)
@@ -74,9 +70,8 @@ class Worker:
     def collect(self) -> None:
         """Collect until the run ends or a signal comes. Raises UserError where this worker can't collect."""
         loop = asyncio.new_event_loop()
-        with silenced_tools():
-            # Not asyncio.run, which waits at its end for tools that never do.
-            loop.run_until_complete(self._collect())
+        # Not asyncio.run, which waits at its end for tools that never do.
+        loop.run_until_complete(self._collect())
 
     async def _collect(self) -> None:
         self._episodes = EpisodesUnderWay(self._run)
@@ -110,7 +105,6 @@ class Worker:
         await self._give_back()
         await self._claim(view)
         await self._report()
-        self._measure_all()
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
         return self._looks.pause_s(busy=bool(busy))
 
@@ -124,11 +118,9 @@ class Worker:
                 self._counts["tool_errors"] += result.episode.num_failed_calls
         stored, memory = list(self._results), self._run.actors.memory
         if stored:
-            began = time.monotonic()
             self._counts += await self._ask(store_results, self._run, stored)
             if memory is not None:
                 await self._ask(self._run.store.remember, memory.take_new())
-            self._measure("worker/store_seconds", time.monotonic() - began)
             del self._results[: len(stored)]
             self._claims.drop(result.claim.place for result in stored)
 
@@ -190,13 +182,6 @@ class Worker:
             "state": "collecting" if self._claims else "waiting",
         }
 
-    def _measure_all(self) -> None:
-        """For charts; what waits to be stored grows while the database is away."""
-        self._measure("worker/episodes", len(self._episodes))
-        self._measure("worker/unstored", len(self._results))
-        for name in ("done", "failed", "tool_errors"):
-            self._measure(f"worker/{name}", self._counts[name])
-
     async def _leave(self) -> None:
         """Store what has ended, give the rest back, and be forgotten, as far as that takes no time."""
         try:
@@ -212,7 +197,6 @@ class Worker:
         self._say(f"left: {self._counts['done']} episodes stored, {self._counts['failed']} failed")
 
     def _wait_for_database(self, error: DatabaseFailed) -> float:
-        self._measure_all()
         if not self._back_off_s:
             self._say(f"waiting for the database, with what has ended in memory: {error}")
         self._back_off_s = min(max(2 * self._back_off_s, 0.5), _LONGEST_BACK_OFF_S)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from agentloop.launch.child_group import MARK
+from agentloop.launch.supervised_role import MARK
 from tests.fakes.runs import ROOT
 
 LIMIT_S = 60.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentloop.launch.child_group import MARK
+from agentloop.launch.supervised_role import MARK
 from tests.fakes.launched import Launch, launched, left_over, parent
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_quickstart import evaluations, warmed_up_model
@@ -126,8 +126,8 @@ def said(run: Path, name: str) -> int:
 
 def leader(run: Path, name: str) -> int | None:
     """The process of a role that all its others come from; None between two starts."""
-    wanted = f"{MARK}={run.absolute()}:{name}".encode()
-    pids = {pid for pid in left_over(run) if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+    wanted = f"{MARK}={run.absolute()}:{name}:".encode()
+    pids = {pid for pid in left_over(run) if wanted in Path(f"/proc/{pid}/environ").read_bytes()}
     first = [pid for pid in pids if os.getsid(pid) == pid and parent(pid) not in pids]
     return first[0] if first else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from agentloop.errors import UserError
 
 OWN = "own"
 """Names the run's own loss."""
-_BESIDE = ("ppo_clip", "gspo", "cispo")
-"""Shown beside the run's own loss if nothing is asked for."""
 _KEYS = (
     ("loss",),
     ("kl", "loss_coef"),
@@ -37,8 +35,6 @@ class WhatIfLoss:
 
     name: str
     config: RunConfig
-    asked: bool = True
-    """False: shown for comparison, where it fits the rows."""
 
     @property
     def objective(self) -> AskedObjective:
@@ -47,12 +43,12 @@ class WhatIfLoss:
 
 
 def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
-    """`asked` holds paths, names of objectives and `own`; if it is empty, the run's own loss beside a few others.
+    """`asked` holds paths, names of objectives and `own`, which is meant if it is empty.
 
     Raises UserError for a file that is not there, a key that is unknown or no part of a loss, and a wrong value.
     """
     if not asked:
-        return [WhatIfLoss(OWN, config), *_beside(config)]
+        return [WhatIfLoss(OWN, config)]
     twice = next((text for text, count in Counter(asked).items() if count > 1), None)
     if twice is not None:
         raise UserError(f"--loss must name each objective once, got {twice} twice.")
@@ -67,16 +63,6 @@ def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
             path = Path(text)
             losses.append(WhatIfLoss(text if stems[path.stem] > 1 else path.stem, _from_file(config, path)))
     return losses
-
-
-def _beside(config: RunConfig) -> Iterator[WhatIfLoss]:
-    for name in _BESIDE:
-        try:
-            other = _with_objective(config, name)
-        except UserError:
-            continue  # the run's configuration has no room for it, and nobody asked
-        if other != config:
-            yield WhatIfLoss(name, other, asked=False)
 
 
 def _with_objective(config: RunConfig, name: str) -> RunConfig:

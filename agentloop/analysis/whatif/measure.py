@@ -73,8 +73,7 @@ def what_if(
     progress("score", 0, 1)
     scored = _scored(actor, folder, compared.rows, [loss.config for loss in losses])
     progress("score", 1, 1)
-    ready, unfit = all_ready(losses, scored)
-    losses = [one.loss for one in ready]
+    ready = [made_ready(loss, scored) for loss in losses]
     data, effects = _measured(actor, ready, scored, ess_weights=config.replay.ess.weights, progress=progress)
     return WhatIf(
         run=folder.path.name,
@@ -87,7 +86,7 @@ def what_if(
         data=data,
         effects=effects,
         left_out=compared.left_out,
-        notes=(*_notes(config, {row.stream for row in compared.rows}, losses, asked), *unfit),
+        notes=tuple(_notes(config, {row.stream for row in compared.rows}, losses, asked)),
     )
 
 
@@ -104,20 +103,8 @@ def _scored(actor: Actor, folder: RunFolder, rows: Sequence[BatchRow], configs: 
     return ScoredBatch(batch, old, score(reference, batch, max_tokens=run.batch.micro_batch_tokens)[0])
 
 
-def all_ready(losses: Sequence[WhatIfLoss], scored: ScoredBatch) -> tuple[list[Ready], list[str]]:
-    """The objectives with their batches, and why some that nobody asked for can't be trained on these rows."""
-    ready, unfit = [], []
-    for loss in losses:
-        try:
-            ready.append(_ready(loss, scored))
-        except UserError as error:
-            if loss.asked:
-                raise
-            unfit.append(f"left out: {error}")
-    return ready, unfit
-
-
-def _ready(loss: WhatIfLoss, scored: ScoredBatch) -> Ready:
+def made_ready(loss: WhatIfLoss, scored: ScoredBatch) -> Ready:
+    """An objective with its batch. Raises UserError where it can't be trained on these rows."""
     batch = scored.batch
     try:
         check_behavior(batch, loss.config)

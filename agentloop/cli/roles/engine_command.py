@@ -12,11 +12,9 @@ from typing import Annotated
 
 import typer
 
-from agentloop.cli.main import MetricsPort
 from agentloop.errors import UserError
 from agentloop.generation.publishing.engine_control import EngineControl
 from agentloop.generation.remote.starter import noted_end
-from agentloop.runs.metrics_endpoint import measure_at
 from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
 from agentloop.serving.vllm_command import KEY_VARIABLE, ServeOptions, find_vllm, serve_command, serve_environment
 
@@ -54,7 +52,6 @@ def engine(
         int, typer.Option(min=0, help="The run's lora.rank, when it trains adapters; 0: whole models are published.")
     ] = 0,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
-    metrics_port: MetricsPort = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
     silence: Annotated[
         float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, before a new start.")
@@ -63,7 +60,6 @@ def engine(
     """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved."""
     key = os.environ.get(KEY_VARIABLE) or None
     stop = _StopSignal()
-    measure = measure_at(metrics_port, role="engine", run="" if run is None else run.name)
     policies = None if run is None else _policies_of(run, wait_s=wait, stopped=stop.is_set)
     if (model is None) == (attach is None):
         raise UserError(
@@ -74,11 +70,10 @@ def engine(
     with EngineControl(attach or options.url, model=name, key=key) as control:
         watch = EngineWatch(
             control,
-            PolicyWatch(control, policies, _say, measure=measure),
+            PolicyWatch(control, policies, _say),
             say=_say,
             stopped=stop.is_set,
             silent_s=silence,
-            measure=measure,
         )
         if attach is not None:
             watch.attach()

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from agentloop.cli.main import MetricsPort
-from agentloop.runs.metrics_endpoint import measure_at
 from agentloop.runs.signals import end_at_once, graceful_stop
 from agentloop.workers.joined_run import join_run
 from agentloop.workers.worker import Worker
@@ -23,15 +21,13 @@ def worker(
     run: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run, which is waited for.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = 32,
     wait: Annotated[float, typer.Option(min=0, help="Seconds for which the run may not be there yet.")] = 600.0,
-    metrics_port: MetricsPort = None,
 ) -> None:
     """Collect episodes for a run: claimed from its database, run on its engines, stored as they end."""
-    measure = measure_at(metrics_port, role="worker", run=run.name)
     with graceful_stop(_say, working="leaving; again to end at once", idle="left") as stop:
         joined = join_run(run, wait_s=wait, note=_say)
         _say(f"collecting for {run}, {concurrency} episodes at once")
         with stop.working():
-            Worker(joined, concurrency=concurrency, stop=stop, say=_say, measure=measure).collect()
+            Worker(joined, concurrency=concurrency, stop=stop, say=_say).collect()
     sys.stdout.flush()
     sys.stderr.flush()
     end_at_once(stop.exit_code)  # a tool that never ends, or a database that never answers, is not waited for

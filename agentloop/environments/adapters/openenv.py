@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from agentloop.environments.adapters.adapter import OVER, Adapter, as_text, with_tool
 from agentloop.environments.environment import Task
-from agentloop.environments.tools.isolation import CRASHED
-from agentloop.environments.tools.results import ToolFailed
+from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import UserError, one_line
 
 _MOST_BYTES = 8 << 20

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from mcp import MCPError
+from mcp.types import (
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+)
 
 from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.environment import Environment
-from agentloop.environments.mcp.answers import answer_text
 from agentloop.environments.mcp.connection import Connection, ServerGone
-from agentloop.environments.mcp.loop_thread import submit
 from agentloop.environments.mcp.offered_tools import ListedServer, ServerTool, list_server
-from agentloop.environments.tools.isolation import CRASHED
-from agentloop.environments.tools.results import ToolFailed
+from agentloop.environments.mcp.server_program import submit
+from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
 from agentloop.errors import UserError
 from context.messages import content_hash
@@ -115,3 +123,23 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
         return answer_text(result)
 
     return call
+
+
+def answer_text(result: CallToolResult) -> str:
+    """Its texts, one below the other, with a line for what is no text; what has structure alone, as JSON."""
+    parts = [_block_text(block) for block in result.content]
+    if not any(isinstance(block, TextContent) for block in result.content) and result.structured_content is not None:
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def _block_text(block: ContentBlock) -> str:
+    if isinstance(block, TextContent):
+        return block.text
+    if isinstance(block, ImageContent | AudioContent):
+        return f"[{block.type} left out: {block.mime_type}]"
+    if isinstance(block, EmbeddedResource):
+        if isinstance(block.resource, TextResourceContents):
+            return block.resource.text
+        return f"[resource left out: {block.resource.uri}, {block.resource.mime_type or 'binary'}]"
+    return f"[resource: {block.uri}]"

@@ -11,12 +11,15 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
 
-from agentloop.environments.mcp.loop_thread import submit
 from agentloop.errors import shortened
 
 MOST_BYTES = 8 << 20
@@ -172,3 +175,18 @@ async def _end_all() -> None:
 def _end_before_exit() -> None:
     if _RUNNING:
         submit(_end_all()).result(4 * _GRACE_S)
+
+
+_Result = TypeVar("_Result")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+    return loop
+
+
+def submit(coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+    """Run it there. Cancelling the future cancels it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop())

@@ -1,9 +1,8 @@
 """Runs Python that a policy wrote where it can reach nothing: for tools, and for rewards that try code out."""
 
+from agentloop.environments.sandbox.bubblewrap import SandboxFailed, SandboxLimits
 from agentloop.environments.sandbox.function_calls import Returned, call_function
-from agentloop.environments.sandbox.python_sandbox import PythonSandbox, SandboxKind
-from agentloop.environments.sandbox.sandbox_run import SandboxFailed, SandboxLimits, SandboxRun
-from agentloop.environments.sandbox.sandboxed_python import SandboxedPython
+from agentloop.environments.sandbox.python_sandbox import PythonSandbox, SandboxedPython, SandboxKind, SandboxRun
 
 __all__ = [
     "PythonSandbox",

@@ -1,4 +1,4 @@
-"""Finds out whether bubblewrap can contain a program on this machine, and says how it is called.
+"""How a program is started so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum.
 
 Root gives itself up first, for no limit of processes holds for root, and what root may write in /proc reaches the whole
 machine.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-
-from agentloop.environments.sandbox.sandbox_run import SandboxFailed, SandboxLimits
-from agentloop.environments.sandbox.system_calls import build_filter, load_libseccomp
+from typing import Literal
 
 PROGRAM = "/code/main.py"
 """Where a program lies in its sandbox."""
+Stopped = Literal["time", "memory", "output"]
 _NOBODY = 65534
 _INSIDE = 1000
 _TOOLS = {"bwrap": "bubblewrap", "prlimit": "util-linux", "setpriv": "util-linux"}
@@ -32,6 +33,36 @@ _ENVIRONMENT = {
 }
 _MIB = 1 << 20
 _FILES_OPEN = 64
+_CGROUPS = Path("/sys/fs/cgroup")
+_TO_DIE_S = 10.0
+
+
+class SandboxFailed(RuntimeError):
+    """The sandbox itself could not be started; nothing was run."""
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What one run may take."""
+
+    seconds: float = 5.0
+    """Of the clock, start included; then everything that it started is killed."""
+    memory_mb: int = 512
+    """MiB of the address space of each process; and, where this machine lets us make a cgroup, of all that its
+    processes hold together, files and buffers of sockets included."""
+    processes: int = 16
+    """Processes and threads at one time."""
+    output_bytes: int = 20_000
+    """What it may print; at one more it ends."""
+    files_mb: int = 16
+    """MiB that it may write into /tmp, and as many into /dev/shm. Both are memory, and gone with the run."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise ValueError(f"SandboxLimits.seconds must be > 0, got {self.seconds}")
+        for name, least in (("memory_mb", 32), ("processes", 1), ("output_bytes", 1), ("files_mb", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"SandboxLimits.{name} must be >= {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -42,67 +73,34 @@ class Interpreter:
     prefix: str
 
 
-@dataclass(frozen=True)
-class Descriptors:
-    """Open files that bubblewrap is given."""
-
-    program: int
-    seccomp: int
-    status: int
-    """It writes here which process is the first one of the sandbox, and how that ended."""
-    block: int
-    """It begins when it can read from here."""
-
-    def all(self) -> tuple[int, ...]:
-        return (self.program, self.seccomp, self.status, self.block)
-
-
 def interpreters() -> list[Interpreter]:
     """The one that this program runs on, without its virtual environment; and the system's, if that can't be read."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return [Interpreter(str(base), sys.base_prefix), Interpreter("/usr/bin/python3", "/usr")]
 
 
-@cache
-def seccomp_filter() -> bytes:
-    """Raises SandboxFailed where there is no libseccomp."""
-    library = load_libseccomp()
-    if library is None:
-        raise SandboxFailed("there is no libseccomp.so.2 (package libseccomp2)")
-    return build_filter(library)
+def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, status: int) -> list[str]:
+    """All words: without privileges, in namespaces of its own, with limits on every process.
 
-
-def check_tools() -> None:
-    """Raises SandboxFailed for what is not installed."""
+    `program` is an open file; to `status` bubblewrap writes which process is the first one of the sandbox, and how that
+    ended. Raises SandboxFailed for what is not installed.
+    """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
-    for name, package in _TOOLS.items():
-        if shutil.which(name) is None:
-            raise SandboxFailed(f"there is no {name} (package {package})")
-
-
-def command(interpreter: Interpreter, limits: SandboxLimits, files: Descriptors) -> list[str]:
-    """All of it: without privileges, in namespaces of its own, with limits on every process."""
+    bwrap = _path("bwrap")
+    who = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
     return [
-        *_without_privileges(),
-        _path("bwrap"),
+        *([_path("setpriv"), *who] if os.geteuid() == 0 else []),
+        bwrap,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
         *("--cap-drop", "ALL", "--hostname", "sandbox", "--uid", str(_INSIDE), "--gid", str(_INSIDE)),
-        *_file_system(interpreter, limits, program=files.program),
+        *_file_system(interpreter, limits, program=program),
         "--clearenv",
         *(word for name, value in _ENVIRONMENT.items() for word in ("--setenv", name, value)),
-        *("--chdir", "/tmp", "--seccomp", str(files.seccomp)),
-        *("--json-status-fd", str(files.status), "--block-fd", str(files.block), "--"),
+        *("--chdir", "/tmp", "--json-status-fd", str(status), "--"),
         *_limited(limits),
         *(interpreter.executable, "-I", PROGRAM),
     ]
-
-
-def _without_privileges() -> list[str]:
-    if os.geteuid() != 0:
-        return []
-    who = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
-    return [_path("setpriv"), *who, "--inh-caps=-all", "--"]
 
 
 def _file_system(interpreter: Interpreter, limits: SandboxLimits, *, program: int) -> list[str]:
@@ -125,7 +123,7 @@ def _file_system(interpreter: Interpreter, limits: SandboxLimits, *, program: in
     ]
 
 
-def _limited(limits: SandboxLimits) -> Sequence[str]:
+def _limited(limits: SandboxLimits) -> list[str]:
     """Set inside: there they count the sandbox's processes alone, of which bubblewrap's own is one."""
     bounds = {
         "as": limits.memory_mb * _MIB,
@@ -145,3 +143,85 @@ def _path(tool: str) -> str:
     if found is None:
         raise SandboxFailed(f"there is no {tool} (package {_TOOLS[tool]})")
     return found
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A cgroup, of version 2 or 1, that limits what a program's processes hold together."""
+
+    folder: Path
+
+    def entered(self, words: list[str]) -> list[str]:
+        """What starts these words in it."""
+        entering = 'echo $$ > "$0/cgroup.procs" && unset PWD OLDPWD && exec "$@"'
+        return ["/bin/sh", "-c", entering, str(self.folder), *words]
+
+    def is_exceeded(self) -> bool:
+        """Whether a process of it was killed for memory."""
+        for name in ("memory.events", "memory.oom_control"):
+            with suppress(FileNotFoundError):
+                lines = (self.folder / name).read_text().splitlines()
+                return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in lines)
+        return False
+
+
+@contextmanager
+def memory_group(memory_mb: int) -> Iterator[MemoryGroup | None]:
+    """A new cgroup with that limit, until the end; None where this machine lets us make none."""
+    folder = _new_cgroup(memory_mb * _MIB)
+    if folder is None:
+        yield None
+        return
+    try:
+        yield MemoryGroup(folder)
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Raises SandboxFailed where processes of it are still alive, long after they were killed."""
+    deadline = time.monotonic() + _TO_DIE_S
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                problem = f"processes of {folder} did not die within {_TO_DIE_S:g} s of being killed"
+                raise SandboxFailed(problem) from error
+        time.sleep(0.001)
+
+
+def _new_cgroup(limit: int) -> Path | None:
+    limits = {
+        "memory.max": limit,
+        "memory.swap.max": 0,
+        "memory.oom.group": 1,
+        "memory.limit_in_bytes": limit,
+        "memory.memsw.limit_in_bytes": limit,
+        "memory.kmem.tcp.limit_in_bytes": limit,
+    }
+    for parent in _own_cgroups():
+        folder = parent / f"agentloop-{uuid.uuid4().hex}"
+        with suppress(OSError):
+            folder.mkdir()
+            there = [name for name in limits if (folder / name).exists()]
+            for name in there:
+                (folder / name).write_text(str(limits[name]))
+            if "memory.max" in there or "memory.limit_in_bytes" in there:
+                return folder
+        if folder.exists():
+            folder.rmdir()
+    return None
+
+
+def _own_cgroups() -> Iterator[Path]:
+    """Groups above this process whose processes may be moved and whose memory may be counted; its own one first."""
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                root = _CGROUPS / controllers
+                own = root / path.strip("/")
+                for place in (own, *own.parents):
+                    if place.is_relative_to(root) and os.access(place / "cgroup.procs", os.W_OK):
+                        yield place

@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
-from agentloop.environments.sandbox import bubblewrap
-from agentloop.environments.sandbox.bubblewrap import Interpreter
-from agentloop.environments.sandbox.sandbox_run import SandboxFailed, SandboxLimits, SandboxRun, Stopped
-from agentloop.environments.sandbox.sandboxed_start import pipe, started
-from agentloop.environments.sandbox.watched_process import ProcessGroup, Watch, start
+from agentloop.environments.environment import Environment, tool
+from agentloop.environments.sandbox.bubblewrap import (
+    Interpreter,
+    MemoryGroup,
+    SandboxFailed,
+    SandboxLimits,
+    Stopped,
+    command,
+    interpreters,
+    memory_group,
+)
 from agentloop.errors import UserError
 
 SandboxKind = Literal["bubblewrap", "none"]
 _TRIAL = SandboxLimits(seconds=20.0)
+_LOOK_S = 0.05
+_CHUNK = 1 << 16
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SandboxRun:
+    """What became of a program."""
+
+    output: str
+    """What it printed, both streams in order, cut at the limit."""
+    exit_code: int | None
+    """128 + signal where a signal ended it; None where a limit did."""
+    stopped: Stopped | None
+    """The limit that ended it."""
+    limits: SandboxLimits
+
+    @property
+    def succeeded(self) -> bool:
+        return self.exit_code == 0
+
+    def observation(self) -> str:
+        """The output with how it ended, where it did not end well: what a policy is shown."""
+        output = self.output.rstrip("\n")
+        if self.succeeded:
+            return output or "(no output)"
+        endings = {
+            "time": f"stopped: it took longer than {self.limits.seconds:g} s",
+            "memory": f"stopped: it took more than {self.limits.memory_mb} MiB of memory",
+            "output": f"stopped: it printed more than {self.limits.output_bytes} bytes",
+        }
+        ending = f"exit code {self.exit_code}" if self.stopped is None else endings[self.stopped]
+        return f"{output}\n[{ending}]".lstrip("\n")
 
 
 class PythonSandbox:
@@ -44,58 +93,195 @@ class PythonSandbox:
         return _run_contained(program, self.limits, self._interpreter)
 
 
+class SandboxedPython(Environment):
+    """Offers `run_python`; derive from it, and add tasks and rewards, which may run programs in `self.sandbox` too.
+
+    `environment.options` takes `sandbox` and `limits`, as in {sandbox: bubblewrap, limits: {seconds: 2}}.
+    """
+
+    def __init__(self, *, sandbox: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
+        self.sandbox = PythonSandbox(sandbox, limits)
+
+    @tool
+    def run_python(self, code: str) -> str:
+        """Run a Python program and see what it prints.
+
+        Args:
+            code: The whole program; each call starts a new one.
+        """
+        return self.sandbox.run(code).observation()
+
+
 @cache
 def usable_interpreter() -> Interpreter:
     """The first Python that runs in a sandbox here. Raises UserError where none does."""
     problem = ""
-    try:
-        bubblewrap.check_tools()
-        for interpreter in bubblewrap.interpreters():
-            problem = _problem_of(interpreter)
-            if not problem:
-                return interpreter
-    except SandboxFailed as error:
-        problem = str(error)
+    for interpreter in interpreters():
+        try:
+            done = _run_contained("print(6 * 7)", _TRIAL, interpreter)
+        except SandboxFailed as error:
+            problem = str(error)
+            continue
+        if done.succeeded and done.output == "42\n":
+            with memory_group(_TRIAL.memory_mb) as group:
+                if group is None:
+                    _log.warning(
+                        "sandbox must be let make cgroups to limit the memory of all processes of a program together, "
+                        "got none on this machine: SandboxLimits.memory_mb holds for each of them."
+                    )
+            return interpreter
+        problem = " ".join(done.observation().split())
     raise UserError(
         f"sandbox must be able to contain a program on this machine, got: {problem}. Install bubblewrap 0.8 or newer "
         "where user namespaces are allowed, or set sandbox: none to run code that nothing contains."
     )
 
 
-def _problem_of(interpreter: Interpreter) -> str:
-    """Why no program can be run on it; nothing where one can."""
-    try:
-        done = _run_contained("print(6 * 7)", _TRIAL, interpreter)
-    except SandboxFailed as error:
-        return str(error)
-    return "" if done.succeeded and done.output == "42\n" else " ".join(done.observation().split())
-
-
 def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter) -> SandboxRun:
-    deadline = time.monotonic() + limits.seconds
-    with started(program, limits, interpreter) as sandbox:
-        watch = Watch(sandbox.process, sandbox.output.fileno(), limits, deadline)
-        stopped = watch.until_it_ends(sandbox.namespace)
-        code = sandbox.exit_code()
-    run = _outcome(watch, stopped, code, limits)
-    if code is None and stopped is None:
-        raise SandboxFailed(f"bubblewrap must begin, got {' '.join(run.output.split()) or 'no word'}")
-    return run
+    with (
+        memory_group(limits.memory_mb) as group,
+        _pipe() as (status, status_end),
+        FileIO(os.memfd_create("agentloop"), "r+b") as code,
+    ):
+        left = memoryview(program.encode("utf-8", "surrogatepass"))
+        while left:
+            left = left[code.write(left) :]
+        code.seek(0)
+        words = command(interpreter, limits, program=code.fileno(), status=status_end.fileno())
+        said: list[dict[str, int]] = []
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            """When the first process of a namespace dies, the kernel kills all others before bubblewrap ends."""
+            status_end.close()
+            lines = status.read(_CHUNK).splitlines()
+            said.extend(json.loads(line) for line in lines)
+            if said and process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(said[0]["child-pid"], signal.SIGKILL)
+            elif not said:
+                process.kill()
+            process.wait()
+            while lines := status.read(_CHUNK).splitlines():
+                said.extend(json.loads(line) for line in lines)
+
+        started = words if group is None else group.entered(words)
+        output, stopped = _watched(started, limits, end=end, group=group, pass_fds=(code.fileno(), status_end.fileno()))
+    exit_code = next((line["exit-code"] for line in said if "exit-code" in line), None)
+    if exit_code is None and stopped is None:
+        raise SandboxFailed(f"bubblewrap must begin, got {' '.join(output.split()) or 'no word'}")
+    return SandboxRun(output, exit_code if stopped is None else None, stopped, limits)
 
 
 def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
-    deadline = time.monotonic() + limits.seconds
-    with tempfile.TemporaryDirectory() as folder, pipe() as (output, output_end):
+    """Of what it starts, only what stays in its process group is killed."""
+    codes: list[int] = []
+
+    def end(process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        codes.append(process.wait())
+
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "main.py")
         path.write_text(program, encoding="utf-8", errors="surrogatepass")
-        process = start([sys.executable, "-I", str(path)], output=output_end.fileno(), folder=folder)
-        output_end.close()
-        watch = Watch(process, output.fileno(), limits, deadline)
-        stopped = watch.until_it_ends(ProcessGroup(process.pid))
-    code = process.returncode
-    return _outcome(watch, stopped, 128 - code if code < 0 else code, limits)
+        output, stopped = _watched([sys.executable, "-I", str(path)], limits, end=end, folder=folder)
+    code = 128 - codes[0] if codes[0] < 0 else codes[0]
+    return SandboxRun(output, code if stopped is None else None, stopped, limits)
 
 
-def _outcome(watch: Watch, stopped: Stopped | None, code: int | None, limits: SandboxLimits) -> SandboxRun:
-    printed = watch.printed[: limits.output_bytes].decode("utf-8", "replace")
-    return SandboxRun(printed, code if stopped is None else None, stopped, limits)
+def _watched(
+    words: Sequence[str],
+    limits: SandboxLimits,
+    *,
+    end: Callable[[subprocess.Popen[bytes]], None],
+    group: MemoryGroup | None = None,
+    pass_fds: Sequence[int] = (),
+    folder: str | None = None,
+) -> tuple[str, Stopped | None]:
+    """What the command printed until it ended or was ended, and by which limit.
+
+    It has a session of its own, nothing to read and no environment variables. `end` leaves nothing of it alive.
+    """
+    deadline = time.monotonic() + limits.seconds
+    with _pipe() as (reading, writing):
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=writing.fileno(),
+            stderr=writing.fileno(),
+            env={},
+            cwd=folder,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        writing.close()
+        output = _Output(reading.fileno(), limits.output_bytes)
+        try:
+            stopped = _stopped(process, output, deadline=deadline, group=group)
+        finally:
+            end(process)
+        output.read()  # what the last ones wrote: nobody writes any more
+        if output.is_flooded and stopped is None:
+            stopped = "output"
+        if group is not None and group.is_exceeded():
+            stopped = "memory"
+    return output.printed[: limits.output_bytes].decode("utf-8", "replace"), stopped
+
+
+def _stopped(
+    process: subprocess.Popen[bytes], output: _Output, *, deadline: float, group: MemoryGroup | None
+) -> Stopped | None:
+    """The limit that it has reached; None once it has ended."""
+    while process.poll() is None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return "time"
+        output.wait(process, min(_LOOK_S, left_s))
+        if output.is_flooded:
+            return "output"
+        if group is not None and group.is_exceeded():
+            return "memory"
+    return None
+
+
+class _Output:
+    """What a process has printed so far."""
+
+    def __init__(self, fd: int, most: int) -> None:
+        """At one byte more than `most` it is flooded."""
+        self.printed = bytearray()
+        self._fd, self._most = fd, most
+        self._is_open = True
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        os.set_blocking(fd, False)
+
+    @property
+    def is_flooded(self) -> bool:
+        return len(self.printed) > self._most
+
+    def wait(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        """Until more is printed, or the process has ended."""
+        if not self._is_open:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        elif self._poll.poll(seconds * 1000):
+            self.read()
+
+    def read(self) -> None:
+        """Take what is there, up to one chunk more than the limit."""
+        while self._is_open and not self.is_flooded:
+            try:
+                chunk = os.read(self._fd, _CHUNK)
+            except BlockingIOError:
+                return
+            self._is_open = bool(chunk)
+            self.printed += chunk
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
+    """The end to read from, and the end to write to."""
+    reading, writing = os.pipe()
+    with FileIO(reading, "rb") as read_end, FileIO(writing, "wb") as write_end:
+        yield read_end, write_end

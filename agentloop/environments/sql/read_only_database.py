@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
+from types import TracebackType
 
-from agentloop.environments.sql.interruption import Interruption
+from agentloop.environments.environment import Environment, tool
 from agentloop.environments.sql.preparation import can_be_prepared
 from agentloop.environments.sql.query_result import QueryFailed, QueryResult, SqlLimits, Value
 from agentloop.errors import UserError
@@ -143,3 +145,59 @@ def _refusal(action: int, first: str, second: str) -> str | None:
         name = first.lower()
         return None if name in _PRAGMAS else f"PRAGMA {name}"
     return None if action in _READING else "anything but SELECT"
+
+
+_AGAIN_AFTER_S = 0.02
+
+
+class Interruption:
+    """Within it, what `connection` runs is interrupted once `seconds` are over.
+
+    SQLite forgets an interrupt that comes between two statements, so it is repeated. A progress handler would be a call
+    into Python every few instructions, each of which waits for the interpreter's lock.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
+        self.came = False
+        """True: the time was over."""
+        self._connection = connection
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="query deadline", daemon=True)
+
+    def __enter__(self) -> Interruption:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        wait = self._seconds
+        while not self._done.wait(wait):
+            self.came = True
+            self._connection.interrupt()
+            wait = _AGAIN_AFTER_S
+
+
+class SqlQueries(Environment):
+    """Offers `run_sql`; derive from it, and add tasks and rewards, which may query `self.database` too.
+
+    `environment.options` takes `database`, a file, and `limits`, as in {database: shop.sqlite, limits: {rows: 20}}.
+    """
+
+    def __init__(self, *, database: str, limits: SqlLimits | None = None) -> None:
+        self.database = ReadOnlyDatabase(database, limits)
+
+    @tool
+    def run_sql(self, query: str) -> str:
+        """Run one SQL query on the database, which can only be read, and see its rows.
+
+        Args:
+            query: One SELECT statement in SQLite's dialect.
+        """
+        try:
+            return self.database.query(query).observation()
+        except QueryFailed as error:
+            return f"[{error}]"

@@ -12,9 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentloop.environments.environment import Environment
-from agentloop.environments.tools.isolation import CRASHED, run_isolated
-from agentloop.environments.tools.results import ToolResult, failure, observe, observe_awaited
-from agentloop.environments.tools.silence import silence_this_context
+from agentloop.environments.tools.isolation import run_isolated
+from agentloop.environments.tools.results import CRASHED, ToolResult, failure, observe, observe_awaited
 from agentloop.environments.tools.tool_schema import SCHEMA_ERROR, ToolSpec, tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import ToolTimeout
@@ -95,12 +94,7 @@ def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[Too
 
 async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
     """Its result. Raises ToolTimeout; the coroutine is cancelled then, and not waited for."""
-
-    async def silently() -> ToolResult:
-        silence_this_context()
-        return await coroutine
-
-    task = asyncio.ensure_future(silently())
+    task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task], timeout=timeout_s)
     finally:

@@ -13,6 +13,7 @@ from agentloop.user_code import users_code
 
 RAISED = "raised"
 NOT_TEXT = "not_text"
+CRASHED = "crashed"
 _UNSAFE = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 

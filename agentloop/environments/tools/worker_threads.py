@@ -1,4 +1,4 @@
-"""Threads for plain functions, which nobody waits for when they take too long.
+"""Where code of the user's runs: coroutines on an event loop, plain functions in threads that nobody waits for.
 
 The standard library's pools wait at exit for a thread that hangs, and anyio's threads do too: these are daemons.
 """
@@ -6,23 +6,22 @@ The standard library's pools wait at exit for a thread that hangs, and anyio's t
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
+import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from agentloop.environments.tools.silence import silence_this_context
-from agentloop.errors import ToolTimeout, UserCodeFailed, UserError
+from agentloop.environments.environment import Environment
+from agentloop.errors import CodeInterrupted, ToolTimeout, UserCodeFailed, UserError
 from agentloop.user_code import users_code
 
-_MOST_OVERDUE = 256
-_AGAIN_AFTER_S = 0.05
-_TRIES = 40
+_MOST_ABANDONED = 256
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 class WorkerThreads:
@@ -31,15 +30,15 @@ class WorkerThreads:
     def __init__(self, most: int) -> None:
         self._places = asyncio.Semaphore(most)
         self._idle: list[_Worker] = []
-        self._overdue: set[_Worker] = set()
+        self._abandoned = 0
+        """Calls that go on behind their deadline."""
 
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
         """The result of `call`. Raises ToolTimeout when it takes longer than `timeout_s`, which begins with the call.
 
-        What code of the user's raises in it is a UserCodeFailed.
-
-        Its thread is then left behind and another one takes its place. Python code in it ends by an exception; C code
-        that never returns goes on until this program ends.
+        What code of the user's raises in it is a UserCodeFailed. A call that takes too long is abandoned: another
+        thread takes the place of its own, which goes on until the call returns or this program ends. Raises UserError
+        where too many do.
         """
         async with self._places:
             worker = self._idle.pop() if self._idle else _Worker()
@@ -73,6 +72,32 @@ class WorkerThreads:
                     raise late from None
                 raise
 
+    async def close_environment(self, environment: Environment, *, timeout_s: float) -> str | None:
+        """Call the `close` of an instance; what went wrong, in words. None: nothing did.
+
+        Whoever waits for it may be cancelled meanwhile: that comes once it has ended.
+        """
+        if not _closes(environment):
+            return None
+
+        async def closed() -> str | None:
+            try:
+                await self.ask(environment.close, timeout_s=timeout_s, setting="rollout.tool_timeout_s")
+            except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+                return str(problem)  # the caller counts and says it
+            return None
+
+        closing = asyncio.ensure_future(closed())
+        cancelled: asyncio.CancelledError | None = None
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return closing.result()
+
     def close(self) -> None:
         """Ends the threads that have nothing to do."""
         while self._idle:
@@ -82,25 +107,18 @@ class WorkerThreads:
         if future.done():
             self._idle.append(worker)
             return
-        self._overdue.add(worker)
-        if len(self._overdue) > _MOST_OVERDUE:
+        worker.end()  # once the call returns
+        self._abandoned += 1
+        if self._abandoned > _MOST_ABANDONED:
             raise UserError(
-                f"tools must end, got {len(self._overdue)} calls that went on behind their deadline. Give the tools "
+                f"tools must end, got {self._abandoned} calls that went on behind their deadline. Give the tools "
                 "deadlines of their own, or mark them @tool(isolated=True)."
             )
-        future.add_done_callback(partial(self._ended_late, worker))
-        self._interrupt(worker, future, _TRIES)
+        future.add_done_callback(self._ended_late)
 
-    def _ended_late(self, worker: _Worker, future: asyncio.Future[Any]) -> None:
-        self._overdue.discard(worker)
+    def _ended_late(self, future: asyncio.Future[Any]) -> None:
+        self._abandoned -= 1
         future.exception()  # looked at: nobody else will
-        worker.end()
-
-    def _interrupt(self, worker: _Worker, future: asyncio.Future[Any], tries: int) -> None:
-        """Raise in the thread, again and again for code that catches it."""
-        if tries and not future.done():
-            worker.interrupt()
-            future.get_loop().call_later(_AGAIN_AFTER_S, self._interrupt, worker, future, tries - 1)
 
 
 class _Worker:
@@ -108,8 +126,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="tool", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._work, name="tool", daemon=True).start()
 
     def submit(self, call: Callable[[], _Result]) -> asyncio.Future[_Result]:
         future: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
@@ -119,20 +136,14 @@ class _Worker:
     def end(self) -> None:
         self._calls.put(None)
 
-    def interrupt(self) -> None:
-        ident = ctypes.c_ulong(self._thread.ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(ToolTimeout))
-
     def _work(self) -> None:
-        silence_this_context()
-        with suppress(ToolTimeout):  # raised just when the call had ended
-            while (item := self._calls.get()) is not None:
-                call, future = item
-                outcome = _outcome(call)
-                try:
-                    future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
-                except RuntimeError:
-                    return  # the loop has ended: nobody waits
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            outcome = _outcome(call)
+            try:
+                future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
+            except RuntimeError:
+                return  # the loop has ended: nobody waits
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -150,3 +161,53 @@ def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException 
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Its result. Whoever calls may have an event loop running, as notebooks do."""
+    results: list[_Result] = []
+    interrupts: list[BaseException] = []
+
+    async def stored() -> None:
+        try:
+            # asyncio writes out what a coroutine returns when it gives Ctrl-C back: long work for many episodes.
+            results.append(await coroutine)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            interrupts.append(interrupt)  # asyncio would log that nobody asked this task for it
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(stored())
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, stored()).result()
+    if interrupts:
+        raise interrupts[0]
+    return results[0]
+
+
+def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
+    """What a method of the user's own returns, which may be `async def`, called here and now."""
+    with users_code():
+        return run_coroutine(hook(*args)) if inspect.iscoroutinefunction(hook) else hook(*args)
+
+
+def close_now(environment: Environment, where: str) -> None:
+    """Call the `close` of an instance that played no episode of the policy; one that fails is warned of, once."""
+    if not _closes(environment):
+        return
+    try:
+        run_hook(environment.close)
+    except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+        warn_of_close(where, str(problem))  # what the instance was asked is known: it is not lost for that
+
+
+@cache
+def warn_of_close(where: str, problem: str) -> None:
+    """Say it once."""
+    _log.warning("%s.close must free what an episode holds, got %s. Mend it.", where, problem)
+
+
+def _closes(environment: Environment) -> bool:
+    return type(environment).close is not Environment.close

@@ -11,8 +11,6 @@ from typing import Any
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Environment, Task
 from agentloop.environments.environment import quoted_task
-from agentloop.environments.tools.event_loop import run_to_end
-from agentloop.environments.tools.teardown import close_environment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.user_code import users_code
@@ -58,8 +56,7 @@ class EpisodeHooks:
         """What went wrong, which costs nothing; None: nothing did."""
         if not self.was_started:
             return None
-        timeout_s = self.limits.tool_timeout_s
-        return await run_to_end(close_environment(self.environment, self.threads, timeout_s=timeout_s))
+        return await self.threads.close_environment(self.environment, timeout_s=self.limits.tool_timeout_s)
 
     async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
         call = method

@@ -8,9 +8,8 @@ from functools import partial
 
 from agentloop.config import RunConfig
 from agentloop.environments import Task, ToolLimits
-from agentloop.environments.tools.event_loop import run_coroutine
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.generation import ConcurrentGenerator
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, rollout

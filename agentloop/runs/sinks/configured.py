@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentloop.errors import UserCodeFailed, UserError, one_line
-from agentloop.runs.sinks.metric_sinks import MetricSink, MetricSinks
-from agentloop.runs.sinks.metrics_file import MetricsFile
+from agentloop.runs.sinks.metric_sinks import MetricsFile, MetricSink, MetricSinks
 from agentloop.user_code import load_class, users_code
 
 _FILE_NAME = "metrics.jsonl"
@@ -41,7 +40,7 @@ def open_sinks(
 
 def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
     if name == "tensorboard":
-        from agentloop.runs.sinks.tensorboard import TensorBoardSink  # here: it brings a package that few runs need
+        from agentloop.runs.sinks.services import TensorBoardSink  # here: it brings a package that few runs need
 
         return TensorBoardSink(folder, keep_through=keep_through)
     if name in ("wandb", "trackio"):
@@ -57,10 +56,10 @@ def _service(name: str, folder: Path, warn: Callable[[str], None]) -> MetricSink
     """A sink that may be at the other end of a network."""
     try:
         if name == "wandb":
-            from agentloop.runs.sinks.wandb import WandbSink
+            from agentloop.runs.sinks.services import WandbSink
 
             return WandbSink(folder)
-        from agentloop.runs.sinks.trackio import TrackioSink
+        from agentloop.runs.sinks.services import TrackioSink
 
         return TrackioSink(folder)
     except UserError:

@@ -11,7 +11,7 @@ from typing import Any, overload
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
 from agentloop.environments.datasets import as_text
-from agentloop.environments.functions.row_environment import ROWS
+from agentloop.environments.row_environment import ROWS
 from agentloop.errors import UserError, one_line
 from agentloop.models.loading import muted_libraries
 from agentloop.runs.run_folder import claim_run_folder

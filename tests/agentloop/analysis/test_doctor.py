@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,11 +12,7 @@ from agentloop.analysis.doctor import (
     check_disk,
     check_engine,
     check_file_system,
-    check_python,
     check_sqlite,
-    check_torch,
-    check_transformers,
-    check_writable,
     checks,
 )
 from replay.storage.databases import network
@@ -48,27 +43,6 @@ def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(version: str, s
     assert check_sqlite(version).status == status
 
 
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [("2.9.1", "fail"), ("2.10.0", "ok"), ("2.13.0+cpu", "ok"), ("2.10.0rc1", "ok"), (None, "fail")],
-)
-def test_doctor_has_a_floor_for_torch(version: str | None, status: str) -> None:
-    assert check_torch(version).status == status
-
-
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [("5.7.9", "fail"), ("5.8.0", "ok"), ("5.23.0", "ok"), ("6.0.0", "fail"), (None, "fail")],
-)
-def test_doctor_has_a_range_for_transformers(version: str | None, status: str) -> None:
-    assert check_transformers(version).status == status
-
-
-def test_doctor_has_a_floor_for_python() -> None:
-    assert check_python((3, 10, 9)).status == "fail"
-    assert check_python((3, 11, 0)).status == "ok"
-
-
 @pytest.mark.parametrize(("free", "status"), [(0.2, "fail"), (0.3, "warn"), (1.9, "warn"), (2.1, "ok")])
 def test_doctor_judges_free_disk_in_gibibytes(free: float, status: str) -> None:
     assert check_disk(int(free * 1024**3), Path("/")).status == status
@@ -90,7 +64,7 @@ def test_doctor_warns_where_the_store_refuses_to_write(
 
 
 def test_doctor_says_when_it_can_not_write() -> None:
-    check = check_writable(Path("/proc"))
+    check = check_disk(1024**4, Path("/proc"))
     assert check.status == "fail"
     assert check.found.startswith("can't write in /proc: ")
 
@@ -115,16 +89,12 @@ def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) ->
 
 def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "deep"
-    started = time.monotonic()
     found = checks(folder)
-    assert time.monotonic() - started < 10
     assert not folder.exists()
     names = [check.name for check in found]
-    assert names == [
-        "python", "torch", "transformers", "sqlite", "postgresql", "module agentloop", "module replay",
-        "module context", "device", "disk", "run folder", "file system",
-    ]  # fmt: skip
-    assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "python"
+    modules = ("agentloop", "replay", "context")
+    assert names == ["sqlite", *(f"module {name}" for name in modules), "device", "disk", "file system"]
+    assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "sqlite"
     assert all(check.advice for check in found if check.status != "ok")
 
 

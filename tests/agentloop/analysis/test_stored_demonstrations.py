@@ -12,7 +12,7 @@ import pytest
 
 import agentloop
 from agentloop.analysis.stored_demonstrations import write_demonstrations
-from agentloop.environments import load_environment, open_tasks
+from agentloop.environments import RunEnvironments, load_environment, open_tasks
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.from_python.train_result import TrainResult
 from context.authors import HISTORY, LLM
@@ -44,7 +44,7 @@ def written(run: TrainResult, file: Path, where: str, *, version: str | None = N
     folder = open_run_folder(run.folder)
     environments, _ = open_tasks(folder.config, folder.environments)
     if version is not None:
-        environments = replace(environments, version=version)
+        environments = environments.with_version_of(version)
     with closing(run.buffer()) as store:
         return write_demonstrations(store, environments, file, run=None, where=condition(where))
 
@@ -93,7 +93,7 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
     asked, example = Message("user", "And 2 times 3?"), Message("assistant", "It is 4.", HISTORY)
     said = (Message("user", "What is 2 times 2?"), example, asked, Message("assistant", "It is 6.", LLM))
     row = trajectory("t1", messages=said, stop_reason="answered")
-    environments = replace(load_environment("lookup_chain", {}), version="1")
+    environments = RunEnvironments.of_one(replace(load_environment("lookup_chain", {}), version="1"))
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         store.append([task()], [group()], [row])
         write_demonstrations(store, environments, tmp_path / "wins.jsonl", run=None, where=condition("success"))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from agentloop.analysis.tool_answers import ToolCheck, check_tools
 from agentloop.cli.main import app
-from agentloop.environments import load_environment
+from agentloop.environments import RunEnvironments, load_environment
 from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.training.train import train
 from context import HermesParser, default_authors
@@ -30,15 +30,23 @@ RUN = "run-1"
 def checked(environment: str, scripts: Scripts, folder: Path) -> ToolCheck:
     """Episodes are collected and stored with what their tools answered; then the calls are made again."""
     config, factory = settings(), load_environment(f"{FILE}:{environment}", {})
-    size, memory = CHATML.codec.vocab_size, tool_memory(config, factory)
+    size, memory = CHATML.codec.vocab_size, tool_memory(config, RunEnvironments.of_one(factory))
     assert memory is not None
     generator = ScriptedGenerator(scripts)
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), size, memory=memory)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        size,
+        memory=memory,
+    )
     found = collect(actors, [(factory.make_task(random.Random(0)), len(scripts))], config, run=RUN)
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(found.tasks, found.groups, found.trajectories)
         store.remember(memory.take_new())
-        return check_tools(store, factory, config, calls=100)
+        return check_tools(store, RunEnvironments.of_one(factory), config, calls=100)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from agentloop.analysis.whatif.losses import WhatIfLoss
-from agentloop.analysis.whatif.measure import Ready, all_ready, effect_of, part_data
+from agentloop.analysis.whatif.measure import Ready, effect_of, made_ready, part_data
 from agentloop.analysis.whatif.result import AskedObjective, Effect, WhatIf, as_text
 from agentloop.errors import UserError
 from agentloop.learning.stream_losses import corrected, stream_losses
@@ -73,6 +72,8 @@ def test_clipping_loss_and_gradient_are_those_of_the_tokens() -> None:
     assert free.loss == pytest.approx((-1.5 + 0.5 - 1.1) / 3, abs=1e-6)
     # Quantile q of three values is the one of rank ceil(3 q).
     assert (clip.ratio_p01, clip.ratio_p50, clip.ratio_p99) == pytest.approx((0.5, 1.1, 1.5), rel=1e-5)
+    above = effects_of(actor, both, "x", torch.tensor([0]))[0]
+    assert (above.clipped_above, above.clipped_below) == (1.0, 0.0)
     # What is not clipped is the third token's: a third of its gradient alone.
     alone = effects_of(actor, both, "x", torch.tensor([2]))
     assert alone[0].gradient_norm == pytest.approx(3 * clip.gradient_norm, rel=1e-6)
@@ -105,17 +106,12 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     assert (nothing.unknown, nothing.drift_mean, nothing.ess) == (1, None, None)
 
 
-def test_objective_that_nobody_asked_for_is_left_out_where_rows_do_not_fit_it() -> None:
+def test_rows_that_an_objective_can_not_be_trained_on_are_refused_by_its_name() -> None:
     actor = tiny_actor()
-    demonstrated = [row("t", segment("uux"), stream="replay")]
-    scored = scored_rows(actor, demonstrated, old=actor)
-    cloning = WhatIfLoss("own", run_config(loss={"replay": {"objective": "bc"}}))
-    clip = WhatIfLoss("ppo_clip", run_config())
-    fitting, why = all_ready([cloning, replace(clip, asked=False)], scored)
-    assert [one.loss.name for one in fitting] == ["own"]
-    assert why[0].startswith("left out: ppo_clip: behavior_log_probs of trajectory t must be known")
+    scored = scored_rows(actor, [row("t", segment("uux"), stream="replay")], old=actor)
+    made_ready(WhatIfLoss("own", run_config(loss={"replay": {"objective": "bc"}})), scored)
     with pytest.raises(UserError, match="ppo_clip: behavior_log_probs of trajectory t must be known"):
-        all_ready([cloning, clip], scored)
+        made_ready(WhatIfLoss("ppo_clip", run_config()), scored)
 
 
 def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:

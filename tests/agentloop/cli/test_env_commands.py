@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from agentloop.cli.env.play_by_hand import typed_reply
 from agentloop.training.train import train
-from context.messages import ToolCall
 from tests.docs.blocks import ROOT
 from tests.fakes.runs import PARITY, SilentDisplay, small_config
 from tests.fakes.shell import Shell
@@ -38,19 +31,6 @@ class Twice(Environment):
     def demonstrate(self, task, messages, rng):
         raise KeyError("script")
 """
-
-
-Typed = Callable[..., None]
-
-
-@pytest.fixture
-def types(monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Puts lines where the program reads what is typed."""
-
-    def lines(*typed: str) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
-
-    return lines
 
 
 def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: Shell, tmp_path: Path) -> None:
@@ -137,102 +117,29 @@ def test_functions_are_tried_by_the_file_of_their_run(shell: Shell, tmp_path: Pa
     assert "must return a finite number for every episode, got ZeroDivisionError: division by zero at " in refused
 
 
-def test_an_episode_of_functions_has_their_reward(shell: Shell, tmp_path: Path, types: Typed) -> None:
-    config = functions(tmp_path, "right")
-    prompt = json.loads(shell.type(["env", "check", config, "--json"], tmp_path)[1])["example"]["messages"][0][
-        "content"
-    ]
-    number = int(prompt.removeprefix("Twice ").removesuffix("?"))
-    types(f"/double number={number}", str(2 * number))
-    code, output, _ = shell.type(["env", "play", config], tmp_path)
-    assert code == 0
-    assert output.endswith("answered: reward 1.25, a success\n")
-
-
 def test_several_environments_are_looked_at_one_by_one(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
-        "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: fetch_place, share: 1}\n"
+        "environments:\n  near: {name: lookup_chain, share: 1}\n  far: {name: lookup_chain, share: 1}\n"
     )
     refused = shell.refusal(["env", "check", "two.yaml"], tmp_path)
     assert refused == "CONFIG must have one environment, got 2. Name one of them."
 
 
-def test_episode_is_played_by_hand(shell: Shell, tmp_path: Path, types: Typed) -> None:
-    payload = json.loads(shell.type(["env", "check", LIBRARY, "--json"], tmp_path)[1])["example"]["payload"]
-    types("/count", "/cunt", "/count x", '/count {"prefix": 7}', str(payload["books"]))
-    code, output, _ = shell.type(["env", "play", LIBRARY], tmp_path)
-    assert code == 0
-    assert f"> tool count: {payload['books']}\n" in output
-    assert 'tool cunt: {"error": "there is no tool \'cunt\'. Did you mean count?"}' in output
-    assert "that is no call: 'x' has no =; write argument=value" in output
-    assert "argument 'prefix': Input should be a valid string" in output
-    assert output.endswith("answered: reward 1, a success\n")
-
-
-def test_episode_that_is_left_has_no_reward_and_is_closed(shell: Shell, tmp_path: Path, types: Typed) -> None:
-    library = (ROOT / "examples" / "library.py").read_text()
-    source = library.replace("        self.database.close()", "        open('closed', 'w').close()")
-    (tmp_path / "closing.py").write_text(source)
-    types("/count")
-    code, output, _ = shell.type(["env", "play", "closing.py:Library"], tmp_path)
-    assert (code, output.splitlines()[-1]) == (0, "left: no reward")
-    assert (tmp_path / "closed").exists()
-
-
-def test_model_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
-    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1"]
-    code, output, _ = shell.type(["env", "play", PARITY, "--model", qwen2, *sets], tmp_path)
-    assert code == 0
-    lines = output.splitlines()
-    assert lines[0].startswith("user: Say something of even length, number ")
-    assert any(line.startswith("assistant: ") for line in lines)
-    assert " reward " in lines[-1]
-
-
-def test_model_and_run_play_by_a_whole_file(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
+def test_model_and_the_newest_policy_of_a_run_play_in_an_environment_or_by_a_whole_file(
+    shell: Shell, tmp_path: Path, qwen2: Path
+) -> None:
     settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
     train(settings, display=SilentDisplay())
     config = tmp_path / functions(tmp_path, "right")
     config.write_text(config.read_text() + "rollout: {max_tokens_per_turn: 8, max_turns: 1}\n")
+    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1", "--task", "3"]
     for model in (qwen2, "runs/small-001"):
+        first, again = (shell.type(["env", "play", PARITY, "--model", model, *sets], tmp_path) for _ in range(2))
+        assert (first[0], first[1]) == (0, again[1])
+        lines = first[1].splitlines()
+        assert lines[0].startswith("user: Say something of even length, number ") and " reward " in lines[-1]
         code, output, _ = shell.type(["env", "play", "train.yaml", "--model", model], tmp_path)
         assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
     config.write_text(config.read_text() + "context: {max_tokens: 16}\n")
-    for model in (qwen2, "runs/small-001"):
-        refused = shell.refusal(["env", "play", "train.yaml", "--model", model], tmp_path)
-        assert refused.startswith("context.max_tokens must leave room for a reply, got a first prompt of ")
-
-
-def test_newest_policy_of_a_run_plays(shell: Shell, tmp_path: Path, qwen2: Path) -> None:
-    settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
-    train(settings, display=SilentDisplay())
-    words: list[str | Path] = ["env", "play", PARITY, "--model", "runs/small-001", "--task", "3"]
-    first, again = (shell.type(words, tmp_path)[1] for _ in range(2))
-    assert first == again
-    assert " reward " in first.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("typed", "arguments"),
-    [
-        ("/f", {}),
-        ("/f a=7 b=x", {"a": 7, "b": "x"}),
-        ('/f a="two words" b=[1,2] c=null', {"a": "two words", "b": [1, 2], "c": None}),
-        ('/f {"a": {"b": 1}}', {"a": {"b": 1}}),
-    ],
-)
-def test_typed_calls(typed: str, arguments: dict[str, object]) -> None:
-    (call,) = typed_reply(typed).tool_calls
-    assert call == ToolCall("f", arguments)
-
-
-@pytest.mark.parametrize(("typed", "answer"), [("42", "42"), ("//bin", "/bin"), ("a /b", "a /b")])
-def test_typed_answers(typed: str, answer: str) -> None:
-    reply = typed_reply(typed)
-    assert (reply.content, reply.tool_calls, reply.author) == (answer, (), "llm")
-
-
-@pytest.mark.parametrize("typed", ["/f x", "/f {", '/f a="'])
-def test_typed_calls_that_can_not_be_read_are_refused(typed: str) -> None:
-    with pytest.raises(ValueError, match="."):
-        typed_reply(typed)
+    refused = shell.refusal(["env", "play", "train.yaml", "--model", qwen2], tmp_path)
+    assert refused.startswith("context.max_tokens must leave room for a reply, got a first prompt of ")

@@ -58,11 +58,6 @@ def test_model_needs_a_run_folder(tmp_path: Path) -> None:
     assert "RUN must be a run folder with a run.json" in str(result.exception)
 
 
-@pytest.mark.parametrize("command", ["verify", "rescore", "whatif"])
-def test_help_has_an_example(command: str) -> None:
-    assert f"Example: agentloop replay {command}" in ask(command, "--help").output
-
-
 def test_commands_that_ask_no_model_need_no_torch(tmp_path: Path) -> None:
     spoiled(tmp_path / "replay.sqlite", 0)
     program = (

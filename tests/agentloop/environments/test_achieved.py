@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import Achieved, Environment, FetchPlace, LookupChain, Task, call_demonstrated
+from agentloop.environments import Achieved, Environment, LookupChain, Task, call_demonstrated
 from agentloop.environments.lookup_chain import KEYS
+from benchmarks._fetch_place import FetchPlace
 from context.messages import Message, ToolCall
 
 LONGEST = 12

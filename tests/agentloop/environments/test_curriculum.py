@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.config.sections.dataset import TasksSection
-from agentloop.environments.curriculum import TaskOrder
+from agentloop.environments.task_source import TaskOrder
 
 
 def order(size: int = 4, *, seed: int = 7, **rule: Any) -> TaskOrder:

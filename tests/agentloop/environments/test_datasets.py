@@ -310,7 +310,7 @@ def test_example_of_word_problems_reads_its_rows() -> None:
     )
     factory, source = open_tasks(config)
     assert source.summary == "52 to train on, 8 held out"
-    environment, task = factory.create(), source.train(0)
+    environment, task = factory.all[0].create(), source.train(0)
     result = called(environment, ToolCall("calculate", {"a": 6, "operation": "*", "b": 18}), ToolLimits(1, 100))
     assert result.content == "108"
     right = task.payload["answer"]
@@ -328,4 +328,4 @@ def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tm
     twice = next(task for task in hashes if hashes.count(task) > 1)
     source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
     # 8 x 0.25 + 4 = 6 of 12; all others are untried.
-    assert source.state()["order"]["counts"] == [[source.state()["order"]["counts"][0][0], 12.0, 6.0]]
+    assert source.state()[0]["order"]["counts"] == [[source.state()[0]["order"]["counts"][0][0], 12.0, 6.0]]

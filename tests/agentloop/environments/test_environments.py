@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import Task, TaskSource, ToolLimits, load_environment
+from agentloop.environments import Task, ToolLimits, load_environment
+from agentloop.environments.task_source import EnvironmentTasks
 from agentloop.errors import UserError
 from context.messages import Message, ToolCall
 from tests.fakes.environments.faulty_tools import called
@@ -309,13 +310,13 @@ def test_example_calculator_can_be_trained_on() -> None:
         assert environment.reward(task, (*task.messages(), Message("assistant", text))) == reward
 
 
-def hashes(source: TaskSource, start: int, stop: int) -> list[str]:
+def hashes(source: EnvironmentTasks, start: int, stop: int) -> list[str]:
     factory = load_environment("lookup_chain", {})
     return [factory.task_hash(source.train(index)) for index in range(start, stop)]
 
 
-def source(pool: Any, seed: int = 7) -> TaskSource:
-    return TaskSource(load_environment("lookup_chain", {}), seed=seed, pool=pool)
+def source(pool: Any, seed: int = 7) -> EnvironmentTasks:
+    return EnvironmentTasks(load_environment("lookup_chain", {}), seed=seed, pool=pool)
 
 
 def test_task_pool_is_gone_through_once_per_epoch_in_a_new_order() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -47,23 +46,11 @@ def reward(task: Task, messages: list[Message]) -> float:
     return LookupChain().reward(task, messages)
 
 
-def test_words_and_codes_are_as_many_as_the_tiny_tokenizer_was_measured_with() -> None:
-    assert len(set(KEYS)) == 32
-    assert all(key.isascii() and key.isalpha() and key.islower() for key in KEYS)
-    assert len(set(CODES)) == 50
-    assert all(len(code) == 2 and code.isdigit() for code in CODES)
-
-
 def test_smaller_stores_have_the_first_keys_and_codes_to_match() -> None:
     for task in tasks(20, hops=[2, 3], keys=8):
         assert sorted(task.payload["store"]) == sorted(KEYS[:8])
         # 50 codes for 32 keys: 8 x 50 / 32 = 12.5
         assert {r["code"] for r in task.payload["store"].values() if "code" in r} <= set(CODES[:12])
-
-
-def test_stores_too_small_for_decoys_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"keys must be 6 \(the longest chain, and decoys\) to 32, got 5"):
-        LookupChain(hops=(2, 3), keys=5)
 
 
 def test_store_has_every_key_and_every_record_one_way_on() -> None:
@@ -96,25 +83,13 @@ def test_see_leads_to_wrong_codes_with_no_way_back() -> None:
             assert store[chain_of(task, record["see"])[-1]]["code"] != task.payload["code"]
 
 
-def test_store_is_private_to_its_task() -> None:
+def test_lookup_is_of_the_store_of_its_task_and_an_unknown_key_is_an_error_to_read() -> None:
     first, second = tasks(2)
     assert first.payload["store"] != second.payload["store"]
     environment = LookupChain()
     environment.start(second)
-    shown = called(environment, ToolCall("lookup", {"key": "pearl"}), ToolLimits(5, 1000)).content
-    assert shown == json.dumps(second.payload["store"]["pearl"])
-
-
-def test_unknown_key_is_an_error_the_policy_can_read() -> None:
-    result = called(LookupChain(), ToolCall("lookup", {"key": "perl"}), ToolLimits(5, 1000))
-    assert result.content == '{"error": "unknown key"}'
-
-
-def test_task_asks_for_the_code_of_its_key() -> None:
-    (task,) = tasks(1)
-    system, user = task.messages()
-    assert (system.role, system.author) == ("system", "initialization")
-    assert user.content == f'What is the code of "{task.payload["key"]}"?'
+    shown = [called(environment, ToolCall("lookup", {"key": key}), ToolLimits(5, 1000)) for key in ("pearl", "perl")]
+    assert [one.content for one in shown] == [json.dumps(second.payload["store"]["pearl"]), '{"error": "unknown key"}']
 
 
 @pytest.mark.parametrize(
@@ -191,21 +166,6 @@ def test_padding_adds_words_behind_the_record_that_are_no_keys() -> None:
         words = long["note"].split()
         assert len(words) == 9
         assert not {*words} & {*KEYS, *CODES}
-    with pytest.raises(ValueError, match="padding must be >= 0, got -1"):
-        LookupChain(padding=-1)
-
-
-def test_lookup_takes_its_delay_and_answers_as_without_one() -> None:
-    (task,) = tasks(1)
-    quick, slow = LookupChain(), LookupChain(delay_s=0.05)
-    for environment in (quick, slow):
-        environment.start(task)
-    began = time.perf_counter()
-    answer = slow.lookup("pearl")
-    assert time.perf_counter() - began >= 0.05
-    assert answer == quick.lookup("pearl")
-    with pytest.raises(ValueError, match="delay_s must be >= 0, got -1"):
-        LookupChain(delay_s=-1)
 
 
 def test_hint_is_the_trail_and_stays_out_of_the_prompt() -> None:
@@ -214,7 +174,15 @@ def test_hint_is_the_trail_and_stays_out_of_the_prompt() -> None:
     assert task.hint not in "".join(message.content for message in task.messages())
 
 
-@pytest.mark.parametrize("hops", [(0, 2), (3, 2), (2, 9)])
-def test_hops_that_make_no_chain_are_refused(hops: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="hops must be"):
-        LookupChain(hops=hops)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"hops": hops}, "hops must be") for hops in ((0, 2), (3, 2), (2, 9))),
+        ({"hops": (2, 3), "keys": 5}, r"keys must be 6 \(the longest chain, and decoys\) to 32, got 5"),
+        ({"padding": -1}, "padding must be >= 0, got -1"),
+        ({"delay_s": -1}, "delay_s must be >= 0, got -1"),
+    ],
+)
+def test_options_that_make_no_chain_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LookupChain(**options)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.analysis.stored_policies import evaluate_run
-from agentloop.environments.source_digest import source_digest
+from agentloop.environments.factory import source_digest
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import train

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import os
 import random
@@ -10,13 +12,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agentloop.environments import ToolLimits, ToolResult
+from agentloop.environments import Environment, ToolLimits, ToolResult, tool
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
+from agentloop.errors import ToolTimeout, UserError
 from context.messages import ToolCall
 from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, Faulty, call, called, error
+
+PATIENT = replace(LIMITS, timeout_s=10.0)
+"""For tools that answer: a busy machine takes its time to fork."""
 
 
 @pytest.mark.parametrize(
@@ -140,15 +148,26 @@ def test_ctrl_c_of_the_user_does_not_wait_for_a_tool(monkeypatch: pytest.MonkeyP
     assert time.monotonic() - began < 2
 
 
-def test_signal_handler_that_only_takes_note_does_not_end_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    try:
-        monkeypatch.setitem(HANGS, "note", lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert call("hang", {"kind": "note"}) == ToolResult("came back", None)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    assert seen == [signal.SIGTERM]
+def test_calls_that_go_on_behind_their_deadline_are_counted_and_too_many_are_refused() -> None:
+    over, ended = threading.Event(), threading.Semaphore(0)
+
+    def call() -> None:
+        over.wait(60)
+        ended.release()
+
+    async def calls() -> int:
+        threads = WorkerThreads(8)
+        for _ in range(256):
+            with pytest.raises(ToolTimeout):
+                await threads.run(call, timeout_s=0)
+        with pytest.raises(UserError, match="tools must end, got 257 calls that went on behind their deadline"):
+            await threads.run(call, timeout_s=0)
+        over.set()
+        for _ in range(257):
+            assert await asyncio.to_thread(ended.acquire)
+        return await threads.run(lambda: 3, timeout_s=20)
+
+    assert run_coroutine(calls()) == 3
 
 
 def test_tool_that_forks_leaves_no_second_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,3 +224,80 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
         assert len(result.content) < 1100
         kinds.add(result.error_kind)
     assert kinds == {None, "unknown_tool", "bad_arguments"}
+
+
+# In a process of its own
+
+
+def gone(pid: int) -> bool:
+    """Whether a process is dead; a killed one may wait for whoever adopted it."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pids: list[int]) -> bool:
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        if all(map(gone, pids)):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_isolated_tool_runs_in_a_session_of_its_own() -> None:
+    pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
+    assert pid == session != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "error_kind"),
+    [
+        ("ok", "fine\ufffd", "not_text"),
+        ("raise", '{"error": "ZeroDivisionError: division by zero"}', "raised"),
+        ("die", '{"error": "the tool\'s process ended without a result (exit code 7)"}', "crashed"),
+        ("crash", '{"error": "the tool\'s process ended without a result (signal 10)"}', "crashed"),
+        ("spin, catching", '{"error": "apart took longer than 0.3 s"}', "timeout"),
+    ],
+)
+def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kind: str) -> None:
+    limits = LIMITS if error_kind == "timeout" else PATIENT
+    assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
+
+
+def test_isolated_tool_leaves_no_child_behind() -> None:
+    children = json.loads(call("apart", {"kind": "fork"}, limits=PATIENT).content)
+    assert len(children) == 3
+    assert wait_until_gone(children)
+
+
+def test_isolated_tool_that_hangs_dies_with_its_whole_group(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTLOOP_TEST_PIDS", str(tmp_path / "pids"))
+    began = time.monotonic()
+    # Long enough for its children to be born.
+    assert call("apart", {"kind": "fork, hang"}, limits=replace(LIMITS, timeout_s=1.0)).error_kind == "timeout"
+    assert time.monotonic() - began < 2.0
+    assert wait_until_gone(json.loads((tmp_path / "pids").read_text()))
+
+
+def test_many_calls_leak_no_file_descriptor() -> None:
+    call("apart", {"kind": "ok"})
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        call("apart", {"kind": "ok"})
+        call("fail", {"kind": "value"})
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:
+    class Loud(Environment):
+        @tool(isolated=True)
+        def give(self) -> str:
+            """Print and return 100 MB."""
+            print("x" * 100_000_000)
+            return "y" * 100_000_000
+
+    result = called(Loud(), ToolCall("give", {}), ToolLimits(30, 5))
+    assert result.content == "yyyyy... [cut: 99999995 characters left out]"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, load_environment
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
 from agentloop.rollouts.actors import Actors
@@ -45,20 +45,22 @@ Script = list[str | Completion | GenerationFailed]
 
 def actors(generator: Generator, environment: str = "Graded") -> Actors:
     factory: EnvironmentFactory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:{environment}", {})
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB)
+    return Actors(
+        RunEnvironments.of_one(factory), generator, CHATML.renderer(), HermesParser(), default_authors(), VOCAB
+    )
 
 
 def collected(*groups: list[Script]) -> Collected:
     """A group for every list of scripts, each on a task of its own."""
     playing = actors(ScriptedGenerator([script for group in groups for script in group]))
     rng = random.Random(0)
-    tasks = [(playing.environments.make_task(rng), len(group)) for group in groups]
+    tasks = [(playing.environments.all[0].make_task(rng), len(group)) for group in groups]
     return collect(playing, tasks, CONFIG)
 
 
 def episode(*script: str | Completion | GenerationFailed) -> Episode:
     playing = actors(ScriptedGenerator([script]))
-    (ended,) = run_episodes(playing, [playing.environments.make_task(random.Random(0))], CONFIG)
+    (ended,) = run_episodes(playing, [playing.environments.all[0].make_task(random.Random(0))], CONFIG)
     return ended
 
 
@@ -149,7 +151,7 @@ def test_engine_that_loses_track_of_its_requests_fails_them_all() -> None:
             return super().generate(requests)[:1]
 
     playing = actors(Forgetful([["done"], ["done"]]))
-    tasks = [playing.environments.make_task(random.Random(0))] * 2
+    tasks = [playing.environments.all[0].make_task(random.Random(0))] * 2
     problems = [ended.problem for ended in run_episodes(playing, tasks, CONFIG)]
     assert problems == ["1 replies to 2 requests"] * 2
 

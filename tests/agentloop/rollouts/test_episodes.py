@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import load_environment
+from agentloop.environments import RunEnvironments, load_environment
 from agentloop.rollouts.actors import Actors
 from context import ChatTemplate, Renderer, default_authors, loss_mask
 from context.parse import HermesParser
@@ -28,7 +28,14 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": max_tokens}})
     generator = ScriptedGenerator([replies])
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        CHATML.codec.vocab_size,
+    )
     task = factory.make_task(random.Random(0))
     (trajectory,) = collect(actors, [(task, 1)], config).trajectories
     validate([trajectory], default_authors())
@@ -40,7 +47,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     [
         (call("fail", '{"kind": "value"}'), "raised", "ValueError: bad value"),
         (call("fail", '{"kind": "exit"}'), "raised", "SystemExit: 3"),
-        (call("hang", '{"kind": "sleep, catching"}'), "timeout", "hang took longer than 0.3 s"),
+        (call("hang", '{"kind": "sleep"}'), "timeout", "hang took longer than 0.3 s"),
         (call("flood"), None, "xxxxxxxx... [cut: 16777156 characters left out]"),
         (call("give", '{"kind": "surrogate"}'), "not_text", "a\ufffdb"),
         (call("gve"), "unknown_tool", "Did you mean give?"),
@@ -100,7 +107,9 @@ def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: py
     renderer = Renderer(CHATML.codec, template, authors=default_authors(), stop_ids=frozenset({CHATML.end_id}))
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     generator = ScriptedGenerator([[call("count")]] * 3)
-    actors = Actors(factory, generator, renderer, HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    actors = Actors(
+        RunEnvironments.of_one(factory), generator, renderer, HermesParser(), default_authors(), CHATML.codec.vocab_size
+    )
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     with caplog.at_level(logging.WARNING):
         collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], config)
@@ -120,7 +129,9 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     task = factory.make_task(random.Random(0))
     parser = HermesParser()
-    actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000)
+    actors = Actors(
+        RunEnvironments.of_one(factory), ScriptedGenerator(scripts), CHATML.renderer(), parser, default_authors(), 1000
+    )
     found = collect(actors, [(task, 3)], config)
     metrics = found.metrics()
     assert metrics["rollout/failed_calls"] == 0.4
@@ -138,5 +149,12 @@ def test_episodes_without_a_call_have_no_share_of_failed_ones() -> None:
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     task = factory.make_task(random.Random(0))
-    actors = Actors(factory, ScriptedGenerator([["done"]]), CHATML.renderer(), HermesParser(), default_authors(), 1000)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        ScriptedGenerator([["done"]]),
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        1000,
+    )
     assert "rollout/failed_calls" not in collect(actors, [(task, 1)], config).metrics()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from context import HermesParser, default_authors
-from tests.agentloop.rollouts.stored.test_hindsight import random_episodes
+from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, random_episodes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
 
@@ -32,8 +32,17 @@ def settings(**rollout: Any) -> RunConfig:
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
     generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    size, memory = CHATML.codec.vocab_size, tool_memory(config, factory)
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), size, memory=memory)
+    environments = RunEnvironments.of_one(factory)
+    size, memory = CHATML.codec.vocab_size, tool_memory(config, environments)
+    return Actors(
+        environments,
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        size,
+        memory=memory,
+    )
 
 
 def play(environment: str, scripts: Scripts, *, concurrent: bool = False) -> tuple[list[Episode], list[str]]:
@@ -113,7 +122,7 @@ def facts(episode: Episode) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
-@pytest.mark.parametrize("name", ["lookup_chain", "fetch_place"])
+@pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE])
 def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) -> None:
     """Of each task eight episodes, three of which are alike to the end and the others to some point."""
     factory, tasks, scripts = random_episodes(name, 60)

@@ -12,7 +12,7 @@ import torch
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.environments import load_environment
+from agentloop.environments import RunEnvironments, load_environment
 from agentloop.learning.batch import build_batch
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.scoring import score
@@ -81,7 +81,9 @@ def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     generator = ScriptedGenerator([["yes", "no way"], ["no way"]])
     vocabulary = CHATML.codec.vocab_size
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), vocabulary)
+    actors = Actors(
+        RunEnvironments.of_one(factory), generator, CHATML.renderer(), HermesParser(), default_authors(), vocabulary
+    )
     penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=vocabulary))
     tasks = [(factory.make_task(random.Random(0)), 2)]
     found = collect(actors, tasks, config, penalty=penalty)

@@ -12,7 +12,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.learning.batch import build_batch
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.trajectories import Collected
@@ -49,7 +49,16 @@ def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collect
     strategy = make_strategy(section.strategy, section.options)
     authors = section.author_table()
     vocab_size, control = CHATML.codec.vocab_size, section.training_control()
-    actors = Actors(factory, generator, CHATML.renderer(), HermesParser(), authors, vocab_size, strategy, control)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        authors,
+        vocab_size,
+        strategy,
+        control,
+    )
     return collect(actors, [(task, len(scripts))], config, run=RUN), generator, config
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
 from agentloop.generation import Completion, GenerationFailed
@@ -44,7 +44,14 @@ def loaded(name: str) -> EnvironmentFactory:
 
 def actors_of(factory: EnvironmentFactory, scripts: Sequence[Sequence[Any]], *, concurrent: bool = False) -> Actors:
     generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    return Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        CHATML.codec.vocab_size,
+    )
 
 
 def config(**rollout: Any) -> RunConfig:
@@ -130,7 +137,14 @@ class Stopped(ScriptedGenerator):
 def test_environments_of_a_stopped_run_are_closed(name: str) -> None:
     factory = loaded(name)
     stopped = Stopped([["done"]] * 3)
-    actors = Actors(factory, stopped, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        stopped,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        CHATML.codec.vocab_size,
+    )
     with pytest.raises(SystemExit):
         list(run_episodes(actors, [faulty("")] * 3, config()))
     assert counts(factory) == {"started": 3, "closed": 3}

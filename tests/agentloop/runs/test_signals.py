@@ -83,10 +83,10 @@ def test_processes_that_are_terminated_do_not_stop_the_run_that_forked_them() ->
 _KEEPS = """
 import multiprocessing, os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from agentloop.runs import watchdog
+from agentloop.runs import signals
 from agentloop.runs.signals import graceful_stop
 
-watchdog.GRACE_S = 0.05
+signals.GRACE_S = 0.05
 with graceful_stop(lambda text: None) as stop, stop.working():
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
     print(pool.submit(os.getpid).result(), flush=True)

@@ -12,9 +12,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.retrain.retraining import retrain
 from agentloop.training.train import train
 from context.authors import AuthorTable
 from replay import queries
@@ -138,12 +136,6 @@ def test_resumed_run_ends_like_the_unbroken_one(finished: TrainResult, tmp_path:
     drawn = rows(resumed.folder / "replay.sqlite", query)
     assert drawn == rows(finished.folder / "replay.sqlite", query)
     assert {source for _, _, _, source, *_ in drawn} == {"self", "hindsight"}
-
-
-def test_a_run_is_retrained_bit_by_bit(finished: TrainResult) -> None:
-    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
-        found = retrain(store, open_run_folder(finished.folder), start=0, end=None, display=SilentDisplay())
-    assert [(each.iteration, each.differing) for each in found.compared] == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
 def test_episodes_of_workers_are_stored_once_more_too(tmp_path: Path, qwen2: Path) -> None:

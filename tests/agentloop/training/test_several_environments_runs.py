@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.analysis.played_episode import play_with
-from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.analysis.stored_policies import evaluate_run, play_with
 from agentloop.cli.main import app
 from agentloop.config import RunConfig
 from agentloop.rollouts.evaluation import as_table

@@ -19,10 +19,8 @@ from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.ranks import free_port
 from tests.fakes.runs import save_qwen2
-from tests.fakes.scraping import scraped
-from tests.fakes.worker_runs import LIMIT_S, IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
+from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
 FAILING = ENVIRONMENTS / "failing.py"
 FUNCTIONS = ENVIRONMENTS / "functions.py"
@@ -228,21 +226,6 @@ def test_functions_in_files_are_tools_and_judges_of_workers_too(begin: Begin, tm
         assert {(record.reward, record.success) for record in records} <= {(0.5, False), (1.5, True)}  # 2 columns
         run.store.roles.end_run(run.id)
         assert worker.wait() == 0
-
-
-def test_what_a_worker_does_is_there_for_prometheus(begin: Begin, tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
-    run, _ = begin(tmp_path / "replay.sqlite")
-    total, port = run.issue(1), free_port()
-    labels = f'{{role="worker",run="{run.folder.name}"}}'
-    expected = {f"agentloop_worker_{name}{labels} {value}" for name, value in (("done", 16.0), ("episodes", 0.0))}
-    with WorkerProgram(run.folder, "--metrics-port", str(port)) as worker:
-        run.until(ended(total), worker)
-        deadline = time.monotonic() + LIMIT_S
-        while not expected <= set(lines := scraped(port)):
-            assert time.monotonic() < deadline, lines
-            time.sleep(0.1)
-    assert any(line.startswith(f"agentloop_worker_store_seconds{labels} ") for line in lines)
 
 
 def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:

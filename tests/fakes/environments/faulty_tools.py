@@ -9,12 +9,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from agentloop.environments import Environment, Task, ToolLimits, ToolResult, call_tool, tool
-from agentloop.environments.tools.event_loop import run_coroutine
-from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from context.messages import Message, ToolCall
 
 LIMITS = ToolLimits(timeout_s=0.3, max_chars=100)
@@ -81,14 +79,6 @@ _OVER = threading.Event()
 """The call is over: what hangs goes on until then, for a thread that spins takes time from all that follows."""
 
 
-def _sleep_catching() -> None:
-    while not _OVER.is_set():
-        try:  # noqa: SIM105  as careless authors write it
-            time.sleep(5)
-        except:  # noqa: E722
-            pass
-
-
 def _spin_catching() -> None:
     while not _OVER.is_set():
         try:
@@ -96,30 +86,6 @@ def _spin_catching() -> None:
                 pass
         except BaseException:  # noqa: BLE001
             continue
-
-
-def _nested_catching() -> None:
-    while not _OVER.is_set():
-        try:
-            try:
-                time.sleep(5)
-            except:  # noqa: E722
-                continue
-        except:  # noqa: E722
-            continue
-
-
-def _catch_then_hang() -> None:
-    with suppress(BaseException):
-        time.sleep(5)
-    time.sleep(5)
-
-
-def _catch_once() -> None:
-    try:
-        time.sleep(5)
-    except BaseException:  # noqa: BLE001
-        return
 
 
 def _fork_sleepers() -> str:
@@ -169,11 +135,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 HANGS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(60),
     "lock": lambda: threading.Event().wait(60),
-    "sleep, catching": _sleep_catching,
     "spin, catching": _spin_catching,
-    "nested, catching": _nested_catching,
-    "catch once": _catch_once,
-    "catch, then hang": _catch_then_hang,
 }
 APART: dict[str, Callable[[], str]] = {
     "ok": lambda: "fine\0",
@@ -225,7 +187,5 @@ class Graded(Faulty):
 
     @tool
     def flood(self) -> str:
-        """Return and print sixteen megabytes."""
-        text = "x" * (16 << 20)
-        print(text)
-        return text
+        """Return sixteen megabytes."""
+        return "x" * (16 << 20)

@@ -42,7 +42,6 @@ class Slow(Environment):
     @tool
     async def pause(self, seconds: float) -> str:
         """Wait without a thread."""
-        print("not shown")
         await asyncio.sleep(seconds)
         return f"paused {self.number}"
 
@@ -64,12 +63,6 @@ class Slow(Environment):
         """Never come back."""
         threading.Event().wait()
         return "came back"
-
-    @tool
-    def spin(self) -> str:
-        """Compute for ever."""
-        while True:
-            pass
 
     @tool
     def query(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.environments.mcp_server import McpServerSection
-from agentloop.environments import load_environment
+from agentloop.environments import RunEnvironments, load_environment
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -25,7 +25,14 @@ def play(section: McpServerSection, scripts: list[list[str]]) -> list[Episode]:
         {"rollout": {"max_tokens_per_turn": 200, "tool_timeout_s": 60.0}, "context": {"max_tokens": 8000}}
     )
     size = CHATML.codec.vocab_size
-    actors = Actors(factory, ScriptedGenerator(scripts), CHATML.renderer(), HermesParser(), default_authors(), size)
+    actors = Actors(
+        RunEnvironments.of_one(factory),
+        ScriptedGenerator(scripts),
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        size,
+    )
     assert factory.example is not None
     return list(run_episodes(actors, [factory.example] * len(scripts), config))
 
@@ -73,7 +80,7 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
 KILLED = """
 import os, signal, sys
 from agentloop.config.sections.environments.mcp_server import McpServerSection
-from agentloop.environments.mcp.loop_thread import submit
+from agentloop.environments.mcp.server_program import submit
 from agentloop.environments.mcp.server_program import ServerProgram
 
 async def start():

@@ -7,7 +7,7 @@ import sys
 
 from tests.debian_packages import install
 
-PACKAGES = ("bubblewrap", "libseccomp2", "util-linux")
+PACKAGES = ("bubblewrap", "util-linux")
 
 
 def main() -> int:

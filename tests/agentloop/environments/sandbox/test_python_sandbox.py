@@ -6,12 +6,18 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentloop.environments.sandbox import PythonSandbox, SandboxLimits, SandboxRun
+from agentloop.environments import Environment, Task, ToolLimits, call_tool, load_environment
+from agentloop.environments.sandbox import PythonSandbox, Returned, SandboxLimits, SandboxRun, call_function
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
+from agentloop.environments.tools.results import ToolResult
+from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import UserError
+from context.messages import Message, ToolCall
+from tests.docs.blocks import ROOT
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
@@ -128,3 +134,104 @@ def test_nothing_is_run_where_bubblewrap_may_not_work(monkeypatch: pytest.Monkey
 def test_kind_of_sandbox_is_one_of_two() -> None:
     with pytest.raises(UserError, match=r"^sandbox must be bubblewrap or none, got 'docker'\. Set one of them\.$"):
         PythonSandbox("docker")  # type: ignore[arg-type]
+
+
+# The tool `run_python`
+
+SQUARES = f"{ROOT}/examples/squares.py:Squares"
+
+
+def made(**options: Any) -> Environment:
+    return load_environment(SQUARES, options).create()
+
+
+def called(environment: Environment, code: str) -> ToolResult:
+    limits = ToolLimits(timeout_s=20.0, max_chars=1000)
+
+    async def call() -> ToolResult:
+        threads = WorkerThreads(1)
+        try:
+            return await call_tool(environment, ToolCall("run_python", {"code": code}), limits, threads)
+        finally:
+            threads.close()
+
+    return run_coroutine(call())
+
+
+def test_tool_shows_what_a_program_prints() -> None:
+    assert called(made(), "print(3 ** 2)") == ToolResult("9")
+    assert called(made(), "print(x)").content.endswith("NameError: name 'x' is not defined\n[exit code 1]")
+
+
+def test_reward_may_run_the_reply() -> None:
+    task = Task("Print the square of 3.", {"of": 3})
+    replies = [Message("assistant", text, author="llm") for text in ("print(3 * 3)", "print(6)", "no program")]
+    assert [made().reward(task, [reply]) for reply in replies] == [1.0, 0.0, 0.0]
+
+
+def test_options_choose_sandbox_and_limits() -> None:
+    factory = load_environment(SQUARES, {"sandbox": "none", "limits": {"seconds": 1, "output_bytes": 50}})
+    assert factory.create().sandbox.limits == SandboxLimits(seconds=1, output_bytes=50)  # type: ignore[attr-defined]
+    assert [tool["function"]["name"] for tool in factory.tools] == ["run_python"]
+
+
+# Functions of a policy's code
+
+
+def returned(code: str, *arguments: Any, limits: SandboxLimits | None = None) -> tuple[Returned, ...]:
+    return call_function(PythonSandbox(limits=limits), code, "f", [[argument] for argument in arguments])
+
+
+def test_each_call_has_what_the_function_returned() -> None:
+    assert returned("def f(x): return x[::-1]", "ab", [1, 2]) == (Returned("ba"), Returned([2, 1]))
+    assert returned("f = lambda x: {'n': x, 'half': x / 2, 'none': None}", 3) == (
+        Returned({"n": 3, "half": 1.5, "none": None}),
+    )
+
+
+def test_call_that_raises_costs_itself_alone() -> None:
+    assert returned("def f(x): return 1 // x", 1, 0, -1) == (
+        Returned(1),
+        Returned(None, "ZeroDivisionError: integer division or modulo by zero"),
+        Returned(-1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("def f(x) return x", "SyntaxError: expected ':' (answer.py, line 1)"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def g(x): return x", "KeyError: 'f'"),
+        ("", "KeyError: 'f'"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("f = 3", "TypeError: 'int' object is not callable"),
+        ("def f(x): return {1, 2}", "TypeError: Object of type set is not JSON serializable"),
+        ("def f(x): return f(x)", "RecursionError: maximum recursion depth exceeded"),
+        ("def f(x): __import__('os')._exit(0)", "it ended early"),
+        ("def f(x): __import__('os').kill(__import__('os').getpid(), 11)", "[exit code 139]"),
+    ],
+)
+def test_code_that_gives_no_value_gives_an_error(code: str, error: str) -> None:
+    assert returned(code, 1, 2) == (Returned(None, error),) * 2
+
+
+def test_calls_before_one_that_hangs_are_kept() -> None:
+    code = "def f(x):\n    while x == 2: pass\n    return x"
+    found = returned(code, 1, 2, 3, limits=SandboxLimits(seconds=1.0))
+    assert found == (Returned(1), *[Returned(None, "[stopped: it took longer than 1 s]")] * 2)
+
+
+def test_what_the_code_prints_is_no_answer() -> None:
+    code = (
+        "import sys\nprint('[7, null]')\ndef f(x):\n    print('[7, null]')\n    sys.stderr.write('noise')\n    return x"
+    )
+    assert returned(code, 1, 2) == (Returned(1), Returned(2))
+
+
+def test_value_equals_another_of_its_type_alone() -> None:
+    one = Returned(1)
+    assert [one.equals(value) for value in (1, 1.0, True, "1", None)] == [True, False, False, False, False]
+    assert Returned({"a": 1, "b": 2}).equals({"b": 2, "a": 1})
+    assert not Returned(None, "ValueError: x").equals(None)
+    assert Returned(None).equals(None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.stored.hindsight import Hindsight, Relabelled
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
@@ -26,6 +26,7 @@ from replay.store import ReplayStore
 from tests.agentloop.environments.test_achieved import careless, play
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.records import add_run
+from tests.fakes.runs import ROOT
 from tests.fakes.scripted import CHATML, ScriptedGenerator, call
 
 RUN = "run-1"
@@ -45,7 +46,14 @@ def settings(**replay: Any) -> RunConfig:
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts) -> Actors:
     generator = ScriptedGenerator(scripts)
-    return Actors(factory, generator, CHATML.renderer(), HermesParser(), default_authors(), CHATML.codec.vocab_size)
+    return Actors(
+        RunEnvironments.of_one(factory),
+        generator,
+        CHATML.renderer(),
+        HermesParser(),
+        default_authors(),
+        CHATML.codec.vocab_size,
+    )
 
 
 def played(factory: EnvironmentFactory, tasks: Sequence[Task], scripts: Scripts) -> Collected:
@@ -59,7 +67,12 @@ def in_hindsight(
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
         payloads = frozenset(content_hash(task.payload) for task in held_out)
-        hindsight = Hindsight(actors_for(factory, []), settings(**replay), StoredEpisodes(factory, store), payloads)
+        hindsight = Hindsight(
+            actors_for(factory, []),
+            settings(**replay),
+            StoredEpisodes(RunEnvironments.of_one(factory), store),
+            payloads,
+        )
         found = hindsight.relabel(rows.trajectories, iteration=1, attempt=0)
         store.append(found.tasks, found.groups, found.trajectories)
         return replace(found, trajectories=store.read([row.id for row in found.trajectories]))
@@ -88,6 +101,9 @@ def new_task(row: Trajectory, found: Relabelled) -> Task:
     return Task(tuple(opening), payload)
 
 
+FETCH_PLACE = f"{ROOT}/benchmarks/_fetch_place.py:FetchPlace"
+
+
 def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
     """What a careless policy says, with odd calls among it, as it writes it."""
     factory = load_environment(name, {})
@@ -106,7 +122,7 @@ def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Tas
     return factory, tasks, scripts
 
 
-@pytest.mark.parametrize("name", ["lookup_chain", "fetch_place"])
+@pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE])
 def test_a_row_is_the_episode_that_its_replies_make_of_its_task(name: str, tmp_path: Path) -> None:
     factory, tasks, scripts = random_episodes(name, 200)
     rows = played(factory, tasks, scripts)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
-from agentloop.errors import UserError
-from agentloop.launch.local_machine import assigned_devices
-from agentloop.launch.role_commands import RoleMember
-from agentloop.launch.roles_file import EngineRole, WorkerRole
+from agentloop.config.config_file import to_plain
+from agentloop.launch.supervised_role import Restarts
+from tests.docs.blocks import blocks
 from tests.fakes.launched import (
     ENDS_WHEN_THERE_IS_A_FILE,
     STAYS,
     launched,
     left_over,
+    parent,
     starts,
     until,
     words,
     write_roles,
 )
+from tests.fakes.processes import assert_sound
+from tests.fakes.runs import rows, small_config
 
 NAMES = ("learner", "engine-0", "worker-0", "worker-1")
 BEGINS = """
@@ -95,6 +99,15 @@ def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path:
     assert left_over(launch.run) == []
 
 
+def test_a_role_is_started_again_after_longer_and_longer_and_then_no_more() -> None:
+    restarts = Restarts()
+    assert [restarts.ended(1, now=float(now), ran_s=0.1) for now in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+    slow = Restarts()
+    assert [slow.ended(2, now=100.0 * now, ran_s=90.0) for now in range(5)] == [1.0, 1.0, 1.0, 1.0, None]
+    assert Restarts().ended(-9, now=0.0, ran_s=90.0) == 1.0
+
+
+@pytest.mark.soak
 def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_path: Path) -> None:
     roles = {
         "learner": {"command": words(STAYS, "learner")},
@@ -141,23 +154,11 @@ def test_a_role_that_does_not_leave_is_killed(tmp_path: Path) -> None:
 def test_each_launch_has_a_run_of_its_own_and_resume_goes_on_with_one(tmp_path: Path) -> None:
     begins = [sys.executable, "-c", BEGINS, "{run}", str(tmp_path / "config.yaml")]
     file = write_roles(tmp_path, {"learner": {"command": begins}})
-    for options in ((), (), ("--resume",), ("--resume", "auto"), ("--run", str(tmp_path / "runs" / "small-001"))):
+    for options in ((), (), ("--resume", "auto")):
         with launched(file, *options) as launch:
             assert launch.wait() == 0, launch.printed
     places = [line for line in launch.printed.splitlines() if line.startswith("run folder")]
-    assert [line.rpartition("-")[2] for line in places] == ["001", "002", "002", "002", "001"]
-
-
-def test_no_role_of_a_run_is_launched_twice_at_once(tmp_path: Path) -> None:
-    file = three_roles(tmp_path)
-    with launched(file) as first:
-        until(lambda: all(starts(first.run, name) for name in NAMES), first.printed)
-        with launched(file, "--run", str(first.run)) as second:
-            assert second.wait() == 2
-        assert "--run must name a run whose learner nobody else launches" in second.printed
-        assert all(len(starts(first.run, name)) == 1 for name in NAMES)
-        first.send(signal.SIGTERM)
-        assert first.wait() == 143
+    assert [line.rpartition("-")[2] for line in places] == ["001", "002", "002"]
 
 
 def test_one_role_can_be_launched_alone_and_its_leaving_ends_that(tmp_path: Path) -> None:
@@ -168,17 +169,52 @@ def test_one_role_can_be_launched_alone_and_its_leaving_ends_that(tmp_path: Path
     assert "index 0" not in launch.printed
 
 
-def test_gpus_are_given_once_each_in_order() -> None:
-    members = [
-        RoleMember("engine", "engine-0", ("x",), EngineRole(gpus=2)),
-        RoleMember("engine", "engine-1", ("x",), EngineRole(gpus=1)),
-        RoleMember("worker", "worker-0", ("x",), WorkerRole()),
-    ]
-    assert assigned_devices(members, {"CUDA_VISIBLE_DEVICES": "4,5,7"}) == {
-        "engine-0": {"CUDA_VISIBLE_DEVICES": "4,5"},
-        "engine-1": {"CUDA_VISIBLE_DEVICES": "7"},
-        "worker-0": {"CUDA_VISIBLE_DEVICES": ""},
+def test_a_slurm_job_is_queued_again_when_its_time_was_up_and_goes_on_with_its_run(tmp_path: Path) -> None:
+    """The recipe of docs/scaling.md, with stand-ins for `agentloop launch` and `scontrol`."""
+    (recipe,) = [block.text for block in blocks() if "#SBATCH" in block.text]
+    asked, ended = tmp_path / "asked", tmp_path / "ended"
+    programs = {
+        "agentloop": f"trap 'sleep 0.1; exit 143' TERM; touch {asked}; [ -e {ended} ] || while :; do sleep 0.05; done",
+        "scontrol": f'echo "$@" >> {tmp_path / "queued"}',
     }
-    with pytest.raises(UserError, match=r"roles must fit this machine's 1 GPUs, got 3 \(engine-0 2, engine-1 1\)"):
-        assigned_devices(members, {"CUDA_VISIBLE_DEVICES": "0"})
-    assert assigned_devices(members[2:], {}) == {}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    place = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    job = subprocess.Popen(["bash", "-c", recipe], env=place)
+    until(asked.exists)
+    job.send_signal(signal.SIGTERM)
+    assert (job.wait(), (tmp_path / "queued").read_text()) == (143, "requeue 7\n")
+    ended.touch()
+    assert subprocess.run(["bash", "-c", recipe], env=place, check=False).returncode == 0
+    assert (tmp_path / "queued").read_text() == "requeue 7\n"
+
+
+@pytest.mark.soak
+def test_a_learner_that_is_killed_goes_on_with_its_run_and_an_ended_run_is_left_alone(
+    tmp_path: Path, qwen2: Path
+) -> None:
+    config = small_config(
+        tmp_path / "runs",
+        qwen2,
+        run={"iterations": 12},
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        evaluation={"every": 0, "tasks": 1},
+        checkpoint={"every": 2},
+    )
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_plain(config)))
+    file = tmp_path / "roles.yaml"
+    file.write_text(yaml.safe_dump({"config": str(tmp_path / "config.yaml"), "roles": {"learner": {}}}))
+    with launched(file) as launch:
+        run = launch.run
+        until(lambda: any((run / "checkpoints").glob("*2/COMPLETE")), launch.printed)
+        (learner,) = [pid for pid in left_over(run) if parent(pid) == launch.id]
+        os.kill(learner, signal.SIGKILL)
+        assert launch.wait() == 0, launch.printed
+    assert "learner | [has died with signal 9; started again in 1 s]" in launch.printed
+    assert f"resumed {run} after iteration" in launch.printed
+    assert_sound(run, iterations=12)
+    assert rows(run / "replay.sqlite", "select count(*) from runs") == [(1,)]
+    with launched(file, "--run", str(run)) as launch:
+        assert launch.wait() == 0, launch.printed
+    assert f"{run} has ended after iteration 12: nothing is left" in launch.printed

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentloop.environments.datasets import as_text
 from agentloop.environments.environment import Environment, Task
+from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, with_tools
 from agentloop.errors import UserError
+from agentloop.user_code import load_function
 from context.messages import Message
 from context.wording import suggest
 
@@ -63,3 +67,37 @@ def _messages(shown: Any, column: str) -> tuple[Message, ...]:
         if more:
             raise ValueError(f"{rule} and nothing else, got {', '.join(more)}")
     return tuple(Message(message["role"], message["content"]) for message in shown)
+
+
+_KEY = "environment.tools"
+
+
+def rows_with_tools(names: Sequence[str]) -> type[Environment]:
+    """`rows` with the functions of these `names` as its tools. Raises UserError for what can't be one."""
+    tools: dict[str, ToolSpec] = {}
+    for name in names:
+        function = load_function(name, what=_KEY)
+        spec, hidden = describe_function(function, f"{_KEY}: {name}")
+        if spec.name in tools:
+            raise UserError(f"{_KEY} must have names of their own, got {name}, named like another one. Rename it.")
+        tools[spec.name] = replace(spec, function=_as_method(function, hidden))
+    return with_tools(RowEnvironment, tools)
+
+
+def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[..., Any]:
+    """`hidden` arguments are given the episode's task."""
+
+    def given(environment: RowEnvironment) -> dict[str, Any]:
+        return dict.fromkeys(hidden, environment.task)
+
+    if inspect.iscoroutinefunction(function):
+
+        async def call_awaited(environment: RowEnvironment, /, **arguments: Any) -> Any:
+            return await function(**arguments, **given(environment))
+
+        return call_awaited
+
+    def call(environment: RowEnvironment, /, **arguments: Any) -> Any:
+        return function(**arguments, **given(environment))
+
+    return call

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agentloop.environments.environment import Achieved, Environment, Task, tool
+from agentloop.environments import Achieved, Environment, Task, tool
 from agentloop.environments.lookup_chain import KEYS as WORDS
 from context.authors import LLM
 from context.messages import Message, ToolCall

@@ -1,0 +1,159 @@
+"""The environments of a run with its tasks, checked before it begins. Each task of several says which it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.environments.shares import EnvironmentPart, said_of
+from agentloop.config.seeds import derive_seed
+from agentloop.environments.datasets import TaskRows, load_rows
+from agentloop.environments.environment import Achieved, Task
+from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.task_source import EnvironmentTasks, TaskSource
+from agentloop.errors import UserError
+from context.messages import Message, content_hash
+
+
+@dataclass(frozen=True)
+class RunEnvironments:
+    """What is asked about a task is asked of the environment that it is of."""
+
+    by_name: Mapping[str, EnvironmentFactory]
+    """By the names that their rows have."""
+
+    @classmethod
+    def of_one(cls, factory: EnvironmentFactory) -> RunEnvironments:
+        """Those of a run that has this one alone."""
+        return cls({factory.name: factory})
+
+    @property
+    def all(self) -> tuple[EnvironmentFactory, ...]:
+        return tuple(self.by_name.values())
+
+    def of(self, task: Task) -> EnvironmentFactory:
+        return self.all[0] if task.environment is None else self.by_name[task.environment]
+
+    def recorded(self, name: str, version: str) -> EnvironmentFactory | None:
+        """The one that a row is of; None where it is of none, or of another version."""
+        found = self.by_name.get(name)
+        return found if found is not None and found.version == version else None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.by_name)
+
+    @property
+    def version(self) -> str:
+        return ", ".join(factory.version for factory in self.all)
+
+    @property
+    def where(self) -> str:
+        named = {name: factory.is_one_of_several for name, factory in self.by_name.items()}
+        return ", ".join(f"{name} ({one.where})" if named[name] else one.where for name, one in self.by_name.items())
+
+    @property
+    def source(self) -> str:
+        if len(self.all) == 1:
+            return self.all[0].source
+        return content_hash({name: factory.source for name, factory in self.by_name.items()})
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """Of all of them, each name once."""
+        return tuple({tool["function"]["name"]: tool for factory in self.all for tool in factory.tools}.values())
+
+    @property
+    def can_demonstrate(self) -> bool:
+        return all(factory.can_demonstrate for factory in self.all)
+
+    @property
+    def rewards_turns(self) -> bool:
+        return all(factory.rewards_turns for factory in self.all)
+
+    @property
+    def has_achieved(self) -> bool:
+        return all(factory.has_achieved for factory in self.all)
+
+    def with_version_of(self, source: str) -> RunEnvironments:
+        """All of them as versions of this source: what of it has changed is not known."""
+        return replace(self, by_name={name: one.with_version_of(source) for name, one in self.by_name.items()})
+
+    def task_hash(self, task: Task) -> str:
+        return self.of(task).task_hash(task)
+
+    def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
+        return self.of(task).turn_rewards(task, messages, replies=replies)
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
+        return self.of(task).achieved(task, messages)
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return self.of(task).reward(task, messages)
+
+
+_MOST_CHECKED = 20_000
+"""Rows that are read as tasks before a run begins: a second or two. The rest are when their turn comes."""
+
+
+def open_tasks(
+    config: RunConfig, sources: Sequence[str] = (), *, environment_changed: bool = False
+) -> tuple[RunEnvironments, TaskSource]:
+    """The environments with the run's tasks, checked.
+
+    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
+    another than the last one unless `environment_changed`; another than the first one is another version.
+    """
+    rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
+    environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
+    if sources and environments.source != sources[-1] and not environment_changed:
+        raise UserError(
+            f"environment.name must have the source that the run had last, got {environments.where} changed since "
+            f"(digest {environments.source[:8]} after {sources[-1][:8]}). Put it back, or go on with "
+            "--environment-changed: rows collected from then on count as another version of it."
+        )
+    if sources and environments.source != sources[0]:
+        environments = environments.with_version_of(environments.source)
+    parts = zip(config.parts, environments.all, strict=True)
+    return environments, TaskSource([_source(config, part, factory, rows[part.name]) for part, factory in parts])
+
+
+def load_environments(
+    config: RunConfig, rows: Mapping[str | None, Mapping[str, Any]], *, options: Mapping[str, Any] | None = None
+) -> RunEnvironments:
+    """The environments, each checked with the row that it has; `options` go over those of the configuration."""
+    factories = []
+    for part in config.parts:
+        try:
+            factory = _load(config, part, rows.get(part.name), options or {})
+        except UserError as error:
+            raise UserError(said_of(part.name, str(error))) from error
+        factories.append(factory if part.name is None else factory.named(part.name))
+    return RunEnvironments({factory.name: factory for factory in factories})
+
+
+def _load(
+    config: RunConfig, part: EnvironmentPart, row: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> EnvironmentFactory:
+    section = part.environment
+    return load_environment(
+        section.name,
+        {**section.options, **options},
+        config.context.registered_authors(),
+        row=row,
+        servers=section.mcp_servers,
+        tools=section.tools,
+        judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
+    )
+
+
+def _source(
+    config: RunConfig, part: EnvironmentPart, factory: EnvironmentFactory, rows: TaskRows | None
+) -> EnvironmentTasks:
+    for side in () if rows is None else (rows.train, rows.held_out):
+        for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
+            factory.task_from_row(side[number], f"row {number + 1}")
+    seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
+    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, section=part.tasks)

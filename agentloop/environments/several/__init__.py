@@ -1,1 +1,0 @@
-"""Several environments in one run."""

@@ -1,0 +1,163 @@
+"""A file of roles: the commands that it stands for, and what is wrong with it by line and key."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from agentloop.cli.main import app
+from agentloop.errors import UserError
+from agentloop.launch.role_commands import RoleMember, chosen_members, load_run_config, role_members
+from agentloop.launch.roles_file import EngineRole, LearnerRole, WorkerRole, load_roles
+from agentloop.launch.supervision import assigned_devices
+from tests.fakes.runs import ROOT
+
+
+def members(folder: Path, **keys: object) -> list[RoleMember]:
+    file = folder / "roles.yaml"
+    file.write_text(yaml.safe_dump({"config": str(ROOT / "configs" / "vllm.yaml"), **keys}))
+    roles = load_roles(file)
+    return role_members(roles, load_run_config(roles), Path("runs/vllm-007"))
+
+
+def commands(folder: Path, **keys: object) -> dict[str, str]:
+    """What is started, by name."""
+    return {member.name: " ".join(member.command) for member in members(folder, **keys)}
+
+
+def test_learner_engines_and_workers_are_given_the_run_the_model_and_ports_of_their_own(tmp_path: Path) -> None:
+    found = commands(
+        tmp_path,
+        set=["model.path=org/model"],
+        roles={
+            "engine": {"count": 2, "port": 8000, "options": ["--dtype", "float32"]},
+            "worker": {"count": 2, "concurrency": 8, "options": ["--wait", "600"]},
+        },
+    )
+    start, config = f"{sys.executable} -m agentloop", ROOT / "configs" / "vllm.yaml"
+    assert found == {
+        "learner": f"{start} train {config} --set model.path=org/model --set engine.urls=[http://127.0.0.1:8000, "
+        "http://127.0.0.1:8001] --run runs/vllm-007",
+        "engine-0": f"{start} engine org/model --run runs/vllm-007 --port 8000 --name policy --max-model-len 8192 "
+        "--dtype float32",
+        "engine-1": f"{start} engine org/model --run runs/vllm-007 --port 8001 --name policy --max-model-len 8192 "
+        "--dtype float32",
+        "worker-0": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
+        "worker-1": f"{start} worker --run runs/vllm-007 --concurrency 8 --wait 600",
+    }
+
+
+def test_what_is_started_are_commands_that_agentloop_has(tmp_path: Path) -> None:
+    program: Any = typer.main.get_command(app)
+    roles = {"engine": {"options": ["--dtype", "float32"]}, "worker": {"options": ["--wait", "600"]}}
+    for member in members(tmp_path, set=["model.path=org/model", "lora.rank=8"], roles=roles):
+        name, *words = member.command[3:]
+        assert program.commands[name].make_context(name, words).params
+
+
+def test_several_ranks_are_started_by_torchrun_which_starts_them_again(tmp_path: Path) -> None:
+    found = commands(tmp_path, set=["model.path=org/model"], roles={"learner": {"ranks": 2}})
+    assert found["learner"] == (
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 -m -- agentloop "
+        f"train {ROOT / 'configs' / 'vllm.yaml'} --set model.path=org/model --run runs/vllm-007"
+    )
+
+
+def test_adapters_and_an_own_command_are_what_the_configuration_and_the_file_say(tmp_path: Path) -> None:
+    roles = {"engine": {}, "judge": {"command": ["serve", "{run}", "--port", "{port}", "{index}"], "port": 7000}}
+    found = commands(tmp_path, set=["model.path=org/model", "lora.rank=8"], roles=roles)
+    assert found["engine-0"].endswith("--lora-rank 8")
+    assert found["judge-0"] == "serve runs/vllm-007 --port 7000 0"
+
+
+REFUSED = [
+    (["org/model"], {"engine": {"count": 2}, "judge": {"command": ["x"], "port": 8001}}, "roles.judge.port must leave"),
+    (["org/model"], {"engine": {"port": 65535, "count": 2}}, "roles.engine.port must leave ports up to 65535 for all"),
+    ([], {"engine": {}}, "model.path must name a model when roles has an engine, got null"),
+]
+
+
+@pytest.mark.parametrize(("model", "roles", "expected"), REFUSED)
+def test_roles_that_can_not_be_started_are_refused(
+    model: list[str], roles: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    given = [*(f"model.path={path}" for path in model), "rollout.engine=vllm"]
+    config = ROOT / "configs" / ("vllm.yaml" if model else "quickstart.yaml")
+    with pytest.raises(UserError, match=expected):
+        commands(tmp_path, set=given, roles=roles, config=str(config))
+
+
+def test_members_are_chosen_by_role_or_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "roles.yaml"
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    file.write_text(yaml.safe_dump({"config": config, "roles": {"worker": {"count": 3}}}))
+    roles = load_roles(file)
+    members = role_members(roles, load_run_config(roles), Path("run"))
+    assert [member.name for member in chosen_members(members, ["learner", "worker-2"])] == ["learner", "worker-2"]
+    assert len(chosen_members(members, ["worker"])) == 3
+    with pytest.raises(UserError, match=r"--only must name roles of the file, got 'engine'. They are: learner, worker"):
+        chosen_members(members, ["engine"])
+
+
+def test_gpus_are_given_once_each_in_order() -> None:
+    members = [
+        RoleMember("engine", "engine-0", ("x",), EngineRole(gpus=2)),
+        RoleMember("engine", "engine-1", ("x",), EngineRole(gpus=1)),
+        RoleMember("worker", "worker-0", ("x",), WorkerRole()),
+    ]
+    assert assigned_devices(members, {"CUDA_VISIBLE_DEVICES": "4,5,7"}) == {
+        "engine-0": {"CUDA_VISIBLE_DEVICES": "4,5"},
+        "engine-1": {"CUDA_VISIBLE_DEVICES": "7"},
+        "worker-0": {"CUDA_VISIBLE_DEVICES": ""},
+    }
+    with pytest.raises(UserError, match=r"roles must fit this machine's 1 GPUs, got 3 \(engine-0 2, engine-1 1\)"):
+        assigned_devices(members, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert assigned_devices(members[2:], {}) == {}
+
+
+def test_what_is_left_out_has_a_default_and_the_learner_is_always_there(tmp_path: Path) -> None:
+    file = tmp_path / "roles.yaml"
+    file.write_text("config: a.yaml\nroles:\n  engine:\n    # port: 8000\n  judge: {command: [a, b], count: 2}\n")
+    roles = load_roles(file).roles.by_name
+    assert list(roles) == ["learner", "engine", "judge"]
+    assert roles["learner"] == LearnerRole() and roles["engine"] == EngineRole()
+    assert (roles["judge"].command, roles["judge"].count) == (("a", "b"), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ("roles: {}", 0, "config must be given, got nothing."),
+        (
+            "config: a\nroles:\n  worker: {count: 0}",
+            3,
+            "roles.worker.count must be a whole number of at least 1, got 0.",
+        ),
+        ("config: a\nroles: {worker: {ranks: 2}}", 2, "roles.worker.ranks must be a known key, got an unknown one."),
+        ("config: a\nroles: {worker: 3}", 2, "roles.worker must be a mapping of keys, got 3."),
+        ("config: a\nroles: {learner: {count: 2}}", 2, "roles.learner.count must be 1, got 2."),
+        ("config: a\nroles: {judge: {count: 2}}", 2, "roles.judge.command must be given, got nothing."),
+        ("config: a\nroles: {A-b: {command: [x]}}", 2, "roles must have names of lower-case letters and _, got 'A-b'."),
+        ("config: a\nworker: {}", 2, "worker must be a known key, got an unknown one. The keys: config, set, roles,"),
+        ("config: a\nroles: {judge: {command: [x], port: y}}", 2, "roles.judge.port must be a whole number from 1 to"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_one_line_with_its_place(
+    text: str, line: int, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "roles.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as refused:
+        load_roles(file)
+    assert str(refused.value).startswith(f"{file}{f':{line}' if line else ''}: {expected}")
+
+
+def test_the_example_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    roles = load_roles(Path("configs/cluster.yaml"))
+    assert role_members(roles, load_run_config(roles), Path("run"))[0].name == "learner"
