@@ -12,7 +12,6 @@ from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, FRESH, REPLAY, age_order
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.ratio_histograms import EDGES, decode, quantile
-from replay.storage.format.rows import named
 from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies
 from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
 from replay.storage.statements import selected
@@ -101,7 +100,7 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
     found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(slots))}
     return [
         {
-            **named(found, id, "trajectories.group_id"),
+            **found[id],
             "stream": by_slot[members[0]]["stream"],
             "slots": members,
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,

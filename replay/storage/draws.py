@@ -23,7 +23,6 @@ from replay.records import (
 )
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number, set_state
 from replay.storage.format import schema
-from replay.storage.format.column_types import real_columns
 from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
 from replay.storage.format.schema import (
@@ -61,7 +60,7 @@ class ResumeReport:
 
 
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
-_REALS = [column.key for column in real_columns(draws.columns)]
+_REALS = [column.key for column in draws.columns if isinstance(column.type, sa.Double)]
 
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
-from replay.storage.databases.backup import back_up
-from replay.storage.databases.database import Database, Result
-from replay.storage.databases.migrate import check_revision, migrate, stored_revision
-from replay.storage.databases.network import network_file_system
+from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
+from replay.storage.databases.disk import network_file_system
 from replay.storage.databases.sqlite_connection import BEGIN, LOOKING, OpenMode, engine_for
-from replay.storage.format.schema import REVISION
-
-_log = logging.getLogger(__name__)
 
 
 class SqliteDatabase(Database):
@@ -76,23 +70,6 @@ class SqliteDatabase(Database):
             raise self._not_rewritten("readers of its log", _REMEDIES[sqlite3.SQLITE_BUSY])
         return answer
 
-    def upgrade(self) -> None:
-        """Bring it to the newest schema under the lock of all writers; who gets the lock later finds it done.
-
-        Until the copy stands, nothing of the file is changed: not even how it keeps its journal.
-        """
-        with self._explained(), self._engine.begin() as connection:
-            revision = stored_revision(connection)
-            check_revision(revision, self.url, migrates=True)
-            if revision == REVISION:
-                return
-            if revision is not None:
-                copy = back_up(self.path, revision)
-                _log.warning(
-                    "database %s is migrated to schema %s; it is kept as it was in %s", self.url, REVISION, copy
-                )
-            migrate(connection)
-
     def damage(self, connection: sa.Connection) -> list[str]:
         # Not the quick one, which does not compare an index with the rows it is of: lists are read off an index.
         found = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
@@ -107,17 +84,16 @@ class SqliteDatabase(Database):
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """The machine's failures in one line; statements that are wrong in themselves stay what they are."""
-        try:
-            yield
-        except exc.DatabaseError as error:
-            if type(error) not in (exc.OperationalError, exc.DatabaseError):
-                raise
-            # It is written where others would find it after a crash, and may or may not be on the disk.
-            is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
-            outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
-            raise self._failed(outcome, *_cause(error)) from error
-        except UnicodeDecodeError as error:
-            raise self._failed(_NOTHING, *_cause(error)) from error
+        with self.naming_damage():
+            try:
+                yield
+            except exc.DatabaseError as error:
+                if type(error) not in (exc.OperationalError, exc.DatabaseError):
+                    raise
+                # It is written where others would find it after a crash, and may or may not be on the disk.
+                is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
+                outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
+                raise self._failed(outcome, *_cause(error)) from error
 
     def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
         return DatabaseFailed(
@@ -146,8 +122,6 @@ _REMEDIES = {
 
 def _cause(error: Exception) -> tuple[str, str]:
     """What SQLite found, and what to do about it."""
-    if isinstance(error, UnicodeDecodeError):  # where SQLite repeats what stands in a damaged schema
-        return "malformed database schema", _REMEDIES[sqlite3.SQLITE_CORRUPT]
     found = error.orig if isinstance(error, exc.DBAPIError) else error
     return str(found), _REMEDIES.get(_kind(found), "Check the file and its folder.")
 
@@ -176,10 +150,9 @@ def _room(path: Path) -> str:
 
 def create(path: Path) -> SqliteDatabase:
     # os.path answers no where pathlib raises: in a folder that can't be entered.
-    revision = None
     _check_local(path)
     if os.path.isfile(path) and path.stat().st_size:
-        _, revision = _check_revision(path, migrates=True, writes=True)
+        _check_revision(path, writes=True, creates=True)
     try:
         # Nobody else may read what agents said and saw. SQLite gives its side files the same mode. One that is there is
         # not opened: to close it would take this process's locks on it away.
@@ -190,16 +163,11 @@ def create(path: Path) -> SqliteDatabase:
             f"database must be a writable file in an existing folder, got {error.strerror} at {path}. "
             "Choose another folder."
         ) from error
-    if revision != REVISION:
-        with closing(SqliteDatabase(path, mode="migrate")) as database:
-            database.upgrade()
-    return SqliteDatabase(path, mode="rw")
-
-
-def schema_of(path: Path) -> str:
-    """The schema of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
-    _check_exists(path)
-    return _check_revision(path, migrates=True, writes=True)[1] or ""
+    database = SqliteDatabase(path, mode="rw")
+    with database.writing() as connection:
+        if stored_revision(connection) is None:
+            create_tables(connection)
+    return database
 
 
 def _check_exists(path: Path) -> None:
@@ -222,12 +190,12 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
     _check_exists(path)
     if not read_only:
         _check_local(path)
-    mode, _ = _check_revision(path, migrates=False, writes=not read_only)
+    mode = _check_revision(path, writes=not read_only)
     return SqliteDatabase(path, mode=mode if read_only else "rw")
 
 
-def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMode, str | None]:
-    """The mode that the file can be looked at in, and its schema.
+def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
+    """The mode that the file can be looked at in.
 
     Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
     """
@@ -238,11 +206,11 @@ def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMo
         except exc.OperationalError as error:
             mode = _other_mode(path, error, writes=writes)
             revision = _revision(path, mode)
-    except (exc.DatabaseError, UnicodeDecodeError) as error:
+    except (exc.DatabaseError, UnicodeDecodeError) as error:  # SQLite repeats what stands in a damaged schema
         found, remedy = _cause(error)
         raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
-    check_revision(revision, str(path), migrates=migrates)
-    return mode, revision
+    check_revision(revision, str(path), creates=creates)
+    return mode
 
 
 def _revision(path: Path, mode: OpenMode) -> str | None:
@@ -257,11 +225,11 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
     """How to look at a file that the ordinary way fails for; raises the error where there is no other.
 
-    What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can
+    What was killed while it made the file only who writes can undo, and SQLite does. In a folder where nobody can
     write, SQLite can't make its side files, and needs none where all is in the file itself.
     """
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-        return "migrate"
+        return "plain"
     whole = os.path.realpath(path)
     sides = [f"{whole}{side}" for side in ("-wal", "-journal")]
     if writes or os.access(os.path.dirname(whole), os.W_OK) or any(map(_has_content, sides)):

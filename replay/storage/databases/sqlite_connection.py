@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,11 +26,11 @@ _BUSY_MILLISECONDS = 120_000
 BEGIN = "replay_begin"
 """The execution option that names another statement than the engine's own to begin a transaction."""
 
-OpenMode = Literal["ro", "immutable", "rw", "migrate"]
-"""A file is looked at, also where side files can't be made; written to; or migrated with whatever journal it has."""
+OpenMode = Literal["ro", "immutable", "rw", "plain"]
+"""A file is looked at, also where side files can't be made; written to; or opened with whatever journal it has."""
 LOOKING = ("ro", "immutable")
 """The modes in which nothing is written."""
-_OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "migrate": "mode=rw"}
+_OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
 
 
 class _Cursor(sqlite3.Cursor):
@@ -82,6 +83,8 @@ def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
 def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys=ON")
+    # Bytes that are no UTF-8 are another text than any that was written: checksums find them.
+    connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     connection.create_function("plain_text", 1, _plain_text, deterministic=True)
     if mode in LOOKING:
         connection.execute("PRAGMA query_only=ON")
@@ -91,9 +94,6 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
         connection.execute("PRAGMA synchronous=FULL")
         # What is deleted is overwritten, also where the file can't be written anew behind it.
         connection.execute("PRAGMA secure_delete=ON")
-    if mode == "migrate":
-        # A journal that a power cut brings back would undo what it was removed for.
-        connection.execute("PRAGMA synchronous=EXTRA")
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -1,35 +1,39 @@
 """The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
 
 Metadata, payload and text stand in tables of their own, so that questions about rewards never read a token.
-A change here needs a new file under `migrations/versions` and a new `REVISION`.
+A database of another `REVISION` is refused: whoever changes a table here raises it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay.records import OWN_SOURCES, RESERVED
-from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
+from replay.storage.format.column_types import ExactText
 
-REVISION = "0012"
-"""The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
-OLDEST = "0011"
-"""The oldest schema that migrations begin from."""
-VERSION_TABLE = "replay_schema_version"
+REVISION = "0013"
+"""Four digits: a greater number was written by a newer agentloop."""
 
 
-def _columns(kind: type[Checked]) -> Callable[..., sa.Column[Any]]:
+def _columns(kind: Any, **info: Any) -> Callable[..., sa.Column[Any]]:
     def make(name: str, *, null: bool = False, **options: Any) -> sa.Column[Any]:
-        return sa.Column(name, kind, nullable=null, **options)
+        return sa.Column(name, kind, nullable=null, info=info, **options)
 
     return make
 
 
-_text, _json, _integer, _real = map(_columns, (ExactText, JsonText, Whole, Real))
-_size, _share, _truth, _measured = map(_columns, (Size, Share, Truth, Measured))
+_text = _columns(ExactText)
+_json = _columns(ExactText, json=True)
+_integer = _columns(sa.BigInteger, range=(-(2**63), 2**63 - 1))
+_size = _columns(sa.BigInteger, range=(1, 2**31))
+_real = _columns(sa.Double, range=(-sys.float_info.max, sys.float_info.max))
+_share = _columns(sa.Double, range=(0, 1))
+_measured = _columns(sa.Double, range=(-float("inf"), float("inf")))
+_truth = _columns(sa.Boolean, range=(0, 1))
 
 
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
@@ -400,8 +404,6 @@ buffer_state = sa.Table(
     _integer("value"),
 )
 
-
-for _table in metadata.tables.values():
-    for _column in _table.columns:
-        if isinstance(_column.type, Checked):
-            _column.type.column = f"{_table.name}.{_column.name}"
+schema_version = sa.Table(
+    "replay_schema_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)

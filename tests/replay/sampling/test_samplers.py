@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from replay import Rows, Sampler, Trajectory
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.sampling.samplers import SAMPLERS, DrawClock, RankedSampler, make_sampler
-from replay.sampling.sum_tree import SumTree, draw_some
+from replay.sampling.selection import drawn_in_turn
 from tests.fakes.records import RUN, FreshRows, new_store, policy, run_record
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
@@ -166,14 +167,6 @@ def test_equal_rows_weigh_alike(name: str) -> None:
     assert weights[0] > 0
 
 
-@pytest.mark.parametrize("name", [name for name, kind in SAMPLERS.items() if make_sampler(name, 0).row_wise])
-def test_row_wise_weights_are_the_same_a_row_at_a_time(name: str) -> None:
-    sampler = make_sampler(name, 0)
-    whole = sampler.weigh(Rows(columns(), slice(None), NOW))[0]
-    parts = [sampler.weigh(Rows(columns(), slice(start, start + 1), NOW))[0][0] for start in range(10)]
-    assert whole.tolist() == parts
-
-
 # 99.9 % quantiles of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
 
@@ -198,16 +191,29 @@ CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.
 )
 def test_rows_are_drawn_in_proportion_to_their_stated_weights(name: str, options: dict[str, Any]) -> None:
     sampler = make_sampler(name, 7, options)
-    tree, rounds = SumTree(sampler.weigh(Rows(columns(), slice(None), NOW))[0]), 4000
-    probabilities = tree.weights / tree.total
+    weights, rounds = sampler.weigh(Rows(columns(), slice(None), NOW))[0], 4000
+    probabilities = weights / weights.sum()
     found = np.zeros(10)
     for _ in range(rounds):
-        with tree.restored():
-            found[draw_some(tree, 1, sampler.random)[0]] += 1
+        found[next(drawn_in_turn(weights, 1, sampler.random))] += 1
     likely = probabilities * rounds >= 5
     assert found[probabilities == 0].sum() == 0
     expected = probabilities[likely] * rounds
     assert ((found[likely] - expected) ** 2 / expected).sum() < CHI_SQUARE[int(likely.sum()) - 1]
+
+
+def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> None:
+    """Of weights 1, 2, 3 the order is (i, j, k) with probability w_i / 6 x w_j / (6 - w_i)."""
+    random, weights, rounds = np.random.default_rng(3), np.array([1.0, 0.0, 2.0, 3.0]), 6000
+    orders = [tuple(drawn_in_turn(weights, first, random)) for first in (1, 2, 9) for _ in range(rounds // 3)]
+    found = 0.0
+    for order in permutations((0, 2, 3)):
+        expected = rounds * weights[order[0]] / 6 * weights[order[1]] / (6 - weights[order[0]])
+        found += (orders.count(order) - expected) ** 2 / expected
+    assert found < CHI_SQUARE[5]
+    assert list(drawn_in_turn(np.zeros(3), 2, random)) == []
+    # Beyond what floats can tell apart, the heavier rows still come first.
+    assert list(drawn_in_turn(np.array([1e-300, 1e300, 1e-320]), 1, random))[0] == 1
 
 
 def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, float] | None = None) -> list[float]:
@@ -310,9 +316,9 @@ def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> Non
     store = new_store(tmp_path / "replay.sqlite")
     FreshRows(1, rates=(0.5,), size=10).append_to(store)
     drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(5),)), make_sampler("uniform", 0))
-    # PCG64(0) gives .637 .270 .041 .017 .813: of ten rows alike the 7th, 3rd, 1st, 1st again and 9th; then .913 gives
-    # the last of the six that are left.
-    assert [row.trajectory.record.slot for row in drawn] == [6, 2, 0, 8, 9]
+    times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
+    # Rows alike, of which those of the shortest waiting times are drawn.
+    assert [row.trajectory.record.slot for row in drawn] == np.argsort(times)[:5].tolist() == [3, 2, 4, 6, 0]
 
 
 def test_state_of_another_sampler_is_refused() -> None:
