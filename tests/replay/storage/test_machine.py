@@ -23,7 +23,7 @@ from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
 from replay.cli import app
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import network
+from replay.storage.databases import disk
 from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
 
 Answer = TypeVar("Answer")
@@ -166,7 +166,7 @@ CHANGES = (
     ["prune", "--age", "3", "--yes"],
     ["forget", "--where", "success", "--yes"],
 )
-COMMANDS = (*LOOKS, *CHANGES, ["migrate"])
+COMMANDS = (*LOOKS, *CHANGES)
 
 
 def as_nobody() -> None:
@@ -313,7 +313,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
         "22 1 0:4711 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n"
         f"97 22 {number} / /mnt/home\\040of rw,relatime shared:50 master:3 - {kind} server:/home rw,vers=4.2\n"
     )
-    monkeypatch.setattr(network, "_MOUNTS", mounts)
+    monkeypatch.setattr(disk, "_MOUNTS", mounts)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "nfs", "cifs", "fuse.sshfs"])
@@ -334,7 +334,7 @@ def test_network_file_system_is_refused_for_writing(tmp_path: Path, monkeypatch:
 def test_local_file_system_is_no_network_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(monkeypatch, tmp_path, "xfs")
     new_store(tmp_path / "replay.sqlite").close()
-    monkeypatch.setattr(network, "_MOUNTS", tmp_path / "another system")
+    monkeypatch.setattr(disk, "_MOUNTS", tmp_path / "another system")
     ReplayStore.open(tmp_path / "replay.sqlite").close()
 
 
