@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replay.storage.databases.backup import backup_path
 
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases.backup import backup_path
 from replay.storage.format.schema import OLDEST
 from tests.fakes.records import RUN, iterate, policy, run_record, sql, trajectory
 from tests.replay.storage.old_databases import fill_old

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
-from replay import DrawRequest, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.sampling.index import EligibleIndex
 from replay.storage.retention import Capacity
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, policy, run_record, sql
@@ -65,17 +64,6 @@ def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(s
     assert [row.trajectory.record.run for row in drawn] == [RUN] * 4 + [OTHER] * 20
 
 
-def test_a_run_that_is_not_there_is_refused_and_a_source_may_still_come(store: ReplayStore) -> None:
-    store.add_run(replace(run_record("0" * 32), name="lookup-001"))
-    FreshRows(1).append_to(store)
-    missing = "f" * 32
-    with pytest.raises(ReplayError, match=f"other runs by the id they have in this database, got '{missing}'. Leave"):
-        available(store, 2, sources=("self", missing))
-    with pytest.raises(ReplayError, match=f"got 'lookup-001'. lookup-001 is the name of {'0' * 32}"):
-        available(store, 2, sources=("self", "lookup-001"))
-    assert available(store, 2, sources=("self", "teacher", "0" * 32)) == 4
-
-
 def test_uses_are_exact_beside_any_number_of_runs(store: ReplayStore) -> None:
     FreshRows(1, size=8).append_to(store)
     add_runs(store, 1200)
@@ -86,22 +74,6 @@ def test_uses_are_exact_beside_any_number_of_runs(store: ReplayStore) -> None:
     assert available(store, 4, max_uses=1, cooldown=1) == 1
     store.resume("many-1200", 2)
     assert available(store, 4, max_uses=1) == 3
-
-
-def test_another_run_s_resume_makes_a_trainer_read_only_what_it_took_back(store: ReplayStore) -> None:
-    add_other(store)
-    FreshRows(1, rates=(0.5,) * 10, size=10).append_to(store)
-    for iteration in range(2, 8):
-        use(store, iteration, 10, max_uses=3)
-    use(store, 2, 4, run=OTHER, sources=(RUN,))
-    assert available(store, 8, max_uses=3) <= 100
-    other = ReplayStore.open(store.path or store.url)
-    other.resume(OTHER, 1)
-    other.close()
-    with rows_read() as read:
-        available(store, 8, max_uses=3)
-    # Four draws were taken back; of the run's own 60 none is read again.
-    assert (read["trajectories"], read["draws"]) == (4, 0)
 
 
 def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> None:
@@ -118,17 +90,6 @@ def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> N
         assert available(store, 12, retire_solved=1.0) == 0
     # The four of iteration 10, which may have got more since, and two.
     assert read["groups"] == 6
-
-
-def test_a_solved_task_rests_again_when_it_gets_rows_again(store: ReplayStore) -> None:
-    FreshRows(1, rates=(1.0,)).append_to(store)
-    for state, rows in (("evicted", 0), ("eligible", 4)):
-        assert available(store, 2, retire_solved=1.0) == 0
-        sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
-        newest = "(select value from buffer_state where name = 'changed')"
-        sql(store, f"update trajectories set state = '{state}', changed = {newest}")
-        assert available(store, 2, retire_solved=1.0) == 0
-        assert available(store, 2) == rows
 
 
 def test_a_draw_beside_rows_of_other_runs_reads_none_of_them(store: ReplayStore) -> None:

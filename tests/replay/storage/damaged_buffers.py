@@ -177,7 +177,7 @@ class Asked:
             return None
 
         target = self._location.with_name("exported.jsonl")
-        questions: dict[str, Callable[[ReplayStore], Any]] = {**_QUESTIONS}
+        questions: dict[str, Callable[[ReplayStore], Any]] = {**QUESTIONS}
         questions["export"] = lambda store: export_file(store, target, force=True)
         for name in some(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
@@ -226,7 +226,7 @@ def _remembered(store: ReplayStore) -> None:
     assert all(found == OBSERVED for found in store.remembered(OBSERVED.environment, [OBSERVED.task]))
 
 
-_QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
+QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "summary": lambda store: queries.summary(store, RUN),
     "page": lambda store: queries.page(store),
     "distributions": lambda store: queries.distributions(store, queries.Query()),

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -218,20 +217,6 @@ def test_bit_of_an_index_damages_no_row_and_is_found(odd: bytes, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("reward", -1.0), ("policy_version_min", 3), ("stop_reason", "finax")],
-)
-def test_record_that_was_changed_is_never_trained_on(location: Location, column: str, value: object) -> None:
-    with closing(new_store(location)) as store:
-        store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-        sql(store, f"update trajectories set {column} = ? where id = 'a'", value)
-        assert [row.trajectory.id for row in store.draw(request(2, 2), make_sampler("uniform", 0))] == ["b"]
-        assert sql(store, "select state, state_reason from trajectories where id = 'a'") == [
-            ("quarantined", "a record of another checksum: it was changed since it was written")
-        ]
-
-
-@pytest.mark.parametrize(
     ("table", "column", "value"),
     [
         ("trajectories", "reward", "abc"),
@@ -254,19 +239,6 @@ def test_values_no_writer_would_store_quarantine_their_row_alone(
         with pytest.raises(CorruptTrajectory, match="^trajectory a "):
             store.read(["b", "a"])
         assert store.read(["b"])[0].id == "b"
-
-
-class _Stop(str, Enum):  # noqa: UP042  whose str() is another text than it is
-    final = "final"
-
-
-@pytest.mark.every_database
-@pytest.mark.parametrize("stop_reason", [_Stop.final, "\ud83d\ude00", "\ud83d", "\x00"])
-def test_text_is_checked_as_it_is_read(location: Location, stop_reason: str) -> None:
-    """One of another class, two halves of one character, a half, and what no database holds."""
-    with closing(new_store(location)) as store:
-        store.append([task()], [group()], [trajectory("a", stop_reason=stop_reason)])
-        assert store.read(["a"])[0].record.state == "eligible"
 
 
 def test_change_that_takes_the_checksum_away_is_meant(location: Location) -> None:

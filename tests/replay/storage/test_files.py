@@ -82,12 +82,6 @@ def test_empty_file_is_no_database_to_open_and_one_to_create(tmp_path: Path) -> 
     ReplayStore.open(path).close()
 
 
-def test_create_again_keeps_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    new_store(path).append([task()], [group()], [trajectory("a")])
-    assert ReplayStore.create(path).read(["a"])[0].id == "a"
-
-
 @pytest.mark.parametrize("name", ["a folder/with space", "question?mark=1", "percent%20", "hash#tag", "ünïcode"])
 def test_paths_may_hold_what_urls_may_not(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / "replay.sqlite"
@@ -149,33 +143,6 @@ def test_folder_without_permission_is_told_in_one_line(tmp_path: Path) -> None:
     assert opened.startswith("database must be an existing file, got nothing at")
 
 
-def test_read_only_store_can_not_write(tmp_path: Path) -> None:
-    new_store(tmp_path / "replay.sqlite").close()
-    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    with pytest.raises(ReplayError, match=r"must be intact and accessible, got 'attempt to write a readonly database'"):
-        reader.append([task()], [group()], [])
-
-
-def test_read_only_store_sees_what_a_writer_has_not_checkpointed(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    reader = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    store.append([task()], [group()], [trajectory("a")])
-    assert reader.read(["a"])[0].id == "a"
-
-
-def test_truncated_file_is_an_error_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    store = new_store(path)
-    store.append([task()], [group()], [trajectory(f"t{i}") for i in range(20)])
-    store.close()
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 4096 * 3):
-        path.write_bytes(whole[:size])
-        with pytest.raises(ReplayError):
-            damaged = ReplayStore.open(path, read_only=True)
-            assert [row.id for row in damaged.read([f"t{i}" for i in range(20)])] == []
-
-
 def test_tables_are_the_declared_ones(tmp_path: Path) -> None:
     ReplayStore.create(tmp_path / "replay.sqlite").close()
     engine = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(tmp_path / "replay.sqlite"))
@@ -204,13 +171,6 @@ def test_file_made_by_create_is_private_from_its_first_byte(tmp_path: Path) -> N
     finally:
         os.umask(old)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
-
-
-def test_database_is_private_to_its_owner(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    store.append([task()], [group()], [trajectory("a")])
-    for path in tmp_path.glob("replay.sqlite*"):
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
 def test_database_writes_ahead_and_checks_references(tmp_path: Path) -> None:

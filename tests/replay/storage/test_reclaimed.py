@@ -19,7 +19,6 @@ from replay.queries.trajectory import lineage_of
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
@@ -112,15 +111,6 @@ def test_id_of_a_reclaimed_row_is_taken(location: Location) -> None:
         store.append([task()], collected.groups, [other])
 
 
-def test_no_attempt_is_made_twice_though_its_rows_are_gone(location: Location) -> None:
-    store = trained(location, 2)
-    assert store.resume(RUN, 1).next_attempt == 1
-    FreshRows(2, rates=(0.5,), attempt=1).append_to(store)
-    assert store.resume(RUN, 1).next_attempt == 2
-    store.prune(RUN, rows=schema.trajectories.c.attempt == 1, dry_run=False)
-    assert store.resume(RUN, 1).next_attempt == 2
-
-
 def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location) -> None:
     store = trained(location)
     ((id,),) = sql(
@@ -177,17 +167,6 @@ def test_verify_and_export_know_reclaimed_rows(location: Location, tmp_path: Pat
     uses = counts(store, "draws where trajectory not in (select id from trajectories union select id from reclaimed)")
     assert store.verify().dangling == {"draws.trajectory": uses[0]}
     assert uses[0] >= 1
-
-
-def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
-    store = trained(location)
-    ids = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot")]
-    store.prune(RUN, rows=schema.trajectories.c.id == ids[0], dry_run=False)
-    store.forget(schema.trajectories.c.id == ids[1], dry_run=False)
-    left = "select id, state_reason from reclaimed order by slot"
-    assert sql(store, left) == [(ids[0], "pruned by where"), (ids[1], "forgotten")]
-    assert counts(store, *TABLES) == [22, 22, 22, 0]
-    assert len(queries.overview(store, ids[1])["uses"]) >= 1
 
 
 def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
-from replay import ReplayError, ReplayStore
+from replay import ReplayStore
 from replay.errors import ContentGone
 from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
@@ -111,15 +110,6 @@ def test_limits_evict(location: Location, limits: dict[str, int], gone: list[tup
     assert evicted(store) == gone
 
 
-def test_limit_per_task_counts_every_task_for_itself(store: ReplayStore) -> None:
-    groups = [group("a", task="task-1"), group("b", task="task-2")]
-    rows = [trajectory(f"a{i}", group="a", slot=i) for i in range(3)]
-    rows += [trajectory(f"b{i}", group="b", task="task-2", slot=3 + i) for i in range(2)]
-    store.append([task(), task("task-2")], groups, rows)
-    evict(store, 2, per_task=2)
-    assert evicted(store) == [(1, 0)]
-
-
 def test_reserved_rows_stay(location: Location) -> None:
     store = filled(location)
     drawn = store.draw(request(4, 3), make_sampler("uniform", 5))
@@ -149,32 +139,6 @@ def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> No
     assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
 
 
-def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location: Callable[[str], Location]) -> None:
-    collected = [FreshRows(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
-    left = []
-    for name, order in (("one", [0, 1, 2]), ("two", [2, 0, 1])):
-        store = new_store(new_location(name))
-        for index in order:
-            rows = collected[index]
-            store.append([task()], rows.groups, rows.trajectories[:: 1 if name == "one" else -1])
-        evict(store, 3, rows=13, per_task=15)
-        left.append(sql(store, "select id from trajectories where state = 'eligible' order by id"))
-        store.close()
-    assert left[0] == left[1]
-    assert len(left[0]) == 13
-
-
-def test_evicted_rows_are_never_drawn(store: ReplayStore) -> None:
-    sampler = make_sampler("uniform", 3)
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=4)
-    evict(store, 3, age=1)
-    drawn = store.draw(request(4, 24), sampler)
-    # Iteration 1 is gone; 16 rows are left.
-    assert {row.trajectory.record.iteration for row in drawn} == {2, 3}
-    assert len(drawn) == 16
-
-
 def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(location: Location) -> None:
     store = filled(location)
     evict(store, 2, age=1)
@@ -185,56 +149,6 @@ def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(locati
     assert store.purge(RUN, 3) == 8
     assert content(store) == (16, 16)
     assert store.purge(RUN, 3) == 0
-
-
-def test_read_of_an_evicted_row_says_why_and_quarantines_nothing(location: Location) -> None:
-    store = filled(location)
-    evict(store, 3, age=1)
-    ((id,),) = sql(store, "select id from trajectories where iteration = 1 and slot = 0")
-    assert store.read([id])[0].id == id
-    store.purge(RUN, 3)
-    with pytest.raises(ContentGone, match=r"got an evicted one \(capacity.age at iteration 3, was eligible\)"):
-        store.read([id])
-    assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
-
-
-def test_appending_an_evicted_row_again_brings_nothing_back(location: Location) -> None:
-    store = filled(location)
-    evict(store, 3, age=1)
-    store.purge(RUN, 3)
-    collected = FreshRows(1, rates=(0.5, 0.25))
-    assert store.append([task()], collected.groups, collected.trajectories).duplicates == 8
-    assert content(store) == (16, 16)
-
-
-def run_with_capacity(store: ReplayStore, sampler: Any, iterations: range, attempt: int = 0) -> list[Any]:
-    drawn = []
-    for iteration in iterations:
-        ids = iterate(store, iteration, sampler, count=3, attempt=attempt)
-        place = "select iteration, slot from trajectories where id = ?"
-        drawn.append([sql(store, place, id)[0] for id in ids])
-        store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=14, staleness=2))
-        if iteration % 3 == 0:
-            store.purge(RUN, iteration)
-    return drawn
-
-
-def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Callable[[str], Location]) -> None:
-    unbroken = new_store(new_location("unbroken"))
-    expected = run_with_capacity(unbroken, make_sampler("uniform", 3), range(1, 9))
-    broken = new_store(new_location("broken"))
-    run_with_capacity(broken, make_sampler("uniform", 3), range(1, 6))
-    # The checkpoint is that of iteration 3: what iterations 4 and 5 evicted comes back.
-    report = broken.resume(RUN, 3)
-    sampler = make_sampler("uniform", 3)
-    assert report.sampler_state
-    sampler.load_state(report.sampler_state)
-    assert run_with_capacity(broken, sampler, range(4, 9), attempt=report.next_attempt) == expected[3:]
-    kept = "select iteration, slot, state from trajectories where attempt = {} and iteration > 3 order by 1, 2"
-    assert sql(broken, kept.format(1)) == sql(unbroken, kept.format(0))
-    assert sql(broken, "select count(*) from trajectories where state = 'orphaned'") == [(0,)]
-    for store in (unbroken, broken):
-        store.close()
 
 
 def test_without_limits_nothing_is_written(location: Location) -> None:
@@ -317,13 +231,3 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
     assert store.append([task()], [group()], rows, admission=admission).duplicates == 3
     with pytest.raises(ContentGone, match="redacted"):
         store.read(["b"])
-
-
-def test_redactor_that_fails_stores_nothing(store: ReplayStore) -> None:
-
-    def fail(messages: tuple[Message, ...]) -> None:
-        raise ReplayError("no")
-
-    with pytest.raises(ReplayError, match="no"):
-        store.append([task()], [group()], [said("a", "text", 0)], admission=Admission(redact=fail))
-    assert sql(store, "select count(*) from trajectories") == [(0,)]

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import CorruptTrajectory, ReplayStore, queries
-from replay.errors import ContentGone, DamagedDatabase
+from replay import ReplayStore, queries
+from replay.errors import DamagedDatabase
 from replay.queries import chosen
 from replay.records import FRESH, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.ratio_histograms import count
-from replay.storage.write import Admission
-from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -27,17 +26,6 @@ def filled(location: Location, iterations: int = 3) -> ReplayStore:
     for iteration in range(1, iterations + 1):
         iterate(store, iteration, make_sampler("uniform", 0), count=2)
     return store
-
-
-def test_whole_buffer_is_found_whole(location: Location) -> None:
-    found = filled(location).verify()
-    assert (found.states, found.checked, found.corrupt, found.dangling, found.damage) == (
-        {"eligible": 24},
-        24,
-        {},
-        {},
-        [],
-    )
 
 
 def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
@@ -81,16 +69,6 @@ def test_row_whose_content_is_gone_without_eviction_is_corrupt(location: Locatio
     one = "select id from trajectories where iteration = 2 and slot = 0"
     sql(store, f"delete from {lost} where trajectory in ({one})")
     assert store.verify().corrupt == {sql(store, one)[0][0]: reason}
-
-
-def test_redacted_row_whose_messages_are_gone_is_corrupt(store: ReplayStore) -> None:
-    redacted = Admission(redact=lambda said: said[:2])
-    store.append([task()], [group()], [trajectory("a")], admission=redacted)
-    with pytest.raises(ContentGone):
-        store.read(["a"])
-    sql(store, "delete from messages")
-    with pytest.raises(CorruptTrajectory, match="got 0 messages where 2 were written"):
-        store.read(["a"])
 
 
 def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: Location) -> None:

@@ -8,9 +8,8 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from replay import ReplayError, ReplayStore, RunReplaced
+from replay import ReplayStore
 from replay.errors import DatabaseFailed
-from replay.storage.databases import Location
 from replay.ticket_records import PlannedBatch
 from tests.fakes.records import RUN, new_store, task
 from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue, ticket
@@ -30,33 +29,6 @@ def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
     assert [each.facts for each in store.roles.listed("engine", RUN)] == [{"proved": 3}]
     store.roles.leave("worker", RUN, "w-1")
     assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
-
-
-def test_second_learner_is_refused_while_the_first_one_lives(store: ReplayStore) -> None:
-    store.roles.lead(RUN, "first", lease_s=600)
-    store.roles.lead(RUN, "first", lease_s=600)
-    with pytest.raises(ReplayError, match="run must have one learner, got 'second' while 'first' leads run-1"):
-        store.roles.lead(RUN, "second", lease_s=600)
-    store.roles.stop_leading(RUN, "first")
-    store.roles.lead(RUN, "second", lease_s=600)
-
-
-def test_learner_whose_lease_is_over_is_replaced_and_stops(location: Location) -> None:
-    with closing(new_store(location)) as first, closing(ReplayStore.open(location)) as second:
-        first.roles.lead(RUN, "first", lease_s=OVER)
-        second.roles.lead(RUN, "second", lease_s=600)
-        second.resume(RUN, 0)
-        with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
-            first.roles.still_leads(RUN, "first", lease_s=600)
-        with pytest.raises(RunReplaced):
-            issue(first, [0])
-        second.roles.still_leads(RUN, "second", lease_s=600)
-        issue(second, [0])
-
-
-def test_learner_of_no_run_is_refused(store: ReplayStore) -> None:
-    with pytest.raises(ReplayError, match="run must be one that the database knows, got 'other'"):
-        store.roles.lead("other", "first", lease_s=600)
 
 
 _WORKERS_RIGHTS = (
