@@ -20,9 +20,8 @@ from replay.storage.draws import USES
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.message_json import messages_of
-from replay.storage.format.ratio_histograms import decode
 from replay.storage.format.rows import chunked
-from replay.storage.format.schema import groups, held_out, histograms, metadata, segments, token_scores, trajectories
+from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
 from replay.storage.format.token_summary import SUMMARY
 from replay.storage.read import author_table, load
 from replay.storage.validate import NOTHING_STORED, validate
@@ -176,14 +175,13 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
-    """What is drawn by nobody, so that there is nothing to quarantine: histograms, episodes of evaluations, and the
-    scores of a later policy, which `agentloop replay rescore` makes anew."""
-    histogram, score, episode = histograms.c, token_scores.c, held_out.c
+    """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and the scores of a
+    later policy, which `agentloop replay rescore` makes anew."""
+    score, episode = token_scores.c, held_out.c
     segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)
     scores = sa.select(raw(score.log_probs), raw(segments.c.num_tokens)).join_from(token_scores, segments, segment)
     said = sa.select(raw(episode.num_messages), raw(episode.said), raw(episode.checksum))
     decoders: list[tuple[sa.Table, sa.Select[Any], Callable[..., object]]] = [
-        (histograms, sa.select(raw(histogram.counts)), decode),
         (token_scores, scores, decode_log_probs),
         (held_out, said, messages_of),
     ]

@@ -321,18 +321,6 @@ token_scores = sa.Table(
     _blob("log_probs"),
 )
 
-# How a per-token quantity of one update was spread: see `replay.storage.format.ratio_histograms`.
-histograms = sa.Table(
-    "histograms",
-    metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _key("quantity", primary_key=True),
-    _key("stream", primary_key=True),
-    _key("age", primary_key=True),
-    _blob("counts"),
-)
-
 # Episodes that workers collect, one row each: see `replay.storage.collecting`. Times are seconds of the database's
 # clock.
 _UNCLOSED = sa.text("closed_at IS NULL")

@@ -23,11 +23,10 @@ from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
 from replay.queries.open_buffer import OpenBuffer
-from replay.records import FRESH, REPLAY, HeldOutEpisode, Histogram, ObservationRecord, Trajectory
+from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.encoding import content_hash
-from replay.storage.format.ratio_histograms import count
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
 from replay.ticket_records import PlannedBatch
@@ -70,10 +69,9 @@ def fill(location: Location) -> None:
         other: dict[str, Any] = {"run": OTHER, "task": "task-2", "group": "g-other", "source": "teacher"}
         rows = [trajectory(f"other-{slot}", slot=slot, **other) for slot in range(2)]
         store.append([task("task-2")], [group("g-other", run=OTHER, task="task-2")], rows)
-        spread = [Histogram("ratio", FRESH, "", count([0.0, 0.5])), Histogram("drift", REPLAY, "1", count([0.1]))]
         sampler = make_sampler("uniform", 0)
         for iteration in (1, 2, 3):
-            iterate(store, iteration, sampler, histograms=spread)
+            iterate(store, iteration, sampler)
         store.add_metrics(RUN, 3, {"eval/success": 0.5, "actor/replay/ess": 0.9})
         place: dict[str, Any] = {"group": "g-long", "iteration": 3}
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)

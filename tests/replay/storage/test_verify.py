@@ -14,11 +14,10 @@ import sqlalchemy as sa
 from replay import ReplayStore, queries
 from replay.errors import DamagedDatabase
 from replay.queries import chosen
-from replay.records import FRESH, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.ratio_histograms import count
 from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
+from tests.replay.storage.damaged_buffers import EVALUATED
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -189,24 +188,20 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
 
 
 def test_blobs_that_nothing_is_drawn_from_are_told(store: ReplayStore) -> None:
-    spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
+    iterate(store, 1, make_sampler("uniform", 0))
+    store.keep_held_out(RUN, [EVALUATED], evaluations=1)
     rows = FreshRows(1, rates=(0.5, 0.25)).trajectories
     store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in rows})
     assert store.verify().damage == []
-    sql(store, "update histograms set counts = ? where iteration > 1 and quantity = 'ratio'", bytes(12))
+    sql(store, "update held_out set checksum = checksum + 1")
     sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), rows[1].id)
-    assert store.verify().damage == [
-        "histograms: 2 are not what was written",
-        "token_scores: 1 are not what was written",
-    ]
+    assert store.verify().damage == ["token_scores: 1 are not what was written", "held_out: 1 are not what was written"]
 
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("text", ["{", '"plain"'])
 def test_mark_of_an_escape_before_what_is_none_is_told_by_column(store: ReplayStore, text: str) -> None:
     """Read as another text it would not be found again: pages ended nowhere."""
-    iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
-    sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
-    assert store.verify().damage == ["histograms.quantity: 1 hold what nobody can have written there"]
+    iterate(store, 1, make_sampler("uniform", 0))
+    sql(store, "update metrics set name = ?", f"\ue000json:{text}")
+    assert store.verify().damage == ["metrics.name: 1 hold what nobody can have written there"]
