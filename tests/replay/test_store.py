@@ -11,12 +11,10 @@ from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
 from replay.storage.format.token_summary import summarised
 from replay.storage.write import AppendReport
 from tests.fakes.records import (
     AUTHORS,
-    RUN,
     SHORT,
     FreshRows,
     group,
@@ -58,13 +56,6 @@ def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
     call = replace(trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id")))
     store.append([task()], [group()], [replace(trajectory("a"), messages=(call,))])
     assert store.read(["a"])[0].messages == (call,)
-
-
-def test_append_again_what_has_become_orphaned_is_a_duplicate(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    store.resume(RUN, 0)
-    assert store.append([task()], [group()], [trajectory("a")]).duplicates == 1
-    assert store.read(["a"])[0].record.state == "orphaned"
 
 
 @pytest.mark.parametrize(
@@ -125,13 +116,6 @@ def test_run_is_added_once_and_keeps_its_authors(store: ReplayStore) -> None:
         store.add_run(replace(run_record(), authors_hash="0" * 64))
 
 
-def test_run_needs_an_id_when_there_are_several(store: ReplayStore) -> None:
-    store.add_run(run_record("run-2"))
-    assert store.run("run-2").id == "run-2"
-    with pytest.raises(ReplayError, match="got no id, which fits 2"):
-        store.run()
-
-
 def test_whole_blobs_of_another_row_are_found_by_readers_and_by_draws(store: ReplayStore) -> None:
     other = (Segment(tokens([5, 6, 7, 8, 9, 11], ["template", "user", "llm", "llm", "env", "llm"])),)
     store.append([task()], [group()], [trajectory("a"), trajectory("b", segments=other)])
@@ -143,15 +127,6 @@ def test_whole_blobs_of_another_row_are_found_by_readers_and_by_draws(store: Rep
     assert [row.trajectory.id for row in drawn] == ["b"]
     with pytest.raises(CorruptTrajectory, match="other segments than were written"):
         store.read(["a"])
-
-
-def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore, location: Location) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set tokens = ?", bytes(40))
-    reader = ReplayStore.open(location, read_only=True)
-    with pytest.raises(CorruptTrajectory):
-        reader.read(["a"])
-    assert sql(store, "select state from trajectories") == [("eligible",)]
 
 
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,19 +155,3 @@ def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
     assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
     assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 0
-
-
-def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
-    store.add_metrics(RUN, 0, {"eval/success": 0.25, "unknown": float("nan")})
-    store.add_metrics(RUN, 0, {"eval/success": 0.5})
-    rows = sql(store, "select name, value from metrics order by name")
-    assert rows == [("eval/success", 0.5), ("unknown", None)]
-
-
-def test_any_nan_counts_as_the_same_unknown_log_prob(store: ReplayStore) -> None:
-    values = SHORT.behavior_log_probs.copy()
-    values.view(np.uint32)[0] = 0x7FC00001
-    assert np.isnan(values[0])
-    store.append([task()], [group()], [trajectory("a")])
-    same = trajectory("a", segments=(Segment(replace(SHORT, behavior_log_probs=values)),))
-    assert store.append([], [], [same]).duplicates == 1

@@ -124,16 +124,6 @@ def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_r
     assert sql(store, "select name, value from metrics") == [("actor/grad_norm", 0.5)]
 
 
-def test_slot_is_reserved_once(store: ReplayStore) -> None:
-    draw = FreshRows(1).append_to(store).draws()[0]
-    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
-        store.reserve_fresh([draw, draw])
-    store.reserve_fresh([draw])
-    store.commit(iteration_record(1, replay=0), [draw], sampler_state={})
-    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
-        store.reserve_fresh([draw])
-
-
 def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
     FreshRows(1, size=8).append_to(store)
     asked = replace(request(2, 6), limits=Limits(max_uses=1))
@@ -144,14 +134,6 @@ def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -
     assert sql(store, "select slot, trajectory from draws order by 1") == [
         (row.draw.slot, row.trajectory.id) for row in second
     ]
-
-
-def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:
-    (draw,) = FreshRows(1, size=1, rates=(1.0,)).append_to(store).draws()
-    store.reserve_fresh([draw])
-    measured = replace(draw, drift_mean=None, approx_kl=0.0)
-    store.commit(iteration_record(1, replay=0), [measured], sampler_state={})
-    assert sql(store, "select drift_mean, approx_kl, clip_fraction from draws") == [(None, 0.0, None)]
 
 
 def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
@@ -203,12 +185,6 @@ def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: Repla
     drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories)
     assert {row.draw.staleness for row in drawn} == {None}
-
-
-def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
-    other_run(store, tokenizer="tok")
-    store.resume(RUN, 0)
-    assert sql(store, "select distinct state from trajectories") == [("eligible",)]
 
 
 def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:

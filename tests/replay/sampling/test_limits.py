@@ -137,17 +137,6 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     assert available(store, 4, per_group=1, per_task=2) == 3
 
 
-def test_rows_left_by_a_cap_are_drawn_in_proportion(file_store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(file_store)
-    firsts = Counter[str]()
-    for iteration in range(2, 62):
-        found = draw(file_store, iteration, 2, per_group=1)
-        assert len({row.trajectory.record.group for row in found}) == 2
-        firsts.update(row.trajectory.record.group for row in found)
-    # Two of three groups, 60 times: 40 each; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
-    assert sum((count - 40) ** 2 / 40 for count in firsts.values()) < 13.82
-
-
 def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
     FreshRows(1, rates=(0.5,)).append_to(store)
     assert available(store, 2, retire_solved=1.0) == 4
@@ -163,14 +152,6 @@ def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
     assert available(store, 4) == 8
     store.resume(RUN, 1)
     assert available(store, 4, retire_solved=0.75) == 4
-
-
-def test_sources_can_be_chosen(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.5)).append_to(store)
-    taught = trajectory("z", group="run-1-1-0-0", slot=50, source="teacher")
-    store.append([], [], [taught])
-    assert available(store, 2, sources=("teacher",)) == 1
-    assert available(store, 2, sources=("teacher", "self")) == 9
 
 
 def fingerprinted(store: ReplayStore, run: str, **changes: Any) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,10 +48,6 @@ def weighed(name: str, options: dict[str, Any] | None = None, now: DrawClock = N
 
 def shares(weights: list[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
-
-
-def test_uniform_weighs_all_rows_alike() -> None:
-    assert weighed("uniform") == [1.0] * 10
 
 
 def test_recency_halves_every_half_life_and_leaves_out_what_has_no_staleness() -> None:
@@ -282,15 +277,6 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 
     with pytest.raises(ValueError, match="weights of sampler Wrong must be"):
         make_sampler(Wrong, 0).weigh(Rows(columns(), slice(None), NOW))
-
-
-def test_state_survives_json_and_continues_the_same_sequence() -> None:
-    first = make_sampler("uniform", 5)
-    first.random.random(3)
-    state = json.loads(json.dumps(first.state()))
-    second = make_sampler("uniform", 99)
-    second.load_state(state)
-    assert first.random.random(9).tolist() == second.random.random(9).tolist()
 
 
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from replay import DatabaseRefused, ReplayError, ReplayStore
-from replay.storage.databases.open import parsed
 from replay.storage.format.schema import REVISION, metadata
-from tests.fakes.records import group, new_store, sql, task, trajectory
+from tests.fakes.records import new_store, sql
 
 
 def foreign(path: Path) -> None:
@@ -91,11 +90,6 @@ def test_paths_may_hold_what_urls_may_not(tmp_path: Path, name: str) -> None:
     ReplayStore.open(path, read_only=True).close()
 
 
-def test_location_may_be_a_url() -> None:
-    assert parsed("sqlite:////data/replay.sqlite") == Path("/data/replay.sqlite")
-    assert parsed("runs/x/replay.sqlite") == Path("runs/x/replay.sqlite")
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -110,14 +104,6 @@ def test_other_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(DatabaseRefused) as error:
         ReplayStore.create(url)
     assert "secret" not in str(error.value)
-
-
-def test_folder_that_is_missing_or_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "missing" / "replay.sqlite", tmp_path / "file" / "replay.sqlite", tmp_path):
-        with pytest.raises(DatabaseRefused, match="must be a writable file in an existing folder, got .* at") as error:
-            ReplayStore.create(path)
-        assert "\n" not in str(error.value)
 
 
 def as_nobody() -> None:
@@ -181,19 +167,3 @@ def test_database_writes_ahead_and_checks_references(tmp_path: Path) -> None:
         }
         assert settings == {"journal_mode": "wal", "synchronous": 2}
         assert connection.exec_driver_sql("pragma foreign_keys").scalar() == 1
-
-
-def ids(where: Path | ReplayStore) -> set[str]:
-    return {row[0] for row in sql(where, "select id from trajectories")}
-
-
-def test_a_link_leads_to_the_file_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "disk").mkdir()
-    new_store(tmp_path / "disk" / "replay.sqlite").close()
-    (tmp_path / "link.sqlite").symlink_to(tmp_path / "disk" / "replay.sqlite")
-    monkeypatch.chdir(tmp_path)
-    store = ReplayStore.open(Path("link.sqlite"))
-    monkeypatch.chdir("/")
-    store.append([task()], [group()], [trajectory("a")])
-    store.close()
-    assert ids(tmp_path / "disk" / "replay.sqlite") == {"a"}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayError, ReplayStore, queries
+from replay import ReplayStore, queries
 from replay.errors import ContentGone
 from replay.exchange import export_file
 from replay.queries.iteration import lineage_up_to
@@ -59,14 +58,6 @@ def test_purge_leaves_a_few_numbers_of_a_row_and_nothing_else(location: Location
     assert sql(store, "select * from groups order by id") == groups
 
 
-def test_purge_takes_so_many_rows_in_a_transaction(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay.store._PURGED", 3)
-    store = trained(location)
-    assert reclaim(store, 3, age=1) == 8
-    # Each transaction is a change of its own: 3 + 3 + 2.
-    assert sorted(int(count) for (count,) in sql(store, "select count(*) from reclaimed group by changed")) == [2, 3, 3]
-
-
 def test_draw_knows_that_rows_went_since_the_last_one(location: Location) -> None:
     store = trained(location)
     others = [ReplayStore.open(location) for _ in range(2)]
@@ -98,17 +89,6 @@ def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: 
     again = trajectory("d", group="g4", task="made-1", iteration=3)
     store.append([made], [group("g4", task="made-1", iteration=3)], [again])
     assert removed not in sql(store, payloads)
-
-
-def test_id_of_a_reclaimed_row_is_taken(location: Location) -> None:
-    store = trained(location)
-    reclaim(store, 3, age=1)
-    collected = FreshRows(1, rates=(0.5, 0.25))
-    report = store.append([task()], collected.groups, collected.trajectories)
-    assert (report.inserted, report.duplicates, counts(store, "trajectories")) == (0, 8, [16])
-    other = replace(collected.trajectories[0], record=replace(collected.trajectories[0].record, reward=7.0))
-    with pytest.raises(ReplayError, match="reward must be the stored 1.0 of the same id, got 7.0"):
-        store.append([task()], collected.groups, [other])
 
 
 def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location) -> None:

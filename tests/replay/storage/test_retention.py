@@ -123,13 +123,6 @@ def test_reserved_rows_stay(location: Location) -> None:
     assert len(evicted(store)) == 23
 
 
-def test_rows_that_cannot_be_drawn_go_before_those_that_can(location: Location) -> None:
-    store = filled(location)
-    sql(store, "update trajectories set state = 'untrainable' where iteration = 2 and slot = 7")
-    evict(store, 3, rows=22)
-    assert evicted(store) == [(1, 0), (2, 7)]
-
-
 def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> None:
     store = filled(location, 2)
     store.add_run(run_record("teacher"))
@@ -149,15 +142,6 @@ def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(locati
     assert store.purge(RUN, 3) == 8
     assert content(store) == (16, 16)
     assert store.purge(RUN, 3) == 0
-
-
-def test_without_limits_nothing_is_written(location: Location) -> None:
-    store = filled(location)
-    store.close()
-    readonly = ReplayStore.open(location, read_only=True)
-    metrics = evict(readonly, 3)
-    assert (metrics["buffer/rows"], metrics["buffer/eligible"], metrics["buffer/evicted"]) == (24, 24, 0)
-    readonly.close()
 
 
 def spoken(id: str, ids: list[int], **changes: Any) -> Any:

@@ -72,20 +72,6 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
         write(other)
 
 
-def test_only_the_run_that_was_resumed_changes_hands(location: Location) -> None:
-    store = new_store(location)
-    store.add_run(run_record(OTHER))
-    other = ReplayStore.open(location)
-    other.resume(OTHER, 0)
-    FreshRows(1).append_to(store)
-    with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        FreshRows(1, run=OTHER).append_to(store)
-    with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        mixed = FreshRows(2)
-        store.append([], [*mixed.groups, *FreshRows(2, run=OTHER).groups], mixed.trajectories)
-    assert sql(store, "select run, count(*) from trajectories group by 1") == [(RUN, 4)]
-
-
 def test_store_that_only_adds_to_a_run_outlives_its_resumes(location: Location) -> None:
     """An import, or a tool that scores rows: the run is somebody else's all the time."""
     trainer = new_store(location)

@@ -6,7 +6,7 @@ import pytest
 
 from replay import InvalidRecord, ReplayStore
 from replay.storage.format.schema import trajectories
-from replay.ticket_records import EVALUATION, FAILED, LEASED
+from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.records import RUN, sql, task
 from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of
 
@@ -38,13 +38,6 @@ def test_zombie_that_is_first_counts_and_the_second_does_not(store: ReplayStore)
     assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (1, 1)
 
 
-def test_heartbeat_extends_a_lease_that_nobody_else_took(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    held = claim(store, "a", lease_s=OVER)
-    assert store.tickets.extend(held, lease_s=600) == {}
-    assert claim(store, "b") == []
-
-
 def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None:
     """It may have ended two workers: what else the third one held would fail with it."""
     issue(store, [0], size=3)
@@ -54,15 +47,6 @@ def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None
     assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 0), 3)]
     assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 1), 3)]
     assert claim(store, count=8) == []
-
-
-def test_failed_ticket_has_its_reason_and_is_not_claimed_again(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    held = claim(store, "a")
-    assert store.tickets.fail(held, "engine_failure") == {}
-    assert state_of(store, 0) == (FAILED, "a", 1, 1, "engine_failure")
-    assert store.tickets.finish([(held[0], episode(held[0]))]) == [False]
-    assert claim(store) == []
 
 
 @pytest.mark.parametrize(
@@ -81,22 +65,6 @@ def test_row_of_another_ticket_is_refused_and_ends_nothing(
         store.tickets.finish([(held, episode(held, **changes))])
     assert state_of(store, 0)[0] == LEASED
     assert sql(store, "select count(*) from trajectories") == [(0,)]
-
-
-def test_evaluation_ends_with_an_outcome_and_no_row(store: ReplayStore) -> None:
-    issue(store, [0], size=2, purpose=EVALUATION)
-    held = claim(store, "a", count=2)
-    assert store.tickets.finish_evaluation(held[0], {"success": True, "reward": 0.5})
-    assert store.tickets.finish_evaluation(held[0], {"success": True, "reward": 0.5})
-    with pytest.raises(InvalidRecord, match="purpose must be 'train' for a row that is stored, got 'eval'"):
-        store.tickets.finish([(held[1], episode(held[1]))])
-    store.tickets.fail([held[1]], "overtime")
-    (group,) = store.tickets.ended_groups(RUN, EVALUATION)
-    assert [(member.state, member.outcome) for member in group.members] == [
-        ("done", {"success": True, "reward": 0.5}),
-        ("failed", None),
-    ]
-    assert store.tickets.counts(RUN).done == 0
 
 
 def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from replay import ReplayStore
 from replay.errors import DatabaseFailed
-from replay.ticket_records import PlannedBatch
-from tests.fakes.records import RUN, new_store, task
-from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue, ticket
+from tests.fakes.records import RUN, new_store
+from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue
 
 
 def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
@@ -78,11 +77,3 @@ def test_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
     assert not store.roles.view(RUN).has_free_tickets
     store.tickets.extend([held], lease_s=OVER)
     assert store.roles.view(RUN).has_free_tickets
-
-
-def test_a_batch_is_found_by_its_iteration(store: ReplayStore) -> None:
-    assert store.tickets.planned_batch(RUN, 1) is None
-    for iteration in (1, 2):
-        store.tickets.issue([task()], [ticket(iteration)], PlannedBatch(RUN, iteration, {"tasks": [iteration, 7]}))
-    found = store.tickets.planned_batch(RUN, 2)
-    assert found is not None and (found.iteration, found.plan) == (2, {"tasks": [2, 7]})
