@@ -29,12 +29,12 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.roles import Roles
 from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
 from replay.storage.collecting import fresh_groups, held_out_rows, observations
+from replay.storage.collecting.participants import Roles
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten, HeldOutOf
