@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from tests.fakes.records import (
     group,
     iterate,
     iteration_record,
-    new_store,
     policy,
     request,
     run_record,
@@ -230,24 +227,6 @@ def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: 
     # Half of the first group and a quarter of the second.
     found = store.available(request(9, 0, successful_only=True), make_sampler("uniform", 0))
     assert (found.rows, found.by_source, found.groups) == (3, {"self": 2, "teacher": 1}, {})
-
-
-def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> None:
-    store, random = new_store(tmp_path / "replay.sqlite"), np.random.default_rng(0)
-    written = {row.id: row for row in FreshRows(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
-    with sqlite3.connect(tmp_path / "replay.sqlite") as database:
-        for id, blob in database.execute("select trajectory, tokens from segments").fetchall():
-            bit = int(random.integers(8 * len(blob)))
-            changed = bytearray(blob)
-            changed[bit // 8] ^= 1 << bit % 8
-            database.execute("update segments set tokens = ? where trajectory = ?", (bytes(changed), id))
-    drawn = store.draw(request(2, 300), make_sampler("uniform", 0))
-    # Bits that a frame leaves unused change nothing; every other one is told.
-    assert len(drawn) < 15
-    for row in drawn:
-        for part, original in zip(row.trajectory.segments, written[row.trajectory.id].segments, strict=True):
-            assert part.tokens == original.tokens
-    assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(300 - len(drawn),)]
 
 
 @pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])

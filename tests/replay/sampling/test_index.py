@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import sqlalchemy as sa
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.sampling.index import EligibleIndex
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, policy, run_record, sql
+from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, policy, run_record, sql
 from tests.fakes.replay_command import rows_read
 
 OTHER = "run-0"
@@ -40,12 +35,6 @@ def add_other(store: ReplayStore, run: str = OTHER) -> None:
     store.add_policy(policy(0, run=run))
 
 
-def add_runs(store: ReplayStore, count: int) -> None:
-    numbers = f"with recursive numbers(n) as (select 1 union all select n + 1 from numbers where n < {count})"
-    columns = "name, config, authors, authors_hash, code_version, started_at"
-    sql(store, f"{numbers} insert into runs (id, {columns}) select 'many-' || n, {columns} from numbers, runs")
-
-
 def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(store: ReplayStore) -> None:
     add_other(store)
     FreshRows(1).append_to(store)
@@ -62,18 +51,6 @@ def test_a_run_draws_its_own_rows_and_imported_ones_and_those_of_runs_it_names(s
     assert found.by_source == {"self": 4, "gateway": 4, "hindsight": 4, "earlier": 4, OTHER: 20}
     drawn = store.draw(asked(9, Pick(99, source="self"), Pick(99, source=OTHER)), make_sampler("uniform", 0))
     assert [row.trajectory.record.run for row in drawn] == [RUN] * 4 + [OTHER] * 20
-
-
-def test_uses_are_exact_beside_any_number_of_runs(store: ReplayStore) -> None:
-    FreshRows(1, size=8).append_to(store)
-    add_runs(store, 1200)
-    store.add_policy(policy(0, run="many-1200"))
-    assert len(use(store, 2, 5, max_uses=1)) == 5
-    assert available(store, 3, max_uses=1) == 3
-    assert len(use(store, 3, 2, run="many-1200", sources=(RUN,), max_uses=1)) == 2
-    assert available(store, 4, max_uses=1, cooldown=1) == 1
-    store.resume("many-1200", 2)
-    assert available(store, 4, max_uses=1) == 3
 
 
 def test_solved_tasks_are_told_from_groups_that_are_new(store: ReplayStore) -> None:
@@ -112,39 +89,6 @@ def test_a_draw_beside_rows_of_other_runs_reads_none_of_them(store: ReplayStore)
         read.append((first["trajectories"], later["trajectories"]))
         fresh.close()
     assert read[0] == read[1]
-
-
-def test_rows_are_found_by_what_they_are_drawn_by(tmp_path: Path) -> None:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        FreshRows(1).append_to(store)
-        plans = plans_of(store, lambda: (use(store, 2, 2, max_uses=2, cooldown=3), available(store, 3, max_uses=2)))
-    looks = [step for plan in plans for step in plan if "trajectories" in step or "draws" in step]
-    assert {step for step in looks if "changed" in step} == {
-        "SEARCH trajectories USING INDEX trajectories_by_change (run=? AND changed>?)",
-        "SEARCH trajectories USING INDEX trajectories_by_change (run=? AND changed>? AND changed<?)",
-        "SEARCH trajectories USING INDEX imports_by_change (changed>?)",
-        "SEARCH trajectories USING INDEX imports_by_change (changed>? AND changed<?)",
-    }
-    assert "SEARCH draws USING INDEX reservations_by_sequence (sequence>?)" in looks
-    assert not [step for step in looks if step.startswith("SCAN")]
-
-
-def plans_of(store: ReplayStore, ask: Callable[[], object]) -> list[list[str]]:
-    """How a file's tables were looked through, step by step of each question."""
-    found = []
-
-    def note(connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
-        if statement.lstrip().upper().startswith("SELECT"):
-            again = cursor.connection.cursor()
-            found.append([row[-1] for row in again.execute(f"explain query plan {statement}", parameters)])
-            again.close()
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
-        ask()
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
-    return found
 
 
 def followed(store: ReplayStore, index: EligibleIndex) -> EligibleIndex:

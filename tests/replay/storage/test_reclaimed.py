@@ -58,24 +58,6 @@ def test_purge_leaves_a_few_numbers_of_a_row_and_nothing_else(location: Location
     assert sql(store, "select * from groups order by id") == groups
 
 
-def test_draw_knows_that_rows_went_since_the_last_one(location: Location) -> None:
-    store = trained(location)
-    others = [ReplayStore.open(location) for _ in range(2)]
-    sampler = make_sampler("uniform", 0)
-    assert others[0].available(request(4, 0), sampler).rows == store.available(request(4, 0), sampler).rows == 24
-    # Both steps at once: neither store sees the rows evicted before they are gone.
-    reclaim(store, 3, age=1)
-    drawn = []
-    for each in (store, *others):
-        drawn.append([row.draw.trajectory for row in each.draw(request(4, 24), make_sampler("uniform", 9))])
-        each.resume(RUN, 3)
-    assert len(drawn[0]) == 16
-    # The third store has read nothing before.
-    assert drawn[0] == drawn[1] == drawn[2]
-    for other in others:
-        other.close()
-
-
 def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: ReplayStore) -> None:
     made = TaskRecord("made-1", "lookup_chain", {"text": "long " * 100})
     rows = [trajectory("a", slot=0), trajectory("b", group="g2", task="made-1", slot=1)]

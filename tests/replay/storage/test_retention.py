@@ -149,41 +149,6 @@ def spoken(id: str, ids: list[int], **changes: Any) -> Any:
     return trajectory(id, segments=segments, **changes)
 
 
-def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(store: ReplayStore) -> None:
-    same, other = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11]
-    groups = [group(), group("group-2", task="task-2")]
-    rows = [
-        spoken("a", same, slot=0),
-        spoken("b", same, slot=1, member=1),
-        spoken("c", other, slot=2),
-        spoken("d", same, slot=3, group="group-2", task="task-2"),
-    ]
-    report = store.append([task(), task("task-2")], groups, rows, admission=Admission(dedupe=True))
-    assert (report.inserted, report.same_tokens) == (4, 1)
-    states = (
-        "select id, state, state_reason from trajectories "
-        "union select id, 'reclaimed', state_reason from reclaimed order by id"
-    )
-    assert sql(store, states) == [
-        ("a", "eligible", None),
-        ("b", "reclaimed", "duplicate of a"),
-        ("c", "eligible", None),
-        ("d", "eligible", None),
-    ]
-    assert content(store) == (3, 3)
-    with pytest.raises(ContentGone, match="duplicate of a"):
-        store.read(["b"])
-    # Later, too, and the same append again changes nothing.
-    later = [spoken("e", same, slot=4)]
-    for inserted in (1, 0):
-        report = store.append([task()], groups[:1], later, admission=Admission(dedupe=True))
-        assert (report.inserted, report.same_tokens) == (inserted, inserted)
-    # Once the first is gone, the next one is not a duplicate of anything.
-    sql(store, "update trajectories set state = 'evicted' where id = 'a'")
-    store.append([task()], groups[:1], [spoken("f", same, slot=5)], admission=Admission(dedupe=True))
-    assert sql(store, states)[-1] == ("f", "eligible", None)
-
-
 def hide_keys(messages: tuple[Message, ...]) -> list[Message] | None:
     if any("burn this" in message.content for message in messages):
         return None

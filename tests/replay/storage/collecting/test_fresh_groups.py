@@ -90,15 +90,6 @@ def test_groups_of_a_batch_are_fresh_once_in_the_order_of_their_issue(store: Rep
     assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
 
 
-def test_batch_that_took_longer_is_fresh_in_a_later_iteration(store: ReplayStore) -> None:
-    issue(store, [0])
-    collect(store, 2)
-    close(store, 0)
-    assert fresh(store, 2, staleness=1) == FreshDraw()
-    drawn = fresh(store, 2, planned_for=1, staleness=1)
-    assert [(row.trajectory.record.iteration, row.staleness) for row in drawn.rows] == [(1, 1), (1, 1)]
-
-
 def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> None:
     tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4
