@@ -49,8 +49,9 @@ class RunDraws:
         self.run = run
         self.others = others
         self._eligible = EligibleRows(run, others)
-        self._weights: dict[tuple[Sampler, Limits, str | None], SamplingWeights] = {}
-        self._weighed: tuple[DrawClock, int] | None = None
+        self._weights: dict[str | None, SamplingWeights] = {}
+        """By the source that a pick asks for, of one moment, sampler and set of limits."""
+        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
 
     @property
     def is_new(self) -> bool:
@@ -141,16 +142,16 @@ class RunDraws:
         self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
     ) -> dict[str | None, SamplingWeights]:
         """What rows weigh now for picks of these sources; kept until anything changes."""
-        now = DrawClock.of(request)
-        if self._weighed != (now, self._eligible.changes):
-            self._weights.clear()
-            self._weighed = now, self._eligible.changes
         # Caps hold within one draw; they change no row's weight.
         limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
+        now = DrawClock.of(request)
+        moment = now, self._eligible.changes, sampler, limits
+        if self._weighed != moment:
+            self._weighed, self._weights = moment, {}
         for source in sources:
-            if (sampler, limits, source) not in self._weights:
-                self._weights[sampler, limits, source] = weigh(self._eligible, sampler, limits, source, now)
-        return {source: self._weights[sampler, limits, source] for source in sources}
+            if source not in self._weights:
+                self._weights[source] = weigh(self._eligible, sampler, limits, source, now)
+        return {source: self._weights[source] for source in sources}
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
         """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
