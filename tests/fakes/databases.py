@@ -126,6 +126,7 @@ def location(new_location: Callable[[str], Location]) -> Location:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "server: runs on a PostgreSQL server, which is started for it")
     config.addinivalue_line("markers", "every_database: runs on PostgreSQL, too, for what differs by database")
     config.addinivalue_line("markers", "every_server: runs on every PostgreSQL server found, not on the newest alone")
 
@@ -138,11 +139,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         shared = [EXTERNAL] if names == [MISSING] else [*servers, *([EXTERNAL] if servers == names else [])]
     if "databases" in metafunc.fixturenames:
         others = shared if metafunc.definition.get_closest_marker("every_database") else []
-        metafunc.parametrize("databases", [SQLITE, *others], indirect=True, scope="module")
+        metafunc.parametrize("databases", [SQLITE, *marked(others)], indirect=True, scope="module")
     if "postgres" in metafunc.fixturenames:
-        metafunc.parametrize("postgres", shared, indirect=True)
+        metafunc.parametrize("postgres", marked(shared), indirect=True)
     if "own_server" in metafunc.fixturenames:
-        metafunc.parametrize("own_server", servers, indirect=True)
+        metafunc.parametrize("own_server", marked(servers), indirect=True)
+
+
+def marked(servers: list[str]) -> list[Any]:
+    return [pytest.param(name, id=name, marks=pytest.mark.server) for name in servers]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
