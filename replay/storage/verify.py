@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.errors import DamagedDatabase, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, STATES, WAITING, Trajectory
+from replay.storage.counters import last_number
 from replay.storage.damage import dangling, misfits, raw, readable
 from replay.storage.databases import Database
 from replay.storage.draws import USES
@@ -44,7 +46,7 @@ class Verification:
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
     """What the database says about its own pages and indexes; cells that hold what can't have been written there, uses
-    that were miscounted, author tables, and blobs that nothing is drawn from."""
+    that were miscounted, counters, author tables, and blobs that nothing is drawn from."""
 
     @property
     def corrupt_share(self) -> float:
@@ -75,9 +77,20 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
         miscounted = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
     if miscounted:
         found.damage.append(f"trajectories.uses: {miscounted} rows were used another number of times, by their draws")
+    for counter in ("changed", "draws"):
+        with database.reading() as connection, _noted(found):
+            last_number(connection, counter)
     _look_at_blobs(database, found)
     _look_at_rows(database, wanted, found)
     return found
+
+
+@contextmanager
+def _noted(found: Verification) -> Iterator[None]:
+    try:
+        yield
+    except DamagedDatabase as error:
+        found.damage.append(error.found)
 
 
 def _pages(database: Database, table: sa.Table, query: sa.Select[Any]) -> Iterator[Sequence[sa.Row[Any]]]:
@@ -132,21 +145,15 @@ def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Ver
         with database.reading() as connection:
             loaded = load(connection, restored_column(_rows.id, [row[0] for row in page]))
             for run in {row.record.run for row in loaded.whole.values()} - authors.keys():
-                authors[run] = _authors(connection, run, found)
+                authors[run] = None
+                with _noted(found):
+                    authors[run] = author_table(connection, run)
         found.checked += len(loaded.whole) + len(loaded.corrupt)
         found.corrupt |= loaded.corrupt
         for run, rows in groupby(loaded.whole.values(), key=lambda row: row.record.run):
             table = authors[run]
             if table is not None:
                 found.corrupt |= dict(_wrong([_as_collected(row) for row in rows], table))
-
-
-def _authors(connection: sa.Connection, run: str, found: Verification) -> AuthorTable | None:
-    try:
-        return author_table(connection, run)
-    except DamagedDatabase as error:
-        found.damage.append(error.found)
-        return None
 
 
 def _as_collected(row: Trajectory) -> Trajectory:
