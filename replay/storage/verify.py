@@ -16,10 +16,10 @@ from context.authors import AuthorTable
 from replay.errors import DamagedDatabase, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, STATES, WAITING, Trajectory
 from replay.storage.counters import last_number
-from replay.storage.damage import dangling, misfits, raw, readable
 from replay.storage.databases import Database
 from replay.storage.draws import USES
 from replay.storage.format.column_types import restored_column
+from replay.storage.format.damage import dangling, misfits, raw, readable
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import chunked

@@ -12,7 +12,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from replay.errors import ConnectionLost, DamagedDatabase, DatabaseRefused, ReplayError
-from replay.storage.damage import RAISED_BY_DAMAGE, first_damage
+from replay.storage.format.damage import RAISED_BY_DAMAGE, first_damage
 from replay.storage.format.schema import REVISION, buffer_state, metadata, schema_version
 
 Result = TypeVar("Result")

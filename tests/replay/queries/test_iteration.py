@@ -71,11 +71,6 @@ def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_iteration_command_prints_how_ratios_were_spread(tmp_path: Path) -> None:
-    trained(tmp_path / "replay.sqlite").close()
-    lines = ask("lineage", "2", str(tmp_path / "replay.sqlite")).output.splitlines()
-    assert lines[-4].split() == ["drift", "fresh", "-", "4", "1.000", "1.350", "7.389"]
-    assert lines[-3].split() == ["ratio", "replay", "2-3", "100", "1.000", "1.000", "1.000"]
 
 
 def tried(location: Location) -> ReplayStore:
