@@ -13,8 +13,8 @@ TESTS = Path(__file__).parent
 
 pytest_plugins = ["tests.fakes.databases", "tests.browser.counting"]
 
-settings.register_profile("fixed", derandomize=True)
-settings.register_profile("random", print_blob=True)
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("random", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # The test modules import over a million objects together. What collection has made is never garbage: not looking for

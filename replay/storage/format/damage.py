@@ -21,7 +21,7 @@ from replay.storage.format.schema import draws, metadata, reclaimed, runs, traje
 
 RAISED_BY_DAMAGE = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, AssertionError),
-    exc.DBAPIError,
+    exc.SQLAlchemyError,
 )
 """What wrong types, missing values and names of missing rows lead to. It may be a mistake of the program, too."""
 
