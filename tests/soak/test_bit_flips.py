@@ -11,7 +11,7 @@ import pytest
 
 from replay import ReplayStore
 from tests.fakes.records import FreshRows, sql
-from tests.replay.storage.format.damaged_buffers import Asked, fill
+from tests.replay.storage.damaged_buffers import Asked, fill
 
 pytestmark = pytest.mark.soak
 

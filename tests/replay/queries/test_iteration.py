@@ -71,8 +71,6 @@ def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     assert after == before
 
 
-
-
 def tried(location: Location) -> ReplayStore:
     """The same task in three iterations, 1, 2 and 4 of 4 successful; of the last only one row is left to draw."""
     store = new_store(location)

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from replay.storage.format.schema import metadata
-from tests.replay.storage.format.damaged_buffers import WAYS, Asked, alter, fill
+from tests.replay.storage.damaged_buffers import WAYS, Asked, alter, fill
 
 CELLS = [(column, way) for table in metadata.sorted_tables for column in table.columns for way in range(WAYS)]
 

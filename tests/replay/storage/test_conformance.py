@@ -49,7 +49,7 @@ from tests.fakes.records import (
     trajectory,
 )
 from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue, state_of
-from tests.replay.storage.format.damaged_buffers import QUESTIONS, fill
+from tests.replay.storage.damaged_buffers import QUESTIONS, fill
 from tests.replay.storage.test_kill_points import check_steps
 
 pytestmark = pytest.mark.every_database

@@ -17,7 +17,7 @@ from replay.queries import chosen
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
-from tests.replay.storage.format.damaged_buffers import EVALUATED
+from tests.replay.storage.damaged_buffers import EVALUATED
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
