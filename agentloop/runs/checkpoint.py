@@ -24,7 +24,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.errors import UserError, one_line
 from agentloop.runs.run_folder import COMPLETE, explained
-from replay.storage.databases.backup import flush
+from replay.storage.databases.disk import flush
 
 _STATE = "state"
 _RANDOM_TENSORS = "random.safetensors"

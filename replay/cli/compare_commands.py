@@ -169,15 +169,6 @@ _FED: dict[str, Cell] = {
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }
-_SPREAD: dict[str, Cell] = {
-    "spread": "quantity",
-    "stream": "stream",
-    "age": lambda row: row["age"] or "-",
-    "tokens": "tokens",
-    "p01": ("p01", 3),
-    "p50": ("p50", 3),
-    "p99": ("p99", 3),
-}
 _ITERATIONS: dict[str, Cell] = {
     "iter": "iteration",
     "policy": "policy_version",
@@ -196,8 +187,6 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
-    if answer["histograms"]:
-        lines += ["", row_table(answer["histograms"], _SPREAD)]
     return "\n".join(lines)
 
 

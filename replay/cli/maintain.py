@@ -1,23 +1,17 @@
-"""`replay prune | forget | migrate`: what is kept, and in which schema. The first two change nothing without --yes."""
+"""`replay prune | forget`: what is kept. Nothing is changed without --yes."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import sqlalchemy as sa
 import typer
 
 from replay.cli.common import AsJson, Filter, Run, app, fail, opened, say
-from replay.errors import ReplayError
-from replay.locate import place
 from replay.queries import chosen
 from replay.queries.filters import condition
-from replay.storage.databases.backup import backup_path, backups
-from replay.storage.databases.open import create_database, parsed, schema_of
 from replay.storage.erase import ALL_RUNS, Forgotten
-from replay.storage.format.schema import REVISION
 from replay.storage.retention import Capacity, Evicted
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
@@ -68,8 +62,7 @@ def forget(
 ) -> None:
     """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
 
-    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed. Exit code 1
-    while a copy that a migration made stands beside the file.
+    Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed.
     """
     if filter is None and not held_out:
         fail("forget must be given --where or --held-out, got neither. Name what to forget.")
@@ -78,14 +71,10 @@ def forget(
         evaluated = (buffer.run or ALL_RUNS) if held_out else None
         found = buffer.store.forget(rows, held_out=evaluated, dry_run=not yes)
         path = buffer.store.path
-    copies = [str(copy) for copy in backups(path)] if path and yes else []
     if as_json:
-        say(json.dumps({**vars(found), "done": yes, "copies": copies}))
+        say(json.dumps({**vars(found), "done": yes}))
     else:
         say(_forgotten_text(found, done=yes, on_server=path is None))
-        if copies:
-            say(f"copies that migrations made may hold it: remove {', '.join(copies)}")
-    raise typer.Exit(1 if copies else 0)
 
 
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
@@ -96,25 +85,3 @@ def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
         return f"would remove {what}\n{weights}\n{_DRY}"
     server = ", a server's backups and archived write-ahead logs" if on_server else ""
     return f"removed {what}\n{weights}\ncopies elsewhere (exports, reports{server}) are not touched"
-
-
-@app.command(epilog="Example: agentloop replay migrate runs/quickstart-001")
-def migrate(run: Run = None, as_json: AsJson = False) -> None:
-    """Bring a database of an older agentloop to the newest schema; a SQLite file is copied first."""
-    location, _, _ = place(run)
-    try:
-        before = schema_of(location)
-        if not before:
-            fail(f"database must be one of agentloop's, got one without tables at {location}. Check the path.")
-        create_database(location).close()
-        target = parsed(location)
-    except ReplayError as error:
-        fail(str(error))
-    backup = str(backup_path(target, before)) if isinstance(target, Path) and before < REVISION else None
-    if as_json:
-        say(json.dumps({"before": before, "now": REVISION, "backup": backup}))
-    elif before == REVISION:
-        say(f"schema {REVISION} already; nothing was changed")
-    else:
-        kept = f"it is kept as it was in {backup}" if backup else "the server made no copy of it"
-        say(f"migrated from schema {before} to {REVISION}; {kept}")

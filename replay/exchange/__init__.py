@@ -47,7 +47,7 @@ def export_file(
     if as_parquet and line_of is not None:
         raise ExchangeError(f"FILE must end in .jsonl, .jsonl.gz or .jsonl.zst, got {str(path)!r}. Rename it.")
     left = NotExported()
-    with replaced(path, force=force) as target:
+    with store.naming_damage(), replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]
         rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))
         count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)

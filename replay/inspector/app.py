@@ -61,7 +61,9 @@ async def _few_threads(app: Starlette) -> AsyncIterator[None]:
 
 def create_app(source: OpenBuffer, guard: Guard) -> ASGIApp:
     """The inspector of one source, for any ASGI server. Reads, and never writes."""
-    return GuardedApp(with_pages(PAGES, Pages(source, environment(), place=source.store.url)), guard)
+    store = source.store
+    pages = Pages(source, environment(), place=store.url, naming_damage=store.naming_damage)
+    return GuardedApp(with_pages(PAGES, pages), guard)
 
 
 def with_pages(served: Sequence[Page[Source]], pages: Pages[Source], *others: BaseRoute) -> Starlette:

@@ -71,7 +71,9 @@ class OpenedRuns:
         with self._lock:
             if name not in self._apps and name in {folder.name for folder in run_folders(self.folder)}:
                 source = self._opened.enter_context(open_buffer(str(self.folder / name)))
-                self._apps[name] = with_pages(PAGES, Pages(source, environment(), place=source.store.url))
+                store = source.store
+                pages = Pages(source, environment(), place=store.url, naming_damage=store.naming_damage)
+                self._apps[name] = with_pages(PAGES, pages)
             return self._apps.get(name)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import sqlalchemy as sa
 
-from replay.errors import DamagedCell
+from replay.errors import DamagedDatabase
 from replay.queries.filters import FIELDS, SplitCondition, conditions
 from replay.queries.filters.fields import FieldKind
 from replay.queries.filters.query import Query, QueryResult, newest_versions, staleness
@@ -188,7 +188,7 @@ def _is_whole(name: str) -> bool:
 
 def _refuse_nan(name: str, values: Iterable[float | None]) -> None:
     if any(value is not None and math.isnan(value) for value in values):
-        raise DamagedCell(name, "be a number", "nan")
+        raise DamagedDatabase(f"nan in {name}")
 
 
 def counted_in_bars(values: Counts, bars: Sequence[ValueRange]) -> dict[ValueRange, int]:

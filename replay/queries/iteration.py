@@ -9,37 +9,27 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
-from replay.records import COMMITTED, FRESH, REPLAY, age_order
-from replay.storage.format.encoding import BlobError
-from replay.storage.format.ratio_histograms import EDGES, decode, quantile
-from replay.storage.format.rows import named
-from replay.storage.format.schema import draws, groups, histograms, iterations, metrics, policies
+from replay.records import COMMITTED, FRESH, REPLAY
+from replay.storage.format.schema import draws, groups, iterations, metrics, policies
 from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
 from replay.storage.statements import selected
 from replay.store import ReplayStore
-
-_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
 def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
     """What one update learned from, in the order of its slots, what came of it, and the policy it made.
 
-    `histograms` are those of `replay.storage.format.ratio_histograms`, whose inner edges are `edges`; quantiles are
-    middles of bins. `groups`: of the rows that went in, with their slots.
+    `groups`: of the rows that went in, with their slots.
     """
     with store.reading() as connection:
         record = committed(connection, run, number)
         rows = fed(connection, run, first=number, last=number)
-        spread, damaged = _histograms(connection, run, number)
         return {
             **record,
             **_neighbours(connection, run, number),
             "policy": _policy(connection, run, record["makes_policy_version"]),
             "trajectories": rows,
             "groups": _groups(connection, rows),
-            "edges": list(EDGES),
-            "histograms": spread,
-            "damaged_histograms": damaged,
             "metrics": _metrics(connection, run, number),
         }
 
@@ -101,7 +91,7 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
     found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(slots))}
     return [
         {
-            **named(found, id, "trajectories.group_id"),
+            **found[id],
             "stream": by_slot[members[0]]["stream"],
             "slots": members,
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,
@@ -109,31 +99,6 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
         }
         for id, members in slots.items()
     ]
-
-
-def _histograms(connection: sa.Connection, run: str, number: int) -> tuple[list[QueryResult], list[str]]:
-    """Fresh ones first and ages ascending; and which of them are not what was written."""
-    table, damaged, found = histograms.c, [], []
-    query = sa.select(table.quantity, table.stream, table.age, table.counts)
-    for quantity, stream, age, blob in connection.execute(query.where(table.run == run, table.iteration == number)):
-        try:
-            counts = decode(blob)
-        except BlobError as error:
-            damaged.append(f"{quantity} of {stream}{' rows of age ' * bool(age)}{age}: {error}")
-            continue
-        quantiles = {name: _finite(quantile(counts, share)) for name, share in _QUANTILES.items()}
-        found.append(
-            {
-                "quantity": quantity,
-                "stream": stream,
-                "age": age,
-                "tokens": int(counts.sum()),
-                **quantiles,
-                "counts": counts.tolist(),
-            }
-        )
-    found.sort(key=lambda each: (each["quantity"], each["stream"] != FRESH, age_order(each["age"])))
-    return found, sorted(damaged)
 
 
 def _finite(value: float | None) -> float | None:

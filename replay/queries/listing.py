@@ -22,7 +22,6 @@ from replay.queries.filters import SplitCondition, conditions
 from replay.queries.filters.fields import DRIFT, DRIFT_MAX
 from replay.queries.filters.query import Query, QueryResult, Sort, newest_versions, staleness
 from replay.storage.format import schema
-from replay.storage.format.column_types import Checked
 from replay.storage.format.rows import chunked
 from replay.storage.statements import selected
 from replay.store import ReplayStore
@@ -219,7 +218,7 @@ def _fits(place: Place, columns: Sequence[sa.ColumnElement[Any]]) -> bool:
 
 
 def _is_value_of(value: Any, column: sa.ColumnElement[Any]) -> bool:
-    kind = (column.type.impl_instance if isinstance(column.type, Checked) else column.type).python_type
+    kind = column.type.python_type
     if isinstance(value, bool):
         return kind is bool
     if kind is float:

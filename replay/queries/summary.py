@@ -11,7 +11,6 @@ from replay.queries.filters import condition
 from replay.queries.filters.query import QueryResult, chosen, newest_versions, of_run, staleness
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
-from replay.storage.format.column_types import Real
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
 from replay.store import ReplayStore
 
@@ -24,10 +23,7 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 def mean(column: sa.Column[Any]) -> sa.Function[float]:
-    """Raises DamagedCell where there is none, for a cell holds what is not finite."""
-    kind = Real()
-    kind.column = f"{column.table.name}.{column.name}"
-    return sa.func.avg(sa.cast(column, sa.Double), type_=kind)
+    return sa.func.avg(sa.cast(column, sa.Double), type_=sa.Double)
 
 
 _SUMS = {

@@ -21,7 +21,7 @@ from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
-from replay.storage.format.rows import known, named
+from replay.storage.format.rows import known
 from replay.storage.format.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
 from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
@@ -175,8 +175,7 @@ def record_of(found: Trajectory) -> QueryResult:
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> QueryResult:
-    found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
-    return dict(named(found, value, f"what a row names in {key.table.name}"))
+    return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
 
 
 def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:

@@ -1,8 +1,12 @@
-"""What every row weighs for one sampler under some limits: a sum tree that follows the index."""
+"""What every row weighs for one sampler under some limits, and the limits themselves: what rests by use, by cooldown or
+because its task is solved, staleness, sources."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +14,103 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.mixing.request import DrawRequest, Limits
-from replay.records import HINDSIGHT
+from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.compatibility import bits, names_of
-from replay.sampling.index import EligibleIndex, GrowableArray
+from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Rows, Sampler
-from replay.sampling.sum_tree import SumTree
-from replay.sampling.usage import SolvedTasks, Uses
+from replay.storage.counters import is_live
+from replay.storage.format.column_types import restored_column
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import draws, groups, trajectories
+from replay.storage.statements import execute
+
+_TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
+_RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
+_LATEST = sa.select(_TRAJECTORY).where(
+    draws.c.run == sa.bindparam("run"), draws.c.iteration >= sa.bindparam("since"), draws.c.stream == REPLAY
+)
+
+
+class Uses:
+    """The draws of this moment: those of updates that are still to come, of all runs, and the run's own latest ones."""
+
+    def __init__(self) -> None:
+        self._reserved = Counter[str]()
+        self._resting = frozenset[str]()
+
+    def refresh(self, connection: sa.Connection, request: DrawRequest) -> bool:
+        """Whether anything has changed."""
+        before, limits = (self._reserved, self._resting), request.limits
+        if limits.max_uses is not None:
+            self._reserved = Counter(_texts(execute(connection, _RESERVED)))
+        if limits.cooldown > 0:
+            since = request.iteration - limits.cooldown
+            self._resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
+        return before != (self._reserved, self._resting)
+
+    def reserved(self, index: EligibleIndex) -> npt.NDArray[np.int64]:
+        """[N]: reservations of each row that may still be committed."""
+        counts = np.zeros(len(index), np.int64)
+        for id, count in self._reserved.items():
+            position = index.position(id)
+            if position is not None:
+                counts[position] = count
+        return counts
+
+    def resting(self, index: EligibleIndex) -> npt.NDArray[np.bool_]:
+        """[N]: rows that the run has drawn in the iterations of its cooldown."""
+        found = np.zeros(len(index), np.bool_)
+        found[[position for position in map(index.position, self._resting) if position is not None]] = True
+        return found
+
+
+def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
+    return restored_column(draws.c.trajectory, found.scalars().all())
+
+
+class SolvedTasks:
+    """Follows the drawing run's newest group of every task that a row may be drawn of, whatever became of its members.
+
+    Groups are read once, and those of its newest iteration again: those of a run that goes on are never undone.
+    """
+
+    def __init__(self, run: str) -> None:
+        undone = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
+        # Of two groups of one iteration the worse one counts: the last to be read.
+        self._groups = (
+            sa.select(groups.c.task, groups.c.iteration, groups.c.success_rate)
+            .where(groups.c.run == run, ~undone)
+            .order_by(groups.c.iteration, groups.c.success_rate.desc())
+        )
+        self._tasks: list[str] | None = None
+        self._rates = np.zeros(0)
+        self._iteration = -1
+
+    def refresh(self, connection: sa.Connection, index: EligibleIndex) -> bool:
+        """Whether anything has changed."""
+        tasks, before = index.codes["task"], self._rates
+        # What has no rows is not remembered, so that a task that gets some is asked for.
+        parts = [] if self._tasks is None else [groups.c.iteration >= self._iteration]
+        if self._tasks is not tasks.names:
+            self._tasks, self._rates = tasks.names, np.zeros(0)
+        new = tasks.names[len(self._rates) :]
+        parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
+        self._rates = np.concatenate([self._rates, np.full(len(new), np.nan)])
+        for part in parts:
+            for task, iteration, rate in connection.execute(self._groups.where(part)):
+                self._iteration = max(self._iteration, iteration)
+                code = tasks.get(task)
+                if code >= 0:
+                    self._rates[code] = rate
+        return not np.array_equal(before, self._rates, equal_nan=True)
+
+    def solved(self, threshold: float) -> npt.NDArray[np.bool_]:
+        """[number of tasks]: whether each is retired, by the index's codes."""
+        return self._rates >= threshold
+
 
 Mask = npt.NDArray[np.bool_]
+Weights = npt.NDArray[np.float64]
 
 
 class EligibleRows:
@@ -39,17 +132,20 @@ class EligibleRows:
         self.changes += changed
 
 
-def rules(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -> Iterator[tuple[str, Mask]]:
-    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
+def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tuple[str, Mask]]:
+    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take.
+
+    Staleness of replayed rows is bounded here; that of fresh ones in `replay.storage.collecting.fresh_groups`.
+    """
     index = eligible.index
-    columns = {name: column[rows] for name, column in index.columns.items()}
+    columns = index.columns
     own = known = columns["own"]
-    yield "allow_mismatch", (index.mismatches(rows) & ~bits(limits.allow_mismatch)) == 0
+    yield "allow_mismatch", (index.mismatches() & ~bits(limits.allow_mismatch)) == 0
     yield "iteration", ~own | (columns["iteration"] < now.iteration)
     if limits.successful_only:
         yield "successful_only", columns["success"]
     if limits.sources is not None:
-        yield "sources", of_source(index, limits.sources, rows)
+        yield "sources", of_source(index, limits.sources)
     if limits.unknown_staleness == "refuse":
         yield "unknown_staleness", known
     if limits.max_staleness is not None:
@@ -60,12 +156,16 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock, rows: slice) -
     if limits.retire_solved is not None:
         yield "retire_solved", ~eligible.solved.solved(limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
-        yield "max_uses", columns["uses"] + eligible.uses.reserved(index)[rows] < limits.max_uses
+        yield "max_uses", columns["uses"] + eligible.uses.reserved(index) < limits.max_uses
     if limits.cooldown > 0:
-        yield "cooldown", ~eligible.uses.resting(index)[rows]
+        yield "cooldown", ~eligible.uses.resting(index)
 
 
-def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp]) -> Mask:
+def of_source(
+    index: EligibleIndex,
+    names: tuple[str, ...],
+    rows: slice | npt.NDArray[np.intp] = slice(None),
+) -> Mask:
     """Rows whose source, or whose run if it is another one, has one of the names; `self` is the drawing run alone."""
     columns, own = index.columns, index.codes["source"].get("self")
     source = columns["source"][rows]
@@ -82,7 +182,7 @@ def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
     """
     limits = request.limits
     for source in sorted(request.named - {"self"}):
-        found = index.mismatches(slice(None))[of_source(index, (source,), slice(None))]
+        found = index.mismatches()[of_source(index, (source,))]
         found &= ~bits(limits.allow_mismatch)
         if len(found) and found.all():
             names = names_of(int(np.bitwise_or.reduce(found)))
@@ -93,81 +193,28 @@ def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
             )
 
 
+@dataclass(frozen=True)
 class SamplingWeights:
-    """The weights of one sampler under one set of limits, row by row, up to date with the index."""
+    """What rows weigh for one sampler at one moment, under one set of limits."""
 
-    def __init__(self, eligible: EligibleRows, sampler: Sampler, limits: Limits, source: str | None) -> None:
-        self._limits = limits
-        self._eligible = eligible
-        self.index = eligible.index
-        self._sampler = sampler
-        self._source = source
-        self.tree = SumTree()
-        """Weight of each row; 0 where the limits forbid it."""
-        self._mask = GrowableArray(np.zeros(0, np.bool_))
-        self._unknown = GrowableArray(np.zeros(0, np.bool_))
-        self._weights = GrowableArray(np.zeros(0))
-        self._layout = -1
-        self._reference: object = None
-        self._settled = 0
-        self._followed: tuple[DrawClock, int] | None = None
+    index: EligibleIndex
+    mask: Mask
+    """[N]: what the limits allow, whatever it weighs."""
+    weights: Weights
+    """[N]: 0 where the limits forbid the row."""
+    unknown: Mask
+    """[N]: allowed rows of which the sampler does not know what they weigh."""
 
-    @property
-    def mask(self) -> Mask:
-        """[N]: what the limits allow, whatever it weighs."""
-        return self._mask.values
 
-    @property
-    def unknown(self) -> Mask:
-        """[N]: the sampler does not know what the row weighs; of allowed rows only, if it is not row-wise."""
-        return self._unknown.values
-
-    def follow(self, now: DrawClock) -> None:
-        """Weights as of this moment; only what has come or changed is weighed, where limits and sampler allow it."""
-        if self._followed == (now, self._eligible.changes):
-            return
-        index, reference = self._eligible.index, self._sampler.reference(now)
-        went_back = self._followed is not None and now.iteration < self._followed[0].iteration
-        self._followed = now, self._eligible.changes
-        if self._layout != index.layout or self._reference != reference or went_back:
-            self._settled, self._layout, self._reference = 0, index.layout, reference
-            self._weights.cut(0)
-            self._unknown.cut(0)
-            self.tree = SumTree()
-        if not self._limits.is_fixed:
-            self._settled = 0
-        first, rest = self._settled, slice(self._settled, len(index))
-        self._mask.cut(first)
-        if first == len(index) and self._sampler.row_wise:
-            return
-        new: Mask = np.logical_and.reduce([kept for _, kept in rules(self._eligible, self._limits, now, rest)])
-        if self._source is not None:
-            new &= of_source(index, (self._source,), rest)
-        self._mask.extend(new)
-        self._weigh(now)
-        self._update(first if self._sampler.row_wise else 0)
-        later = np.flatnonzero(index.columns["own"][rest] & (index.columns["iteration"][rest] >= now.iteration))
-        # Rows of iterations to come are not drawn yet: they are looked at again.
-        self._settled = first + int(later[0]) if len(later) else len(index)
-
-    def _weigh(self, now: DrawClock) -> None:
-        columns, size = self._eligible.index.columns, len(self._mask)
-        if self._sampler.row_wise:
-            weights, unknown = self._sampler.weigh(Rows(columns, slice(len(self._weights), size), now))
-        else:
-            there = np.flatnonzero(self.mask)
-            weights, unknown = np.zeros(size), np.zeros(size, np.bool_)
-            weights[there], unknown[there] = self._sampler.weigh(Rows(columns, there, now))
-            self._weights.cut(0)
-            self._unknown.cut(0)
-        self._weights.extend(weights)
-        self._unknown.extend(unknown)
-
-    def _update(self, first: int) -> None:
-        self.tree.extend(len(self._mask))
-        wanted = np.where(self.mask[first:], self._weights.values[first:], 0.0)
-        differ = np.flatnonzero(wanted != self.tree.weights[first:])
-        if 4 * len(differ) > len(self._mask):
-            self.tree.fill(np.concatenate([self.tree.weights[:first], wanted]))
-        else:
-            self.tree.put(differ + first, wanted[differ])
+def weigh(
+    eligible: EligibleRows, sampler: Sampler, limits: Limits, source: str | None, now: DrawClock
+) -> SamplingWeights:
+    """Of the rows that a pick of `source` could take; None: of every source."""
+    index = eligible.index
+    mask: Mask = np.logical_and.reduce([kept for _, kept in rules(eligible, limits, now)])
+    if source is not None:
+        mask &= of_source(index, (source,))
+    there = np.flatnonzero(mask)
+    weights, unknown = np.zeros(len(index)), np.zeros(len(index), np.bool_)
+    weights[there], unknown[there] = sampler.weigh(Rows(index.columns, there, now))
+    return SamplingWeights(index, mask, weights, unknown)

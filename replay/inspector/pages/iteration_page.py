@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from replay import queries
 from replay.inspector.drawings.dots import Dot, strip
-from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.page_views import Page
 from replay.inspector.server.query_string import QueryString, address
 from replay.queries import QueryResult
@@ -86,7 +85,6 @@ def shows(source: OpenBuffer, query: QueryString, found: QueryResult) -> dict[st
     clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
     command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
     return {
-        "spreads": spreads(found["histograms"]),
         "streams": [_stream(found, stream) for stream in (FRESH, REPLAY)],
         "groups_that_teach": groups[:_MOST_STRIPS],
         "groups_left_out": max(0, len(groups) - _MOST_STRIPS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
@@ -67,8 +68,17 @@ class Page(Generic[Source]):
 class Pages(Generic[Source]):
     """Answers requests for one source. `place` names it on every page; `has_buffer`: there is one to be listed."""
 
-    def __init__(self, source: Source, templates: Environment, *, place: str, has_buffer: bool = True) -> None:
+    def __init__(
+        self,
+        source: Source,
+        templates: Environment,
+        *,
+        place: str,
+        has_buffer: bool = True,
+        naming_damage: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._source = source
+        self._naming_damage = naming_damage
         self._templates = templates
         self._common = {"place": place, "has_buffer": has_buffer}
 
@@ -118,7 +128,8 @@ class Pages(Generic[Source]):
         self, request: Request, respond: Callable[[], Response], refused: Callable[[Request, int, str], Response]
     ) -> Response:
         try:
-            return respond()
+            with self._naming_damage():
+                return respond()
         except Redirect as other:
             return RedirectResponse(other.address, 303)
         except (BadQuery, WrongFilter) as error:

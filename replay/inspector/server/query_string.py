@@ -21,7 +21,7 @@ _LONGEST = 10_000
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
-class BadQuery(ValueError):
+class BadQuery(Exception):
     """A parameter that breaks its rule."""
 
 

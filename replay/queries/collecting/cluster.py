@@ -11,7 +11,7 @@ from replay.queries.collecting import fresh_staleness, reported_facts, unended_e
 from replay.queries.collecting.who_waits import Standing, who_waits
 from replay.queries.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
-from replay.storage.collecting.ticket_counts import count_tickets
+from replay.storage.collecting.planned_batches import count_tickets
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import runs, tickets, workers
 from replay.store import ReplayStore

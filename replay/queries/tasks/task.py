@@ -12,7 +12,7 @@ from replay.errors import ReplayError
 from replay.queries.excerpts import opening
 from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
-from replay.sampling.samplers.by_outcome import successes
+from replay.sampling.samplers import successes
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError

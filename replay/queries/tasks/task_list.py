@@ -13,7 +13,7 @@ from replay.queries.filters.query import QueryResult
 from replay.queries.summary import mean
 from replay.queries.tasks.task import TRIED, total
 from replay.records import COMMITTED, ELIGIBLE, REPLAY
-from replay.sampling.samplers.by_outcome import successes
+from replay.sampling.samplers import successes
 from replay.storage.format import schema
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, groups, tasks

@@ -9,29 +9,19 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from replay import ReplayStore, queries
 from replay.inspector.app import create_app
-from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer
-from replay.records import FRESH, REPLAY, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
-from replay.storage.format.ratio_histograms import count
 from tests.fakes.records import RUN, iterate, new_store, run_record, sql
 from tests.fakes.replay_command import ask
 from tests.replay.inspector.serving import Served, served
 
 HERE = f"/runs/{RUN}/iterations"
-SPREAD = [
-    Histogram("ratio", FRESH, "", count(np.zeros(1000))),
-    Histogram("ratio", REPLAY, "1", count([*np.zeros(90), *np.full(10, 0.5)])),
-    Histogram("ratio", REPLAY, "2-3", count([0.0, -0.5])),
-    Histogram("drift", REPLAY, "1", count([0.0])),
-]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("iterations") / "replay.sqlite"
     with closing(new_store(path)) as store:
         for iteration in (1, 2, 3):
-            spread = SPREAD if iteration > 1 else []
-            iterate(store, iteration, make_sampler("uniform", 0), count=5, histograms=spread)
+            iterate(store, iteration, make_sampler("uniform", 0), count=5)
     sql(path, "update groups set reward_std = 0.0 where iteration = 3")
     sql(path, "update draws set advantage = 0.0 where iteration = 3 and slot < 4")
     sql(path, "update draws set clip_fraction = slot / 100.0 where iteration = 3")
@@ -112,43 +101,6 @@ def test_first_and_last_iteration_lead_one_way_only(inspector: Served) -> None:
         html = page(inspector, f"{HERE}/{number}")
         assert re.findall(r'class="button" data-key="([np])"', html) == [key]
         assert html.count('aria-disabled="true"') == 1
-
-
-def test_every_stream_and_age_has_a_picture_on_one_scale(inspector: Served) -> None:
-    html = page(inspector, f"{HERE}/2")
-    told = re.findall(r'<svg class="bars (fresh|replay)"[^>]*aria-label="([^"]*)"', html)
-    assert [(tone, summary.split(":")[0]) for tone, summary in told] == [
-        ("fresh", "ratio of 1,000 tokens of fresh rows"),
-        ("replay", "ratio of 102 tokens of replay rows"),
-        ("replay", "ratio of 100 tokens of replay rows of age 1"),
-        ("replay", "ratio of 2 tokens of replay rows of age 2-3"),
-        # Of one age only: that is all of them.
-        ("replay", "drift of 1 tokens of replay rows"),
-    ]
-    assert "median 1.00, 98 % from 1.00 to 1.65" in html  # e^0.5 = 1.649 is a tenth of those of age 1
-
-
-def test_pictures_count_every_token_once() -> None:
-    answers = [{"quantity": h.quantity, "stream": h.stream, "age": h.age, "counts": h.counts.tolist()} for h in SPREAD]
-    ratio, drift = spreads(answers)
-    assert [(each.stream, each.age, each.tokens) for each in ratio.pictures] == [
-        ("fresh", "", 1000),
-        ("replay", "", 102),
-        ("replay", "1", 100),
-        ("replay", "2-3", 2),
-    ]
-    for each in (*ratio.pictures, *drift.pictures):
-        shown = [int(n.replace(",", "")) for n in re.findall(r"<title>[^<]*: ([0-9,]+) tokens", each.drawing)]
-        assert sum(shown) == each.tokens
-    # Bars end where 98 of 100 tokens of each are in: beyond 0.5 nats, in bins of 0.05 nats around 0.
-    assert len(re.findall('class="bar"', ratio.pictures[0].drawing)) == 2 * 10 + 1 + 2
-
-
-def test_an_iteration_without_histograms_says_so(inspector: Served) -> None:
-    html = page(inspector, f"{HERE}/1")
-    assert "was not kept when this iteration was made" in html
-    assert 'class="bars' not in html
-    assert "Not what was written" not in html
 
 
 def test_groups_show_their_members_and_flat_ones_stand_apart(inspector: Served, path: Path) -> None:
