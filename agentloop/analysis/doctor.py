@@ -77,11 +77,11 @@ def check_engine(url: str, key: str | None) -> Check:
 
 def check_run(run: str) -> Check:
     """What a run waits for: successes, optimizer steps or tools."""
-    from replay.cli.common import opened
-    from replay.report.regime import regime
-    from replay.report.series import tile_series
+    from replay.pages.regime import regime
+    from replay.pages.report import tile_series
+    from replay.queries.open_buffer import open_buffer
 
-    with opened(run) as buffer:
+    with open_buffer(run) as buffer:
         record = buffer.store.run(buffer.own_run)
         found = regime(tile_series(buffer.store, record.id), record.config)
     if found is None:

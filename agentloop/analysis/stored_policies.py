@@ -22,7 +22,7 @@ from agentloop.runs.display import open_display
 from agentloop.runs.process import seed_process
 from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
 from agentloop.runs.signals import graceful_stop
-from replay.cli import newest_run_folder
+from replay.locate import newest_run_folder
 
 
 def newest_trained_folder(runs: Path = Path("runs")) -> Path:

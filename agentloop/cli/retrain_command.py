@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replay.cli.common import AsJson, Run, fail, opened, say
-from replay.cli.tables import table
+from agentloop.cli.replay.common import AsJson, Run, fail, opened, say
+from replay.tables import table
 
 if TYPE_CHECKING:
     from agentloop.training.retrain.retraining import Retrained

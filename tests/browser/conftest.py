@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+
 from replay.queries.open_buffer import open_buffer
 from tests.replay.inspector.conftest import hostile_store, inspector
 from tests.replay.inspector.serving import Served, served

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser
-
-from replay import queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
+
+from replay import queries
 from replay.queries.open_buffer import OpenBuffer, open_buffer
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from replay.inspector.folder_app import create_folder_app
 from replay.inspector.opened_runs import OpenedRuns
 from replay.inspector.server.guard import Guard
+
 from tests.replay.inspector.serving import served
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+
+from replay import ReplayStore
 from replay.queries.open_buffer import OpenBuffer
 from tests.browser.conftest import Watched
 from tests.fakes.records import RUN, new_store

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from replay.inspector.app import create_app
+from replay.inspector.server.guard import Guard
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.processes import AGENTLOOP
 from tests.replay.inspector.conftest import TOKEN

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
+
+from replay import ReplayStore
 from replay.queries.open_buffer import open_buffer
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.fakes.runs import rows

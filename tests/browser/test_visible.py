@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from replay.inspector.app import create_app
+from replay.inspector.server.guard import Guard
+from replay.inspector.text.reading import spelled
+from replay.inspector.text.written_out import visible, visible_text
 
 from context.authors import ENV, LLM, TEMPLATE
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.text.reading import spelled
-from replay.inspector.text.written_out import visible, visible_text
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.records import group, new_store, task, tokens, trajectory
 from tests.replay.inspector.hostile import SPOKEN

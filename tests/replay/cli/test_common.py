@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from replay.cli import newest_run_folder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from context.tokens.token_sequence import Segment
-from replay.cli import newest_run_folder
 from replay.locate import place
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location

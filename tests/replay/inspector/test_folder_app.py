@@ -11,15 +11,15 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-
 from replay.inspector.folder_app import create_folder_app
 from replay.inspector.opened_runs import OpenedRuns
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
 from replay.locate import is_folder_of_runs
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, task, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.inspector.serving import Served, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""

@@ -12,16 +12,16 @@ from html import unescape
 
 import pytest
 import sqlalchemy as sa
-
-from replay import ReplayStore
 from replay.inspector import app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import QueryString, address
-from replay.queries.open_buffer import OpenBuffer
-from tests.fakes.postgres_servers import Postgres
 from tests.replay.inspector.addresses import page_addresses, twin_of
 from tests.replay.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.replay.inspector.serving import Response, Served, served
+
+from replay import ReplayStore
+from replay.queries.open_buffer import OpenBuffer
+from tests.fakes.postgres_servers import Postgres
 
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 TWINS = [twin_of(page) for page in PAGES]

@@ -4,7 +4,6 @@ from enum import StrEnum
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
-
 from replay.inspector.server.query_string import BadQuery, QueryString, address
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-
-from replay import ReplayError, ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard, own_names
-from replay.queries.open_buffer import OpenBuffer
-from replay.storage.databases import Location
-from tests.fakes.records import group, task, trajectory
 from tests.replay.inspector.addresses import missing_pages, page_addresses, twin_of
 from tests.replay.inspector.conftest import TOKEN
 from tests.replay.inspector.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
 from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayError, ReplayStore
+from replay.queries.open_buffer import OpenBuffer
+from replay.storage.databases import Location
+from tests.fakes.records import group, task, trajectory
 
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 TWINS = [twin_of(page) for page in PAGES]

@@ -6,12 +6,12 @@ import sys
 from contextlib import closing
 
 import pytest
+from replay.inspector import serve
+from replay.inspector.serve import check_token
 from typer.testing import CliRunner
 
 from agentloop.cli.main import app
 from replay.errors import ReplayError
-from replay.inspector import serve
-from replay.inspector.serve import check_token
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "machine.example"])

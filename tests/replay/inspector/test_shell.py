@@ -3,7 +3,6 @@ from __future__ import annotations
 import shlex
 
 import pytest
-
 from replay.inspector.text.reading import typed
 
 

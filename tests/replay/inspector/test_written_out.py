@@ -3,7 +3,6 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-
 from replay.inspector.server.templating import environment
 from replay.inspector.text.written_out import mark, visible, visible_text
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replay.queries.collecting.who_waits import advised_command, seconds
 
 from replay import ReplayStore, queries
-from replay.queries.collecting.who_waits import advised_command, seconds
 from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.ticket_records import EVALUATION, TRAIN

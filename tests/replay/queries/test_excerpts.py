@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from replay.queries.excerpts import MOST, in_few_words
 
 from context.messages import Message, ToolCall
 from replay import queries
-from replay.queries.excerpts import MOST, in_few_words
 from tests.fakes.records import MESSAGES, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import ask
 

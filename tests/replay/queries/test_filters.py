@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay.queries.filters.old_spelling import in_python
 
 from context import default_authors
 from context.messages import Message, ToolCall
@@ -23,7 +24,6 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.queries.filters import FIELDS, WrongFilter, condition, conditions
 from replay.queries.filters.fields import Field, FieldKind
-from replay.queries.filters.old_spelling import in_python
 from replay.storage.format.column_types import is_storable, to_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.format.token_summary import summarised

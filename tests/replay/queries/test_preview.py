@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replay.queries.preview.settings import WrongSettings, changed
 
 from replay import ReplayError, ReplayStore
 from replay.config import StoredConfig
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.queries.preview.settings import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import (

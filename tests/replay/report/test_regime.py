@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from replay.report.regime import regime
 from replay.report.tiles import tiles
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from xml.dom import minidom
 
 import pytest
+from replay.report.panels import panel_groups
+from replay.report.report_page import ReportData, render_report
+from replay.report.series import shown_series
+from replay.report.svg import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
+from replay.report.tiles import duration
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
 from replay.records import RunRecord
-from replay.report.panels import panel_groups
-from replay.report.report_page import ReportData, render_report
-from replay.report.series import shown_series
-from replay.report.svg import HEIGHT, WIDTH, Axis, Curve, bar_chart, line_chart, number
-from replay.report.tiles import duration
 from replay.store import ReplayStore
 
 TWO_STREAMS = {

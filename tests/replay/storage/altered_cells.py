@@ -23,9 +23,8 @@ from context.messages import Message as Said
 from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY, HeldOutEpisode, Histogram, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
@@ -50,7 +49,7 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-from tests.replay.inspector.addresses import page_addresses, twin_of
+from tests.replay.pages.addresses import page_addresses
 from tests.replay.storage.collecting.episodes import claim, collect, issue
 
 OTHER = "run-2"
@@ -238,7 +237,7 @@ class Asked:
         self._location = location
         self._folder = folder
         self._looking = ReplayStore.open(location, read_only=True)
-        self._app = create_app(OpenBuffer(self._looking), Guard())
+        self._app = create_app(OpenBuffer(self._looking))
         self._database = open_database(location, read_only=False)
         store = ReplayStore(self._database)
         with store.reading() as connection:
@@ -344,8 +343,7 @@ _QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
 }
 
 
-_PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
-PAGES = (*_PAGES, *map(twin_of, _PAGES))
+PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
 
 
 def _failures(app: ASGIApp, pages: Sequence[str]) -> dict[str, BaseException]:

@@ -9,15 +9,15 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-
-from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
 from replay.inspector.server.query_string import address
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore
 from replay.queries.open_buffer import OpenBuffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store
-from tests.replay.inspector.serving import Served, served
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ from html import unescape
 from typing import Any
 
 import pytest
-
-from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore, queries
 from replay.queries.open_buffer import OpenBuffer
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql
-from tests.replay.inspector.serving import Served, served
 from tests.replay.storage.collecting.episodes import claim, close, collect, issue
 
 HERE = f"/runs/{RUN}/cluster"

@@ -9,13 +9,13 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-
-from replay import ReplayStore
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, new_store
-from tests.replay.inspector.serving import Served, served
 from tests.replay.storage.collecting.test_held_out_rows import episode
 
 HERE = f"/runs/{RUN}/held-out"

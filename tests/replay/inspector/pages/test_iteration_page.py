@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.drawings.histograms import spreads
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore, queries
 from replay.queries.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY, Histogram
 from replay.sampling.samplers import make_sampler
@@ -23,7 +24,6 @@ from replay.storage.format import schema
 from replay.storage.format.ratio_histograms import count
 from tests.fakes.records import RUN, iterate, new_store, run_record, sql
 from tests.fakes.replay_command import ask
-from tests.replay.inspector.serving import Served, served
 
 HERE = f"/runs/{RUN}/iterations"
 SPREAD = [

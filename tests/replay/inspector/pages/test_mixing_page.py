@@ -11,18 +11,18 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from replay.inspector.app import create_app
+from replay.inspector.pages import mixing_page
+from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
 from typer.testing import CliRunner
 
 from agentloop.cli.main import app
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.pages import mixing_page
-from replay.inspector.server.guard import Guard
 from replay.queries.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store, run_record, sql
 from tests.fakes.replay_command import preview_of
-from tests.replay.inspector.serving import Served, served
 
 CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore, queries
 from replay.queries.open_buffer import OpenBuffer, open_buffer
 from tests.fakes.records import RUN, group, new_store, policy, run_record, sql, task, trajectory
-from tests.replay.inspector.serving import Served, served
 
 OTHER = "run-2"
 CONFIG = {

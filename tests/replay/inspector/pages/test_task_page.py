@@ -10,13 +10,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-
-from replay import ReplayStore, queries
 from replay.inspector.app import create_app
 from replay.inspector.server.guard import Guard
+from tests.replay.inspector.serving import Served, served
+
+from replay import ReplayStore, queries
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, FreshRows, new_store, run_record, sql, task
-from tests.replay.inspector.serving import Served, served
 
 HERE = "/tasks/task-1"
 

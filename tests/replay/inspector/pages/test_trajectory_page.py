@@ -11,6 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay.inspector.app import create_app
+from replay.inspector.server.guard import Guard
+from replay.inspector.server.query_string import address
+from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
+from tests.replay.inspector.serving import Served, served
 from tokenizers import Tokenizer, models
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
@@ -18,15 +23,10 @@ from context.messages import Message, ToolCall
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.server.query_string import address
-from replay.inspector.text.reading import codec_of, folded, indented, rescore_command, spelled, unread
 from replay.queries.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.records import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
-from tests.replay.inspector.serving import Served, served
 
 SPLIT = (
     Segment(tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])),
