@@ -191,7 +191,7 @@ _ENGINE: _Kinds = {
 def _workers(connection: sa.Connection, run: str, *, lease_s: float) -> list[QueryResult]:
     """All that did not leave; `leased` are the tickets that a worker holds, whatever it reports."""
     query = sa.select(_ticket.holder, sa.func.count()).where(_ticket.run == run, _UNDER_WAY, _ticket.state == LEASED)
-    held: dict[str, int] = dict(connection.execute(query.group_by(_ticket.holder)).tuples().all())
+    held = {str(holder): count for holder, count in connection.execute(query.group_by(_ticket.holder))}
     listed = _participants(connection, run, "worker", _WORKER, lease_s=lease_s)
     return [{**each, "leased": held.get(each["id"], 0)} for each in listed]
 

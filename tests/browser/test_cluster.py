@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
 
 from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from tests.browser.conftest import Watched
 from tests.fakes.records import RUN, new_store
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.serving import Served, served
 from tests.replay.storage.collecting.episodes import claim, issue
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def live(writer: ReplayStore) -> Iterator[Served]:
     assert writer.path is not None
     with (
         closing(ReplayStore.open(writer.path, read_only=True)) as reader,
-        served(create_app(OpenBuffer(reader), Guard())) as found,
+        served(create_app(OpenBuffer(reader))) as found,
     ):
         yield found
 

@@ -7,17 +7,16 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
 from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.processes import AGENTLOOP
-from tests.replay.inspector.conftest import TOKEN
-from tests.replay.inspector.serving import served
+from tests.replay.pages.conftest import TOKEN
+from tests.replay.pages.serving import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

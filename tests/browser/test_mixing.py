@@ -12,7 +12,7 @@ import yaml
 from agentloop.config import RunConfig
 from tests.browser.demonstration import OTHER
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

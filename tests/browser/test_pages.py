@@ -10,9 +10,9 @@ import pytest
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, NAMELESS
 from tests.fakes.runs import rows
-from tests.replay.inspector import hostile
-from tests.replay.inspector.addresses import missing_pages, page_addresses
-from tests.replay.inspector.serving import Served
+from tests.replay.pages import hostile
+from tests.replay.pages.addresses import missing_pages, page_addresses
+from tests.replay.pages.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

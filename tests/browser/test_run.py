@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.server.query_string import address
 
 from replay import ReplayStore
+from replay.pages.addresses import address
+from replay.pages.app import create_app
 from replay.queries.open_buffer import open_buffer
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, Route
@@ -98,7 +97,7 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
     (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
     store = ReplayStore.open(database)
     add_iteration(store, database, 3, task=task)
-    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source)) as live:
         page.goto(live.address + address("runs", OTHER))
         page.get_by_text("live, iteration 3").wait_for()
         before = values(page, "policy-loss").count()
@@ -123,7 +122,7 @@ def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
     store = ReplayStore.open(database)
     for iteration in range(3, 257):
         log(store, iteration, iteration / 128)
-    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source)) as live:
         yield store, live.address + address("runs", OTHER)
     store.close()
 

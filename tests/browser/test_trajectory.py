@@ -13,7 +13,7 @@ import pytest
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

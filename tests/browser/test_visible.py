@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.text.reading import spelled
 from replay.inspector.text.written_out import visible, visible_text
 
 from context.authors import ENV, LLM, TEMPLATE
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
+from replay.pages.app import create_app
+from replay.pages.reading import spelled
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.records import group, new_store, task, tokens, trajectory
-from tests.replay.inspector.hostile import SPOKEN
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.hostile import SPOKEN
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -80,7 +79,7 @@ def big(codec: TokenCodec, ids: list[int], tmp_path: Path) -> Iterator[str]:
         store.append([task()], [group()], [row])
     with (
         closing(ReplayStore.open(path, read_only=True)) as store,
-        served(create_app(OpenBuffer(store, tokenizer=lambda: codec), Guard())) as server,
+        served(create_app(OpenBuffer(store, tokenizer=lambda: codec))) as server,
     ):
         yield f"{server.address}/trajectories/many"
 

@@ -7,30 +7,21 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from replay import ReplayError, ReplayStore, queries
-from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord, Histogram
+from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.ratio_histograms import EDGES, count
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, set_state, sql, task
 from tests.fakes.replay_command import ask, counted
-
-SPREAD = [
-    Histogram("ratio", REPLAY, "unknown", count([0.0, 0.1])),
-    Histogram("ratio", REPLAY, "16-31", count([1.0])),
-    Histogram("ratio", REPLAY, "2-3", count(np.zeros(100))),
-    Histogram("drift", FRESH, "", count([0.0, 0.3, 0.3, 2.0])),
-]
 
 
 def trained(location: Location, *, drawn: int = 3) -> ReplayStore:
     store = new_store(location)
     sampler = make_sampler("uniform", 3)
     for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=drawn, histograms=SPREAD)
+        iterate(store, iteration, sampler, count=drawn)
     return store
 
 
@@ -67,35 +58,6 @@ def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing
     assert [group["teaches"] for group in queries.iteration(store, RUN, 3)["groups"]][:2] == [False, True]
 
 
-def test_iteration_has_its_histograms_from_fresh_to_old_with_quantiles(location: Location) -> None:
-    store = trained(location)
-    answer = queries.iteration(store, RUN, 2)
-    assert answer["edges"] == list(EDGES)
-    found = [(h["quantity"], h["stream"], h["age"], h["tokens"]) for h in answer["histograms"]]
-    assert found == [
-        ("drift", FRESH, "", 4),
-        ("ratio", REPLAY, "2-3", 100),
-        ("ratio", REPLAY, "16-31", 1),
-        ("ratio", REPLAY, "unknown", 2),
-    ]
-    assert [sum(each["counts"]) for each in answer["histograms"]] == [4, 100, 1, 2]
-    drift = answer["histograms"][0]
-    # Ranks 1, 2 and 4 of four: logs 0, 0.3 and 2, each the middle of its bin.
-    assert [drift["p01"], drift["p50"], drift["p99"]] == pytest.approx(np.exp([0.0, 0.3, 2.0]).tolist())
-    json.dumps(answer, allow_nan=False)
-
-
-def test_damaged_and_missing_histograms_are_told_and_the_rest_is_answered(location: Location) -> None:
-    store = trained(location)
-    sql(store, "update histograms set counts = ? where iteration = 2 and age = '2-3'", b"AL nothing")
-    sql(store, "delete from histograms where iteration = 1")
-    answer = queries.iteration(store, RUN, 2)
-    assert len(answer["histograms"]) == 3
-    assert answer["damaged_histograms"] == ["ratio of replay rows of age 2-3: counts with a wrong header"]
-    first = queries.iteration(store, RUN, 1)
-    assert (first["histograms"], first["damaged_histograms"], len(first["trajectories"])) == ([], [], 8)
-
-
 def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(trained(path)) as store:
@@ -107,13 +69,6 @@ def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
     for row in (*before["trajectories"], *after["trajectories"]):
         del row["state"], row["state_reason"]
     assert after == before
-
-
-def test_iteration_command_prints_how_ratios_were_spread(tmp_path: Path) -> None:
-    trained(tmp_path / "replay.sqlite").close()
-    lines = ask("lineage", "2", str(tmp_path / "replay.sqlite")).output.splitlines()
-    assert lines[-4].split() == ["drift", "fresh", "-", "4", "1.000", "1.350", "7.389"]
-    assert lines[-3].split() == ["ratio", "replay", "2-3", "100", "1.000", "1.000", "1.000"]
 
 
 def tried(location: Location) -> ReplayStore:
@@ -216,17 +171,6 @@ def test_answers_take_as_many_queries_for_much_as_for_little(location: Location)
         queries.iteration(store, RUN, 5)
         queries.task(store, "task-1")
     assert len(few) == len(many) <= 20
-
-
-def test_task_command_prints_the_task(tmp_path: Path) -> None:
-    tried(tmp_path / "replay.sqlite").close()
-    output = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--limit", "2").output
-    assert "attempts  12 in 3 groups, 58.3 % successful" in output
-    groups = [line.split()[:4] for line in output.splitlines() if " of 4" in line]
-    assert groups == [["3", "4", "of", "4"], ["2", "2", "of", "4"]]
-    after = output.splitlines()[-1].removeprefix("further rows: add --after ")
-    rest = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--after", after, "--json").output
-    assert len(json.loads(rest)["trajectories"]) == 10
 
 
 def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:

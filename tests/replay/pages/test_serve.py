@@ -6,12 +6,10 @@ import sys
 from contextlib import closing
 
 import pytest
-from replay.inspector import serve
-from replay.inspector.serve import check_token
-from typer.testing import CliRunner
 
-from agentloop.cli.main import app
 from replay.errors import ReplayError
+from replay.pages import serve
+from replay.pages.serve import check_token
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "machine.example"])
@@ -59,11 +57,6 @@ def test_printed_address_brings_the_token() -> None:
         )
 
 
-def test_help_has_an_example() -> None:
-    shown = CliRunner().invoke(app, ["inspect", "--help"])
-    assert "Example: agentloop inspect runs/quickstart-001" in shown.output
-
-
 def test_without_the_extra_the_command_says_what_to_install() -> None:
     script = "import sys; sys.modules['starlette'] = None; from agentloop.cli.main import main; main()"
     done = subprocess.run(
@@ -76,7 +69,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 
 def test_the_inspector_starts_without_torch() -> None:
     script = (
-        "import sys; import replay.inspector.serve, replay.queries.open_buffer\n"
+        "import sys; import replay.pages.app, replay.pages.serve, replay.queries.open_buffer\n"
         "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from html import unescape
-from typing import Any
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from tests.replay.inspector.serving import Served, served
 
-from replay import ReplayStore, queries
+from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql
+from tests.replay.pages.serving import Served, served
 from tests.replay.storage.collecting.episodes import claim, close, collect, issue
 
 HERE = f"/runs/{RUN}/cluster"
@@ -52,7 +49,7 @@ def writer(location: Location) -> Iterator[ReplayStore]:
 @pytest.fixture
 def inspector(writer: ReplayStore) -> Iterator[Served]:
     reading = closing(ReplayStore.open(writer.path or writer.url, read_only=True))
-    with reading as store, served(create_app(OpenBuffer(store, named="runs/one"), Guard())) as server:
+    with reading as store, served(create_app(OpenBuffer(store, named="runs/one"))) as server:
         yield server
 
 
@@ -65,16 +62,6 @@ def page(inspector: Served, target: str = HERE) -> str:
 def words(html: str) -> str:
     """What is read of a page, its parts with a space between them."""
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html[html.index("<main") :])).split())
-
-
-def test_twin_is_what_the_terminal_answers(inspector: Served, writer: ReplayStore) -> None:
-    found: dict[str, Any] = json.loads(page(inspector, f"{HERE}.json"))
-    known = {"name": "quickstart-001", **queries.cluster(writer, writer.run(RUN))}
-    assert found.keys() == known.keys()
-    moving = {"workers", "engines", "leader", "oldest", "waits"}
-    assert {name: found[name] for name in found.keys() - moving} == {
-        name: known[name] for name in known.keys() - moving
-    }
 
 
 def test_page_begins_with_who_waits(inspector: Served) -> None:
@@ -116,13 +103,6 @@ def test_page_says_what_would_help(inspector: Served, writer: ReplayStore) -> No
     assert "agentloop worker --run RUN" in html
 
 
-def test_bars_lead_to_their_iterations(inspector: Served) -> None:
-    html = page(inspector)
-    assert html.count(f'<a href="/runs/{RUN}/iterations/1"') == 3  # the newest one above, and a bar of each picture
-    assert "iteration 1: largest 0, 1 fresh rows" in html
-    assert page(inspector, f"/runs/{RUN}/iterations/1")
-
-
 def test_only_runs_with_workers_lead_to_the_page(inspector: Served) -> None:
     assert f'href="{HERE}"' in page(inspector, f"/runs/{RUN}")
     html = page(inspector, f"/runs/{LOOP}")
@@ -133,25 +113,15 @@ def test_only_runs_with_workers_lead_to_the_page(inspector: Served) -> None:
 def test_page_of_a_run_of_the_loop_is_one_line(inspector: Served) -> None:
     html = page(inspector, f"/runs/{LOOP}/cluster")
     assert "the training process collects by itself" in html
-    assert "<table" not in html and "/static/cluster.js" not in html
+    assert "<table" not in html and "hx-get" not in html
 
 
 def test_page_of_an_ended_run_no_longer_asks(inspector: Served, writer: ReplayStore) -> None:
-    assert "data-ended" not in page(inspector)
+    assert 'hx-trigger="every 3s"' in page(inspector)
     writer.roles.end_run(RUN)
     html = page(inspector)
-    assert "data-ended" in html and "The run has ended" in html
+    assert "hx-trigger" not in html and "The run has ended" in html
 
 
 def test_page_of_an_unknown_run_says_so(inspector: Served) -> None:
-    assert inspector.ask("/runs/nobody/cluster").status == 404
-
-
-def test_many_workers_are_shown_by_how_long_they_are_silent(inspector: Served, writer: ReplayStore) -> None:
-    for number in range(101):
-        writer.roles.report("worker", RUN, f"w-{number:03d}", {})
-    sql(writer, "update workers set seen_at = seen_at - 500 where id = 'w-007'")
-    html = page(inspector)
-    shown = re.findall(r'<code title="(w-\d+)">', html)
-    assert (shown[0], len(shown)) in (("w-007", 99), ("w-007", 100))
-    assert "The 100 that have been silent for longest, of 102" in words(html)
+    assert [inspector.ask(f"/runs/nobody{rest}").status for rest in ("", "/cluster", "/held-out")] == [404] * 3

@@ -18,7 +18,6 @@ from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
-from replay.storage.format.schema import OLDEST, REVISION
 from tests.fakes.records import (
     LLM,
     RUN,
@@ -35,7 +34,6 @@ from tests.fakes.records import (
     trajectory,
 )
 from tests.fakes.replay_command import ask, listed
-from tests.replay.storage.old_databases import fill_old
 
 SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
@@ -94,14 +92,6 @@ def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     assert everything["rows"] == 16 + 4
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
     assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
-
-
-def test_prune_wants_a_filter_or_limits(tmp_path: Path) -> None:
-    filled(tmp_path / "replay.sqlite").close()
-    for words, given in (([], "neither"), (["--where", "success", "--rows", "3"], "both")):
-        result = ask("prune", str(tmp_path), *words)
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert f"prune must be given --where or limits, got {given}" in result.stderr
 
 
 def secretive(location: Location) -> ReplayStore:
@@ -209,7 +199,7 @@ def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Loca
     secretive(location).close()
     answer = json.loads(ask("forget", str(location), "--where", "id == 'a'", "--yes", "--json").output)
     expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0}
-    assert answer == expected | {"done": True, "copies": []}
+    assert answer == expected | {"done": True}
     for question in (
         "messages where trajectory = 'a'",
         "segments where trajectory = 'a'",
@@ -219,19 +209,6 @@ def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Loca
     again = ask("forget", str(location), "--where", "id == 'b'", "--yes")
     on_server = ", a server's backups and archived write-ahead logs" if not isinstance(location, Path) else ""
     assert again.output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
-
-
-def test_forget_names_the_copies_that_migrations_made(tmp_path: Path) -> None:
-    path = tmp_path / "replay [1].sqlite"
-    fill_old(path, OLDEST)
-    ReplayStore.create(path).close()
-    copy = tmp_path / f"replay [1].sqlite.schema-{OLDEST}.backup"
-    (tmp_path / "replay [1].sqlite.other").touch()
-    result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
-    assert result.exit_code == 1
-    assert result.output.endswith(f"copies that migrations made may hold it: remove {copy}\n")
-    copy.unlink()
-    assert ask("forget", str(path), "--where", "id == 'a'", "--yes").exit_code == 0
 
 
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,57 +257,3 @@ def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     assert [tuple(line.split()[:3]) for line in lines] == [tuple(map(str, row)) for row in sql(path, uses, id)]
     answer = json.loads(ask("show", id, str(path), "--json").output)
     assert (answer["state_reason"], answer["segments"], answer["messages"]) == ("forgotten", [], [])
-
-
-def told(path: Path) -> Any:
-    return [sql(path, f"select * from {table} order by 1, 2, 3") for table in ("runs", "groups", "draws", "messages")]
-
-
-def test_migrate_keeps_a_copy_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    fill_old(path, OLDEST)
-    before = told(path)
-    backup = tmp_path / f"replay.sqlite.schema-{OLDEST}.backup"
-    assert ask("stats", str(path)).stderr.endswith("Migrate it: agentloop replay migrate\n")
-    result = ask("migrate", str(path))
-    assert result.stdout == f"migrated from schema {OLDEST} to {REVISION}; it is kept as it was in {backup}\n"
-    assert told(backup) == before
-    assert backup.stat().st_mode & 0o777 == 0o600
-    assert ask("stats", str(path)).exit_code == 0
-    assert ask("migrate", str(path)).stdout == f"schema {REVISION} already; nothing was changed\n"
-    assert [file.name for file in tmp_path.iterdir() if "unfinished" in file.name] == []
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        ("update replay_schema_version set version_num = '9999'", "written by a newer agentloop"),
-        ("update replay_schema_version set version_num = '0010'", f"must have schema {OLDEST} or newer, got 0010"),
-        ("drop table replay_schema_version", "must be one of agentloop's"),
-    ],
-)
-def test_migrate_refuses_what_it_can_not_migrate_and_leaves_it(tmp_path: Path, spoil: str, message: str) -> None:
-    path = tmp_path / "replay.sqlite"
-    fill_old(path, OLDEST)
-    sql(path, spoil)
-    before = path.read_bytes()
-    result = ask("migrate", str(path))
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert message in result.stderr
-    assert path.read_bytes() == before
-    assert not list(tmp_path.glob("*.backup*"))
-
-
-def test_migrate_without_room_for_the_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "replay.sqlite"
-    fill_old(path, OLDEST)
-    before = path.read_bytes()
-    (tmp_path / f"replay.sqlite.schema-{OLDEST}.backup.unfinished").mkdir()
-    result = ask("migrate", str(path))
-    assert (result.exit_code, "database must be copied before it is migrated" in result.stderr) == (2, True)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("command", ["prune", "forget", "migrate"])
-def test_help_has_an_example(command: str) -> None:
-    assert f"Example: agentloop replay {command}" in ask(command, "--help").output

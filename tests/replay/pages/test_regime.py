@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from replay.report.regime import regime
-from replay.report.tiles import tiles
+
+from replay.pages.regime import regime
+from replay.pages.run_facts import tiles
 
 
 def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tuple[tuple[int, float], ...]]:

@@ -11,15 +11,15 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from replay.inspector.folder_app import create_folder_app
-from replay.inspector.opened_runs import OpenedRuns
-from replay.inspector.server.guard import Guard
-from tests.replay.inspector.serving import Served, served
 
-from replay.locate import is_folder_of_runs
+from replay.pages.addresses import address
+from replay.pages.app import create_app, create_folder_app
+from replay.pages.opened_runs import OpenedRuns
+from replay.queries.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, task, trajectory
 from tests.fakes.replay_command import ask
+from tests.replay.pages.serving import Served, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
@@ -53,48 +53,78 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inspector(runs: Path) -> Iterator[Served]:
-    with closing(OpenedRuns(runs)) as opened, served(create_folder_app(opened, Guard())) as server:
+    with closing(OpenedRuns(runs)) as opened, served(create_folder_app(opened)) as server:
         yield server
 
 
-def answer(inspector: Served, target: str = "/index.json") -> dict[str, object]:
+def page(inspector: Served, target: str = "/") -> str:
     response = inspector.ask(target)
     assert response.status == 200, response.text
-    return dict(json.loads(response.text))
+    return response.text
 
 
-def test_every_run_of_the_folder_is_listed_with_its_state_or_its_problem(inspector: Served) -> None:
-    lines = {line["folder"]: line for line in answer(inspector)["runs"]}  # type: ignore[attr-defined]
-    assert set(lines) == {"a", ODD, "damaged"}
-    told = [(line["run"], line["success"], line["trajectories"]) for line in (lines["a"], lines[ODD])]
-    # The import beside it is none of the folder's own.
-    assert told == [(RUN, 0.5, 16), (RUN, 0.375, 24)]
-    assert "must be a readable SQLite" in lines["damaged"]["problem"]
+def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
+    """Points by title of the panel and name of the run."""
+    found = json.loads(html.split('id="charts">')[1].partition("</script>")[0])
+    return {panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]} for panel in found.values()}
+
+
+def listed(html: str) -> list[list[str]]:
+    rows = re.findall(r'<tr data-href="[^"]*">(.*?)</tr>', html, re.S)
+    return [[unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall("<td.*?</td>", row)] for row in rows]
+
+
+def test_every_run_is_listed_with_what_it_came_to_or_its_problem(inspector: Served) -> None:
+    html = page(inspector)
+    # The import beside one run is none of the folder's own.
+    assert sorted((row[1], row[4], row[5], row[6]) for row in listed(html)) == [
+        ("a", "2", "50.0\u00a0%", "16"),
+        (ODD, "3", "37.5\u00a0%", "24"),
+    ]
+    assert "must be a readable SQLite" in unescape(html)
 
 
 def test_curves_of_all_runs_stand_in_the_same_charts(inspector: Served) -> None:
-    panels = answer(inspector)["panels"]
-    found = {
-        panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]}
-        for panel in panels  # type: ignore[attr-defined]
-    }
-    assert found == {
-        "Held-out success": {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]},
-        "Reward": {"a": [[1, 0.5], [2, 0.5]], ODD: [[1, 0.5], [2, 0.5], [3, 0.5]]},
-        "Replayed share": {"a": [[1, 0.25], [2, 0.25]], ODD: [[1, 0.25], [2, 0.25], [3, 0.25]]},
-    }
-    looks = {(curve["role"], curve["dashed"]) for curve in panels[0]["curves"]}  # type: ignore[index]
-    assert looks == {("s0", False), ("s1", False)}
+    found = charts(page(inspector))
+    assert found["Success, held-out"] == {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]}
+    assert found["Reward"] == {"a": [[1, 0.5], [2, 0.5]], ODD: [[1, 0.5], [2, 0.5], [3, 0.5]]}
 
 
-def test_marked_runs_alone_are_shown(inspector: Served) -> None:
-    found = answer(inspector, f"/index.json?show=a:{RUN}")
-    assert found["shown"] == [f"a:{RUN}"]
-    assert [curve["label"] for curve in found["panels"][0]["curves"]] == ["a"]  # type: ignore[index]
-    response = inspector.ask("/index.json?show=a:nobody")
-    assert (response.status, "show must name runs of the list, as FOLDER:ID" in response.text) == (400, True)
-    response = inspector.ask("/?" + "&".join(f"show=a:{at}" for at in range(15)))
-    assert (response.status, "show must be given at most 14 times, got 15" in response.text) == (400, True)
+def test_marked_runs_alone_are_shown_with_what_differs_between_them(inspector: Served) -> None:
+    assert charts(page(inspector, f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
+    both = page(inspector, address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
+    assert '<td class="text">eval/success</td><td>0.5</td><td>0.375</td>' in both
+    assert "The same in every key." in both
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ("show=a:nobody", "show must name runs of the list, got 'a:nobody'"),
+        ("&".join(f"show=a:{at}" for at in range(15)), "show must be given at most 14 times, got 15"),
+    ],
+)
+def test_runs_that_can_not_be_shown_are_refused(inspector: Served, asked: str, problem: str) -> None:
+    response = inspector.ask(f"/?{asked}")
+    assert (response.status, problem in unescape(response.text)) == (400, True)
+
+
+def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
+    with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
+        html = page(server, f"/?all=1&show={RUN}&show=import-1")
+        assert [row[1].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
+        assert f"quickstart-001 {RUN}" in charts(html)["Reward"]
+        assert server.ask("/").status == 200
+
+
+def test_run_that_goes_on_is_looked_at_anew(inspector: Served, runs: Path) -> None:
+    assert charts(page(inspector))["Reward"]["a"][-1] == [2, 0.5]
+    with closing(new_store(runs / "a" / "replay.sqlite")) as store:
+        iterate(store, 3, make_sampler("uniform", 0), count=2)
+        store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
+    after = page(inspector)
+    assert charts(after)["Reward"]["a"][-1] == [3, 1.0]
+    assert [row[6] for row in listed(after) if row[1] == "a"] == ["24"]
 
 
 def links(html: str) -> set[str]:
@@ -113,7 +143,7 @@ def test_every_link_of_a_run_stays_with_it(inspector: Served) -> None:
         assert response.status in (200, 303), (link, response.text)
         if response.status == 303:
             assert (response.header("location") or "").startswith(link.split("/runs")[0].rstrip("/")[:5])
-        elif "/static/" not in link and "json" not in link:
+        elif "/static/" not in link:
             below = re.match("/in/[^/]+", link)
             found = {each for each in links(response.text) if "sort=" not in each and "where=" not in each}
             leaving = {each for each in found if below and not each.startswith(below[0])}
@@ -133,24 +163,6 @@ def test_what_is_not_there_is_one_line(inspector: Served) -> None:
         assert response.status == 404, name
     response = inspector.ask("/in/damaged/buffer")
     assert (response.status, "must be a readable SQLite" in unescape(response.text)) == (503, True)
-    assert json.loads(inspector.ask("/in/nobody/buffer.json").text)["error"].startswith("There is no run in a folder")
-
-
-def test_run_that_goes_on_is_looked_at_anew(inspector: Served, runs: Path) -> None:
-    before = answer(inspector)
-    with closing(new_store(runs / "a" / "replay.sqlite")) as store:
-        iterate(store, 3, make_sampler("uniform", 0), count=2)
-        store.add_metrics(RUN, 3, {"eval/success": 1.0})
-    after = answer(inspector)
-    lines = [{line["folder"]: line for line in each["runs"]}["a"] for each in (before, after)]  # type: ignore[attr-defined]
-    assert [(line["success"], line["trajectories"]) for line in lines] == [(0.5, 16), (1.0, 24)]
-    curve = next(c for c in after["panels"][0]["curves"] if c["label"] == "a")  # type: ignore[index]
-    assert curve["points"][-1] == [3, 1.0]
-
-
-def test_folder_of_runs_is_told_from_a_run(runs: Path) -> None:
-    assert is_folder_of_runs(runs)
-    assert not any(is_folder_of_runs(runs / name) for name in ("a", "notes", "nowhere"))
 
 
 def test_other_commands_ask_for_one_run(runs: Path) -> None:

@@ -10,14 +10,13 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from tests.replay.inspector.serving import Served, served
 
 from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, task, trajectory
+from tests.replay.pages.serving import Served, served
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         store.append([task()], collected, rows)
     with (
         closing(ReplayStore.open(path, read_only=True)) as reader,
-        served(create_app(OpenBuffer(reader), Guard())) as found,
+        served(create_app(OpenBuffer(reader))) as found,
     ):
         yield found
 

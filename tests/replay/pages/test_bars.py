@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from replay.inspector.drawings.bars import Bar, Height, Tick, bars
+from replay.pages.bars import Bar, bars
 
 _HEIGHT = 96 - 18 - 14
 """Pixels of a full bar: the picture without its labels and the line above the bars."""
@@ -22,7 +22,7 @@ def test_bars_are_as_high_as_their_counts_and_the_smallest_stays_visible() -> No
 
 
 def test_bars_of_pictures_that_are_compared_share_a_scale() -> None:
-    assert _heights(bars([Bar("a", 4), Bar("b", 16)], summary="", height=Height(largest=8))) == [_HEIGHT / 2, _HEIGHT]
+    assert _heights(bars([Bar("a", 4), Bar("b", 16)], summary="", largest=8)) == [_HEIGHT / 2, _HEIGHT]
 
 
 def test_bars_that_lead_somewhere_are_links_with_a_title_and_the_chosen_one_says_so() -> None:
@@ -35,7 +35,7 @@ def test_bars_that_lead_somewhere_are_links_with_a_title_and_the_chosen_one_says
 
 def test_bars_show_text_as_text() -> None:
     hostile = '"><script>alert(1)</script>'
-    svg = bars([Bar(hostile, 1, href=hostile)], summary=hostile, ticks=[Tick(0, hostile)])
+    svg = bars([Bar(hostile, 1, href=hostile)], summary=hostile)
     root = ElementTree.fromstring(svg)
     assert root.get("aria-label") == hostile
     assert not list(root.iter("script"))
@@ -50,16 +50,3 @@ def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> 
     assert min(b - a for a, b in pairwise(places)) >= 55.8
     assert min(places) >= 24.8
     assert max(places) <= 320 - 24.8
-
-
-def test_bars_of_nothing_are_an_empty_picture() -> None:
-    svg = bars([], summary="nothing yet")
-    assert _heights(svg) == []
-    assert "max" not in svg
-
-
-def test_logarithmic_bars_show_tails_beside_a_peak() -> None:
-    svg = bars([Bar("a", 100), Bar("b", 1), Bar("c", 0.001)], summary="", height=Height(100, decades=4, unit=" %"))
-    # 1 is two decades of four below 100; what is below all four is as low as a bar can be.
-    assert _heights(svg) == [_HEIGHT, _HEIGHT / 2, 2.0]
-    assert re.findall(r">([0-9.]+ %)</text>", svg) == ["100 %", "10 %", "1 %", "0.1 %"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import iterate, new_store, policy, run_record, sql
@@ -128,33 +127,6 @@ def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["export", "RUN", "x.pt"], "FILE must be a format that can't run code"),
-        (["export", "RUN", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got 'nosuch'"),
-        (["export", "nowhere", "x.jsonl"], "database must be an existing file"),
-        (["import", "x.jsonl", "RUN"], "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
-        (["import", "x.jsonl", "RUN", "--name", "../x"], "--name must match"),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_exit_code_2(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = ask(*(run if word == "RUN" else word for word in arguments))
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"agentloop: {message}")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-@pytest.mark.parametrize("command", ["export", "import"])
-def test_help_has_an_example(command: str) -> None:
-    result = ask(command, "--help")
-    assert result.exit_code == 0
-    assert f"Example: agentloop replay {command}" in result.output
-
-
 CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "n": 1}] * 2
 
 
@@ -177,16 +149,3 @@ def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_p
     output = ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--advantage", "1").output
     assert output.splitlines()[-1] == "fields not looked at: n"
     assert ask("import", file, run, "--format", "openai-chat").exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--reward", "1"], "--model, --reward and --advantage must come with --format openai-chat"),
-        (["--format", "openai-chat", "--keep-source"], "--keep-source must come with exported rows"),
-    ],
-)
-def test_options_of_the_other_format_are_refused(run: Path, options: list[str], message: str) -> None:
-    result = ask("import", "x.jsonl", run, *options)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert message in result.stderr

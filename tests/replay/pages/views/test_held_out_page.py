@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from tests.replay.inspector.serving import Served, served
 
 from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, new_store
+from tests.replay.pages.serving import Served, served
 from tests.replay.storage.collecting.test_held_out_rows import episode
 
 HERE = f"/runs/{RUN}/held-out"
@@ -30,7 +28,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             made = [episode(number, iteration, success=number < successes) for number in range(3)]
             store.keep_held_out(RUN, [replace(each, stop_reason="max_turns") for each in made], evaluations=9)
     reader = ReplayStore.open(path, read_only=True)
-    with closing(reader), served(create_app(OpenBuffer(reader), Guard())) as server:
+    with closing(reader), served(create_app(OpenBuffer(reader))) as server:
         yield server
 
 
@@ -62,13 +60,6 @@ def test_one_task_is_shown_through_all_evaluations(inspector: Served) -> None:
     assert html.count('<p class="label">calls multiply</p>') == 2
     assert html.count("{&#34;a&#34;: 6, &#34;b&#34;: 7}") == 2
     assert "/messages/" not in html  # no trajectory has them
-
-
-def test_answers_for_programs_are_those_of_the_queries(inspector: Served) -> None:
-    answer = json.loads(inspector.ask(f"{HERE}.json?iteration=0").text)
-    assert [row["success"] for row in answer["rows"]] == [True, False, False]
-    assert answer["evaluations"][1] == {"iteration": 4, "episodes": 3, "successes": 3}
-    assert len(json.loads(inspector.ask(f"{HERE}/task-2.json").text)["episodes"]) == 2
 
 
 @pytest.mark.parametrize(
