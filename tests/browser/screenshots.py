@@ -65,7 +65,7 @@ def shots(source: OpenBuffer) -> list[Shot]:
         Shot("updates", address("trajectories", id, view="updates")),
         Shot("iteration", address("runs", run, "iterations", iteration)),
         Shot("task", address("tasks", task)),
-        Shot("compare", address("compare", a=id, b=other)),
+        Shot("compare", address("compare", id=[id, other])),
         Shot("mixing", address("mixing", run=run)),
     ]
 

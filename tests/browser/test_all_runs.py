@@ -18,7 +18,7 @@ def test_the_list_leads_into_a_run_whose_pages_work_below_its_address(page: Page
     with closing(OpenedRuns(run_folder.parent)) as runs, served(create_folder_app(runs)) as server:
         page.goto(server.address)
         page.locator(".chart canvas").nth(2).wait_for()
-        assert page.locator(".legend", has_text=run_folder.name).count() == 3
+        assert page.locator(".legend", has_text=run_folder.name).count() > 3
         # A mark does not lead away.
         page.locator(".mark-run svg").click()
         assert page.locator("input[name=show]").is_checked() is False
@@ -36,7 +36,7 @@ def test_the_list_leads_into_a_run_whose_pages_work_below_its_address(page: Page
         page.locator("select[name=unit]").select_option("group")
         page.wait_for_url("**unit=group*")
         assert page.url.startswith(f"{below}/mixing?")
-        assert page.locator("a.as-json").get_attribute("href", timeout=1000).startswith("/in/")  # type: ignore[union-attr]
         page.get_by_role("link", name="Runs").click()
         page.wait_for_url(f"{server.address}/*")
         assert page.get_by_role("heading", name="Runs in").count() == 1
+        page.close()  # before its server ends

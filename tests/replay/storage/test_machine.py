@@ -18,7 +18,6 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
 from agentloop.cli.replay import app
 from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
