@@ -74,7 +74,9 @@ def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]
 
 def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
     """The `numbers` of a run's summary and its `config`, each flat."""
-    return {"numbers": _flat(summary(store, run)), "config": _flat(dict(store.run(run).config))}
+    numbers = _flat(summary(store, run))
+    del numbers["database"]
+    return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
 
 
 def side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:

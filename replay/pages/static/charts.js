@@ -2,7 +2,7 @@
 //
 //   <div class="chart" data-key="success" data-link="/runs/RUN/iterations/{}"></div>
 //
-// `data-key` names one of the charts of <script type="application/json" id="charts">. A chart is what
+// `data-key` names one of the charts in the element `charts`, which holds JSON. A chart is what
 // replay.pages.charts makes of a panel. `data-link` is where a click leads, {} being the place clicked on.
 // Charts whose horizontal axes count the same share their crosshair and their zoom. Pages that get new values call
 // `update`; "zoom" tells them of a stretch that is looked at, or of none.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import iterate, new_store, sql, trajectory
+from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
 
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with closing(new_store(folder / "replay.sqlite")) as store:
         for iteration in (1, 2, 3):
             iterate(store, iteration, make_sampler("uniform", 3))
-        store.append([], [], [trajectory("damaged", slot=99)])
+        store.append([task()], [group()], [trajectory("damaged", slot=99)])
         sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
     return folder
 
@@ -51,7 +51,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
         ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
-        ("rescore RUN", "RUN must be a run folder"),
         ("whatif RUN --iteration 1 --limit 3", "--iteration must be given without --limit"),
     ],
 )

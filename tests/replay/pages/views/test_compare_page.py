@@ -55,7 +55,7 @@ def words(shown: str) -> str:
 def test_the_first_token_that_differs_is_marked_on_every_side(inspector: Served) -> None:
     shown = page(inspector, "id=a&id=b&id=c")
     assert "part at token 2 of segment 0" in words(shown)
-    found = re.findall(r'first-difference" id="first-difference-(\w)" title="(token 2, id \d)"', shown)
+    found = re.findall(r'first-difference" id="first-difference-(\w)" title="(token 2, id \d)', shown)
     assert found == [("A", "token 2, id 3"), ("B", "token 2, id 9"), ("C", "token 2, id 3")]
 
 

@@ -93,7 +93,7 @@ def test_curves_of_all_runs_stand_in_the_same_charts(inspector: Served) -> None:
 def test_marked_runs_alone_are_shown_with_what_differs_between_them(inspector: Served) -> None:
     assert charts(page(inspector, f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
     both = page(inspector, address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
-    assert '<td class="text">eval/success</td><td>0.5</td><td>0.375</td>' in both
+    assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
 
 
