@@ -307,13 +307,6 @@ def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> Non
     assert found(odd_rows, text) == found_by_python(text)
 
 
-@settings(deadline=None, max_examples=60)
-@given(text=comparisons(["text", "tool"]))
-def test_conversations_are_found_by_what_is_said_in_them(odd_rows: ReplayStore, text: str) -> None:
-    """They are searched as a whole before they are taken apart: nothing may be passed over."""
-    assert found(odd_rows, text) == found_by_python(text)
-
-
 @pytest.mark.parametrize("odd", ODD, ids=ascii)
 def test_every_piece_of_an_odd_text_is_found(odd_rows: ReplayStore, odd: str) -> None:
     """Also where the text is stored as JSON and the piece alone would not be."""
