@@ -19,7 +19,7 @@ HEAD = """\
 
 What `--help` of each command prints. `python -m docs.commands > docs/commands.md` writes this page.
 
-The `replay` commands only read, also while a run is going on, but for `import`, `rescore`, `migrate`, and `prune`,
+The `replay` commands only read, also while a run is going on, but for `import`, `rescore`, and `prune`,
 `forget` and `verify` with `--yes`. Exit codes are in [errors.md](errors.md#exit-codes).
 """
 

@@ -9,7 +9,6 @@ class LongFirst(Sampler):
     """Weight num_action_tokens^power: what the policy said most in comes back most."""
 
     needs = ()  # columns without which a row can't be weighed, such as "mean_entropy" or "staleness"
-    row_wise = True  # a weight depends on its row alone: then a draw weighs new rows only
 
     @dataclass(frozen=True)
     class Options:

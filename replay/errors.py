@@ -60,15 +60,15 @@ class CorruptTrajectory(ReplayError):
         self.reason = reason
 
 
-class DamagedCell(ReplayError):
-    """A value that nobody wrote into its column."""
+class DamagedDatabase(ReplayError):
+    """Something in it can't have been written there."""
 
-    def __init__(self, column: str, rule: str, found: str) -> None:
+    def __init__(self, found: str) -> None:
         super().__init__(
-            f"{column} must {rule}, got {found}: the database is damaged. "
+            f"database must hold what was written, got {found}: it is damaged. "
             "See what is, and set damaged rows aside: agentloop replay verify"
         )
-        self.reason = f"{found} in {column}"
+        self.found = found
 
 
 class ContentGone(ReplayError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean, pstdev
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -327,27 +327,6 @@ class BatchRow:
         return None if self.draw is None else self.draw.staleness
 
 
-@dataclass(frozen=True, eq=False)
-class Histogram:
-    """Tokens of one stream in one update, by what `quantity` was of them."""
-
-    quantity: Literal["ratio", "drift"]
-    """ratio: current over anchor probability, of trained tokens in every gradient pass.
-    drift: probability at the beginning of the update over that when sampled, of action tokens."""
-    stream: str
-    """fresh | replay"""
-    age: str
-    """The age bucket of replayed rows; empty for fresh ones, which have none."""
-    counts: npt.NDArray[np.int64]
-    """[BINS] tokens: see `replay.storage.format.ratio_histograms`."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Histogram):
-            return NotImplemented
-        mine, theirs = ((each.quantity, each.stream, each.age) for each in (self, other))
-        return mine == theirs and np.array_equal(self.counts, other.counts)
-
-
 @dataclass(frozen=True)
 class IterationRecord:
     run: str
@@ -362,8 +341,6 @@ class IterationRecord:
     """Configured for this iteration, after the schedule."""
     optimizer_steps: Count
     metrics: Mapping[str, float] = field(default_factory=dict)
-    histograms: Sequence[Histogram] = ()
-    """One per quantity, stream and age; what had no token to be measured on is absent."""
 
 
 def age_bucket(staleness: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,12 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.roles import Roles
 from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, erase, read, retention, write
 from replay.storage.collecting import fresh_groups, held_out_rows, observations
+from replay.storage.collecting.participants import Roles
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
 from replay.storage.erase import Forgotten, HeldOutOf
@@ -70,7 +70,7 @@ class ReplayStore:
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
-        """Open for writing; the database is made, or migrated to the newest schema, if need be."""
+        """Open for writing; the database is made if need be."""
         return cls(create_database(location))
 
     @classmethod
@@ -104,13 +104,13 @@ class ReplayStore:
         """The run of that id, or the only one."""
         query = sa.select(*RUN_COLUMNS).order_by(runs.c.id)
         wanted = query if id is None else query.where(runs.c.id == id)
-        found = self._database.read(lambda connection: connection.execute(wanted).all())
+        found = self._database.read(lambda connection: [run_of(row) for row in connection.execute(wanted)])
         if len(found) != 1:
             which = "no id" if id is None else repr(id)
             raise ReplayError(
                 f"run must name one run of {self.url}, got {which}, which fits {len(found)}. Give its id."
             )
-        return run_of(found[0])
+        return found[0]
 
     def append(
         self,
@@ -345,6 +345,10 @@ class ReplayStore:
         if dry_run:
             return self._database.read(lambda connection: erase.forget(connection, rows, held_out, dry_run=True))
         return self._database.erase(lambda connection: erase.forget(connection, rows, held_out))
+
+    def naming_damage(self) -> AbstractContextManager[None]:
+        """For who works on with what was read: see `Database.naming_damage`."""
+        return self._database.naming_damage()
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""

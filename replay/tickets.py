@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
-from replay.storage.collecting import closing, finish, fresh_groups, leases, planned_batches, ticket_counts
+from replay.storage.collecting import finish, fresh_groups, leases, planned_batches
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result
 from replay.ticket_records import (
@@ -130,11 +130,11 @@ class Tickets:
 
     def ended_groups(self, run: str, purpose: Purpose = TRAIN) -> list[EndedGroup]:
         """What the learner may close now, oldest first."""
-        return self._database.read(lambda connection: closing.ended_groups(connection, run, purpose))
+        return self._database.read(lambda connection: fresh_groups.ended_groups(connection, run, purpose))
 
     def open_rows(self, run: str, numbers: Sequence[int]) -> list[Trajectory]:
         """What closing these groups needs the advantages of, in the order of issue; damaged rows are set aside."""
-        return self._write(lambda connection: closing.open_rows(connection, run, numbers), run)
+        return self._write(lambda connection: fresh_groups.open_rows(connection, run, numbers), run)
 
     def close_groups(
         self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
@@ -145,7 +145,7 @@ class Tickets:
         """
 
         def work(connection: sa.Connection) -> None:
-            closing.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
+            fresh_groups.close_groups(connection, run, numbers, advantages, policy_version=policy_version)
 
         self._write(work, run)
 
@@ -155,11 +155,11 @@ class Tickets:
 
     def counts(self, run: str) -> TicketCounts:
         """Where every training episode is, at one moment."""
-        return self._database.read(lambda connection: ticket_counts.count_tickets(connection, run))
+        return self._database.read(lambda connection: planned_batches.count_tickets(connection, run))
 
     def uses(self, run: str) -> tuple[int, int]:
         """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
-        return self._database.read(lambda connection: ticket_counts.count_uses(connection, run))
+        return self._database.read(lambda connection: planned_batches.count_uses(connection, run))
 
     def last_number(self, run: str) -> int | None:
         """Of the groups ever issued; None: none was."""

@@ -189,7 +189,7 @@ def check_writable(folder: Path) -> Check:
 
 def check_file_system(folder: Path) -> Check:
     """SQLite's WAL needs shared memory and locks that network file systems don't give."""
-    from replay.storage.databases.network import network_file_system  # here: another `replay` is found above
+    from replay.storage.databases.disk import network_file_system  # here: another `replay` is found above
 
     kind = network_file_system(folder)
     if kind is None:

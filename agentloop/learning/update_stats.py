@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.algorithms.ratios import Drift, EssWeights, sum_by_trajectory
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.scoring import ScoredBatch
-from replay.records import FRESH, REPLAY, Histogram, age_bucket
-from replay.storage.format.ratio_histograms import BINS, EDGES
+from replay.records import FRESH, REPLAY, age_bucket
 
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
@@ -61,8 +60,6 @@ class UpdateTotals:
         self.ratio = zeros.clone()
         self.ratios: list[tuple[Tensor, Tensor]] = []
         """By pass: ratios [B, T] float32, NaN where not trained, and whether their rows are replayed, [B]."""
-        self.spread = zeros.new_zeros((len(replayed), BINS))
-        """[N, BINS]: the scored tokens by their ratio, see `replay.storage.format.ratio_histograms`."""
         self.approx_kl = zeros.clone()
         self.pg_loss = zeros.clone()
         """Token losses weighted as if the stream were alone in its optimizer step."""
@@ -86,7 +83,6 @@ class UpdateTotals:
         self.ratio += sum_by_trajectory(ratios * loss_mask, trajectory, count)
         self.approx_kl += sum_by_trajectory(surprise * loss_mask, trajectory, count)
         self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
-        self.spread += binned(result.log_ratios, loss_mask, trajectory, count=count)
         self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
@@ -96,7 +92,6 @@ class UpdateTotals:
         sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
-        ranks.sum(self.spread)
         gathered = [(ranks.gather(self.ratios_of(replayed=replayed)), replayed) for _, replayed in _STREAMS]
         self.ratios = [(values[:, None], values.new_full(values.shape, flag).bool()) for values, flag in gathered]
 
@@ -104,7 +99,6 @@ class UpdateTotals:
         """Take over the sums of one optimizer step."""
         for name in ("trained", *_OF_PASSES):
             getattr(self, name).add_(getattr(step, name))
-        self.spread += step.spread
         self.ratios += step.ratios
         for replayed, steps in step.steps.items():
             self.steps[replayed] += steps
@@ -146,8 +140,6 @@ class UpdateResult:
     metrics: dict[str, float]
     rows: dict[str, RowStats]
     """By trajectory id."""
-    histograms: tuple[Histogram, ...]
-    """Histograms of drift, and of ratios where there was a gradient pass."""
     advantages: dict[str, float]
     """By trajectory id, where a critic made them: the mean over the trained tokens."""
     optimizer_steps: int = 0
@@ -159,12 +151,10 @@ def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: Ess
     batch, drift = scored.batch, scored.drift()
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
     log_drift = scored.token_log_drift()
-    spread = binned(log_drift, batch.response_mask, batch.trajectory, count=batch.num_trajectories)
     metrics = drift_metrics(drift, batch.replayed, ages, ess_weights=ess_weights)
     return UpdateResult(
         metrics | drift_quantiles(log_drift.exp(), batch.replay_mask) | totals.metrics(),
         row_stats(drift, totals, batch.trajectory_ids),
-        histograms("ratio", totals.spread, ages) + histograms("drift", spread, ages),
         _mean_advantages(scored),
     )
 
@@ -181,31 +171,6 @@ def _mean_advantages(scored: ScoredBatch) -> dict[str, float]:
         for name, total, count in zip(batch.trajectory_ids, sums.tolist(), counts.tolist(), strict=True)
         if count
     }
-
-
-def binned(logs: Tensor, mask: Tensor, trajectory: Tensor, *, count: int) -> Tensor:
-    """[count, BINS] float64: tokens of [B, T] `logs`, nats, by trajectory and bin; NaN is none."""
-    edges = torch.tensor(EDGES, dtype=torch.float64, device=logs.device)
-    places = torch.bucketize(logs.detach().double(), edges, right=True) + BINS * trajectory[:, None]
-    tokens = (mask & ~logs.isnan()).double()
-    total = torch.zeros(count * BINS, dtype=torch.float64, device=logs.device)
-    return total.index_add_(0, places.flatten(), tokens.flatten()).view(count, BINS)
-
-
-def histograms(
-    quantity: Literal["ratio", "drift"], spread: Tensor, ages: Sequence[str | None]
-) -> tuple[Histogram, ...]:
-    """Tokens of the fresh trajectories of [N, BINS] `spread`, and of the replayed ones of each age bucket.
-
-    `ages` as in `drift_metrics`, None for fresh ones. What has no token is absent.
-    """
-    found = []
-    counts = spread.round().long().cpu().numpy()
-    for age in sorted(set(ages), key=lambda age: age or ""):
-        total = counts[[own == age for own in ages]].sum(axis=0)
-        if total.any():
-            found.append(Histogram(quantity, FRESH if age is None else REPLAY, age or "", total))
-    return tuple(found)
 
 
 def drift_metrics(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentloop.errors import UserError, one_line
 from agentloop.runs.run_folder import COMPLETE, explained
-from replay.storage.databases.backup import flush
+from replay.storage.databases.disk import flush
 
 _STATE = "state"
 _RANDOM_TENSORS = "random.safetensors"

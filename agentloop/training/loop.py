@@ -203,7 +203,6 @@ class Loop:
             fraction=batch.planned.plan.fraction,
             optimizer_steps=result.optimizer_steps,
             metrics=metrics,
-            histograms=result.histograms + (observed.histograms if observed else ()),
         )
         self._store.commit(record, committed, sampler_state=self.components.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}

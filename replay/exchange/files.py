@@ -16,7 +16,7 @@ import zstandard
 
 from replay.errors import ReplayError
 from replay.exchange.row_format import BadRow
-from replay.storage.databases.backup import flush
+from replay.storage.databases.disk import flush
 
 _Line = TypeVar("_Line", bytes, bytearray)
 _Row = TypeVar("_Row")

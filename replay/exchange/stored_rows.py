@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from replay.exchange.row_format import Bundle
 from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
 from replay.storage.format.column_types import restored_column
-from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, named, run_of
+from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
 from replay.storage.read import load, task_records
 from replay.storage.statements import selected
@@ -108,15 +108,15 @@ def _bundles(
     for record in (row.record for row in rows):
         # A policy may have been published since they were read.
         if record.run not in known or record.policy_version_max not in known[record.run][1]:
-            run = named(known_runs(connection, record.run), record.run, "trajectories.run")
+            run = known_runs(connection, record.run)[record.run]
             known[record.run] = run, known_policies(connection, record.run)
     of_groups = _groups(connection, rows)
     of_tasks = task_records(connection, [row.record.task for row in rows])
     found = []
     for row in rows:
         run_record, published = known[row.record.run]
-        group = named(of_groups, row.record.group, "trajectories.group_id")
-        task = named(of_tasks, row.record.task, "trajectories.task")
+        group = of_groups[row.record.group]
+        task = of_tasks[row.record.task]
         found.append(Bundle(row, group, task, run_record, _sampled_by(row, published)))
     return found
 

@@ -47,16 +47,6 @@ class Limits(LimitSection):
     hindsight_window: int | None = None
     """Most iterations since a row of source `hindsight` was made; None: any number."""
 
-    @property
-    def counts_uses(self) -> bool:
-        return self.max_uses is not None or self.cooldown > 0
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether a row of an earlier iteration that may be drawn may be drawn ever after."""
-        ages = self.max_staleness is not None or self.hindsight_window is not None
-        return not ages and not self.counts_uses and self.retire_solved is None
-
 
 @dataclass(frozen=True)
 class Pick:

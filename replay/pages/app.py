@@ -59,7 +59,7 @@ def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str =
 
 
 def _of_buffer(source: OpenBuffer) -> ASGIApp:
-    return app_of(PAGES, source, place=source.store.url)
+    return app_of(PAGES, source, place=source.store.url, naming_damage=source.store.naming_damage)
 
 
 async def _of_one_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:

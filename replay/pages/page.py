@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -47,7 +47,12 @@ class Page(Generic[Source]):
 
 
 def app_of(
-    pages: Sequence[Page[Source]], source: Source, *others: BaseRoute, place: str, has_buffer: bool = True
+    pages: Sequence[Page[Source]],
+    source: Source,
+    *others: BaseRoute,
+    place: str,
+    has_buffer: bool = True,
+    naming_damage: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Starlette:
     """The pages under their addresses, `others`, and the static files.
 
@@ -62,10 +67,11 @@ def app_of(
         return HTMLResponse(shown.encode("utf-8", "replace"), status)
 
     def answer(page: Page[Source], request: Request) -> Response:
-        found = page.shows(source, request)
-        if isinstance(found, Response):
-            return found
-        return _json(found) if page.template is None else rendered(page.template, found, tab=page.tab)
+        with naming_damage():
+            found = page.shows(source, request)
+            if isinstance(found, Response):
+                return found
+            return _json(found) if page.template is None else rendered(page.template, found, tab=page.tab)
 
     def refused(request: Request, error: Exception) -> Response:
         status, message = _problem(error)

@@ -14,7 +14,7 @@ from replay.queries.filters.query import QueryResult
 from replay.queries.who_waits import Standing, who_waits
 from replay.records import RESERVED, RunRecord, stored_setting
 from replay.storage.collecting.participants import TABLES, list_participants
-from replay.storage.collecting.ticket_counts import count_tickets
+from replay.storage.collecting.planned_batches import count_tickets
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import draws, iterations, runs, tickets, workers
 from replay.store import ReplayStore

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
 from replay.records import COMMITTED, FRESH, REPLAY
-from replay.storage.format.rows import named
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies
 from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
 from replay.storage.statements import selected
@@ -79,7 +78,7 @@ def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[Quer
     found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(members))}
     return [
         {
-            **named(found, id, "trajectories.group_id"),
+            **found[id],
             "stream": of_group[0]["stream"],
             "slots": [row["slot"] for row in of_group],
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,

@@ -52,7 +52,8 @@ def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuff
     location, folder, id = place(run)
     store = ReplayStore.open(location, read_only=read_only)
     try:
-        yield OpenBuffer(store, folder, id, _once_written(folder), run or str(folder))
+        with store.naming_damage():
+            yield OpenBuffer(store, folder, id, _once_written(folder), run or str(folder))
     finally:
         store.close()
 

@@ -23,7 +23,7 @@ def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 
 
 def mean(column: sa.Column[Any]) -> sa.Function[float]:
-    return sa.func.avg(sa.cast(column, sa.Double))
+    return sa.func.avg(sa.cast(column, sa.Double), type_=sa.Double)
 
 
 _SUMS = {

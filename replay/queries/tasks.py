@@ -14,7 +14,7 @@ from replay.queries.filters.query import QueryResult, run_is
 from replay.queries.summary import mean
 from replay.queries.trajectory import NONE, excerpts_of, opening
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
-from replay.sampling.samplers.by_outcome import successes
+from replay.sampling.samplers import successes
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError

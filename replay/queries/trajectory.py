@@ -26,7 +26,7 @@ from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.message_json import messages_of
-from replay.storage.format.rows import known, named
+from replay.storage.format.rows import known
 from replay.storage.format.schema import draws, groups, iterations, messages, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
 from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
@@ -169,8 +169,7 @@ def record_of(found: Trajectory) -> QueryResult:
 
 
 def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> QueryResult:
-    found = {row[key.key]: row for row in connection.execute(sa.select(key.table).where(key == value)).mappings()}
-    return dict(named(found, value, f"what a row names in {key.table.name}"))
+    return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
 
 
 def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:

@@ -18,7 +18,7 @@ Positions = npt.NDArray[np.intp]
 
 def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
     index = weights.index
-    weighty = weights.tree.weights > 0.0
+    weighty = weights.weights > 0.0
     there = np.flatnonzero(weighty)
     whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
     # Of groups of which some member weighs anything.
@@ -83,7 +83,7 @@ def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.N
 
 
 def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
-    found = index.mismatches(slice(None)) & ~bits(limits.allow_mismatch)
+    found = index.mismatches() & ~bits(limits.allow_mismatch)
     if not found.any():
         return {}
     places = [*(1 << place for place in range(len(MISMATCHES))), AUTHORS]

@@ -18,7 +18,7 @@ from replay.sampling.availability import count_available
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial_draw import TrialDraw
-from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable
+from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
@@ -26,7 +26,6 @@ from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
 
-_MOST_KEPT = 8
 _RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
@@ -50,7 +49,9 @@ class RunDraws:
         self.run = run
         self.others = others
         self._eligible = EligibleRows(run, others)
-        self._weights: dict[tuple[Sampler, Limits, str | None], SamplingWeights] = {}
+        self._weights: dict[str | None, SamplingWeights] = {}
+        """By the source that a pick asks for, of one moment, sampler and set of limits."""
+        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
 
     @property
     def is_new(self) -> bool:
@@ -67,25 +68,20 @@ class RunDraws:
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
         self.refresh(connection, request)
-        self._followed(request, sampler)
+        self._by_source(request, sampler, _asked(request))
 
     def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
         self.refresh(connection, request)
         refuse_incomparable(self._eligible.index, request)
-        weights = self._followed(replace(request, picks=()), sampler)[None]
-        return count_available(weights, request.limits)
+        weights = self._by_source(request, sampler, [None])
+        return count_available(weights[None], request.limits)
 
     def trial(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
     ) -> TrialDraw:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
         self.refresh(connection, request)
-        # Its sampler is asked once: nothing is kept of it.
-        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        weights = {source: SamplingWeights(self._eligible, sampler, limits, source) for source in (None, *sources)}
-        for each in weights.values():
-            each.follow(DrawClock.of(request))
-        return TrialDraw(self._eligible, request, sampler, weights)
+        return TrialDraw(self._eligible, request, sampler, self._by_source(request, sampler, [None, *sources]))
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
@@ -95,8 +91,6 @@ class RunDraws:
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self.refresh(connection, request)
-        _quarantined(connection, self._eligible.index.damaged)
-        self._eligible.index.damaged.clear()
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
@@ -136,28 +130,28 @@ class RunDraws:
             for pick in request.picks
         ]
         together = list(dict.fromkeys(id for each in ids for id in each))
-        loaded = load(connection, together, with_messages=False, by_hash=False)
+        loaded = load(connection, together, with_messages=False)
         return ids, loaded.whole, loaded.corrupt
 
     def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
-        weights = self._followed(request, sampler)
+        weights = self._by_source(request, sampler, _asked(request))
         refuse_incomparable(self._eligible.index, request)
         return Selection(weights, sampler, request.limits, DrawClock.of(request))
 
-    def _followed(self, request: DrawRequest, sampler: Sampler) -> dict[str | None, SamplingWeights]:
-        """By the source that a pick asks for."""
+    def _by_source(
+        self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
+    ) -> dict[str | None, SamplingWeights]:
+        """What rows weigh now for picks of these sources; kept until anything changes."""
         # Caps hold within one draw; they change no row's weight.
         limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        weights: dict[str | None, SamplingWeights] = {}
-        for source in dict.fromkeys([pick.source for pick in request.picks] or [None]):
-            key = (sampler, limits, source)
-            # The one that was used last stands last.
-            each = self._weights.pop(key, None) or SamplingWeights(self._eligible, sampler, limits, source)
-            each.follow(DrawClock.of(request))
-            weights[source] = self._weights[key] = each
-        for key in list(self._weights)[: -max(_MOST_KEPT, len(weights))]:
-            del self._weights[key]
-        return weights
+        now = DrawClock.of(request)
+        moment = now, self._eligible.changes, sampler, limits
+        if self._weighed != moment:
+            self._weighed, self._weights = moment, {}
+        for source in sources:
+            if source not in self._weights:
+                self._weights[source] = weigh(self._eligible, sampler, limits, source, now)
+        return {source: self._weights[source] for source in sources}
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
         """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
@@ -183,7 +177,7 @@ class RunDraws:
     def _load(self, connection: sa.Connection, rows: Sequence[SelectedRow]) -> dict[int, Trajectory]:
         """Those that can be read, by position. Corrupt ones are quarantined."""
         ids = {self._eligible.index.ids[row.position]: row.position for row in rows}
-        loaded = load(connection, list(ids), with_messages=False, by_hash=False)
+        loaded = load(connection, list(ids), with_messages=False)
         _quarantined(connection, loaded.corrupt)
         return {ids[id]: trajectory for id, trajectory in loaded.whole.items()}
 
@@ -210,6 +204,10 @@ class RunDraws:
             rows = selection.choose(replace(pick, count=pick.count - len(kept)))
             loaded = self._load(connection, rows)
         return kept
+
+
+def _asked(request: DrawRequest) -> list[str | None]:
+    return list(dict.fromkeys(pick.source for pick in request.picks)) or [None]
 
 
 def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,7 @@ import numpy.typing as npt
 from replay.mixing.request import Limits, Pick
 from replay.sampling.groups import WholeGroups, whole_groups
 from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
-from replay.sampling.sum_tree import SumTree, draw_some
-from replay.sampling.weights import SamplingWeights
+from replay.sampling.weights import SamplingWeights, Weights
 
 Positions = npt.NDArray[np.intp]
 
@@ -45,7 +45,7 @@ class Selection:
         self._taken: list[int] = []
         self._per_task: Counter[int] = Counter()
         self._per_group: Counter[int] = Counter()
-        self._whole: dict[Pick, tuple[WholeGroups, npt.NDArray[np.float64]]] = {}
+        self._whole: dict[Pick, tuple[WholeGroups, Weights]] = {}
 
     def begin_again(self) -> None:
         """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
@@ -55,23 +55,23 @@ class Selection:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
         if pick.unit == "group":
             return self._groups(pick)
-        whole = self._by_source[pick.source].tree
-        with whole.restored():
-            whole.put(np.unique(np.array(self._taken, np.intp)), 0.0)
-            there = self._there(pick)
-            tree = whole if there is None else SumTree(whole.weights[there])
-            if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
-                candidates = _through(there, self._candidates(tree, pick.count, self._sampler.pool))
-                return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
-            return self._rows(tree, pick.count, there)
+        there, weights = self._left(pick)
+        if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
+            candidates = self._candidates(there, weights, pick.count, self._sampler.pool)
+            return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
+        total, number = float(weights.sum()), self._number(weights)
+        chosen: list[SelectedRow] = []
+        for at in drawn_in_turn(weights, pick.count, self._random):
+            if len(chosen) == pick.count:
+                break
+            if self._take([int(there[at])]):
+                share = float(weights[at]) / total
+                chosen.append(SelectedRow(int(there[at]), share, self._sampler.correction(share, number)))
+        return chosen
 
     def candidates(self, pick: Pick, pool: int | None) -> Positions:
         """What a ranked sampler may choose from."""
-        there = self._there(pick)
-        whole = self._by_source[pick.source].tree
-        with whole.restored():
-            tree = whole if there is None else SumTree(whole.weights[there])
-            return _through(there, self._candidates(tree, pick.count, pool))
+        return self._candidates(*self._left(pick), pick.count, pool)
 
     def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
@@ -101,41 +101,20 @@ class Selection:
             conditions.append(self._columns["reward"] != pick.reward_other_than)
         return np.logical_and.reduce(conditions) if conditions else None
 
-    def _there(self, pick: Pick) -> Positions | None:
-        asked = self._asked(pick)
-        return None if asked is None else np.flatnonzero(asked)
+    def _left(self, pick: Pick) -> tuple[Positions, Weights]:
+        """The rows that the pick asks for, and their weights: 0 for those that were chosen already."""
+        weights, asked = self._by_source[pick.source].weights, self._asked(pick)
+        if self._taken:
+            weights = weights.copy()
+            weights[self._taken] = 0.0
+        there = np.flatnonzero(weights if asked is None else (weights > 0.0) & asked)
+        return there, weights[there]
 
-    def _rows(self, tree: SumTree, count: int, there: Positions | None) -> list[SelectedRow]:
-        total, rows = tree.total, self._number(tree.weights)
-        chosen: list[SelectedRow] = []
-        while len(chosen) < count and tree.total > 0.0:
-            found, weights = draw_some(tree, count - len(chosen), self._random)
-            refused = False
-            for position, weight in zip(_through(there, found).tolist(), weights.tolist(), strict=True):
-                if self._take([position]):
-                    chosen.append(SelectedRow(position, weight / total, self._correction(weight / total, rows)))
-                else:
-                    refused = True
-            if refused:
-                self._drop_full(tree, there)
-        return chosen
-
-    def _drop_full(self, tree: SumTree, there: Positions | None) -> None:
-        """Rows of tasks and groups that have reached their cap."""
-        for name, counts, cap in self._caps():
-            full = [code for code, count in counts.items() if cap is not None and count >= cap]
-            codes = self._columns[name] if there is None else self._columns[name][there]
-            tree.put(np.flatnonzero(np.isin(codes, full) & (tree.weights > 0.0)), 0.0)
-
-    def _candidates(self, tree: SumTree, count: int, pool: int | None) -> Positions:
+    def _candidates(self, there: Positions, weights: Weights, count: int, pool: int | None) -> Positions:
         if pool is None:
-            return self._random.permutation(np.flatnonzero(tree.weights > 0.0))
-        parts = [np.zeros(0, np.intp)]
-        wanted = min(count * pool, int(np.count_nonzero(tree.weights > 0.0)))
-        while wanted > 0 and tree.total > 0.0:
-            parts.append(draw_some(tree, wanted, self._random)[0])
-            wanted -= len(parts[-1])
-        return np.concatenate(parts)
+            return self._random.permutation(there)
+        drawn = list(islice(drawn_in_turn(weights, count * pool, self._random), count * pool))
+        return there[np.array(drawn, np.intp)]
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """A group can be drawn if every member may be, and weighs the mean of its members."""
@@ -145,28 +124,26 @@ class Selection:
                 "Use another one, or draw single rows."
             )
         groups, weights = self._complete_groups(pick)
-        tree, left = SumTree(weights), pick.count
-        total, number = tree.total, self._number(weights)
+        left, total, number = pick.count, float(weights.sum()), self._number(weights)
         chosen: list[SelectedRow] = []
-        while tree.total > 0.0:
-            tree.put(np.flatnonzero((groups.sizes > left) & (tree.weights > 0.0)), 0.0)
-            if tree.total == 0.0:
-                break
-            (at,), (weight,) = (drawn.tolist() for drawn in draw_some(tree, 1, self._random))
+        for at in drawn_in_turn(weights, -(-pick.count // max(1, pick.size or 1)), self._random):
             rows = groups.members(at).tolist()
-            if self._take(rows):
-                correction = self._correction(weight / total, number)
-                chosen += [SelectedRow(position, weight / total, correction) for position in rows]
+            if len(rows) <= left and self._take(rows):
+                share = float(weights[at]) / total
+                correction = self._sampler.correction(share, number)
+                chosen += [SelectedRow(position, share, correction) for position in rows]
                 left -= len(rows)
+            if left == 0:
+                break
         return chosen
 
-    def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, npt.NDArray[np.float64]]:
+    def _complete_groups(self, pick: Pick) -> tuple[WholeGroups, Weights]:
         """Those that are left for the pick, and the weight of each: the mean of its members'."""
         every, kind = self._by_source[pick.source], replace(pick, count=0)
         if kind not in self._whole:
             asked = self._asked(pick)
             there = whole_groups(np.flatnonzero(every.mask if asked is None else every.mask & asked), self._columns)
-            self._whole[kind] = there, there.means(every.tree.weights)
+            self._whole[kind] = there, there.means(every.weights)
         groups, weights = self._whole[kind]
         if not self._taken:
             return groups, weights
@@ -197,9 +174,19 @@ class Selection:
         """How many rows could be drawn; counted for samplers that ask for it."""
         return int(np.count_nonzero(weights)) if self._sampler.corrects else 0
 
-    def _correction(self, probability: float, rows: int) -> float:
-        return self._sampler.correction(probability, rows)
 
+def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> Iterator[int]:
+    """All positions of weight > 0, one after another in proportion to the weights that are left.
 
-def _through(there: Positions | None, positions: Positions) -> Positions:
-    return positions if there is None else there[positions]
+    Each one's exponential waiting time is divided by its weight, and the earliest comes first (an exponential race:
+    Efraimidis and Spirakis 2006). The `first` are found without sorting the others.
+    """
+    there = np.flatnonzero(weights > 0.0)
+    with np.errstate(over="ignore"):
+        times = random.standard_exponential(len(there)) / weights[there]
+    if 0 < first < len(there):
+        earliest = np.argpartition(times, first - 1)
+        early, late = earliest[:first], earliest[first:]
+        yield from there[early[np.argsort(times[early])]].tolist()
+        there, times = there[late], times[late]
+    yield from there[np.argsort(times)].tolist()

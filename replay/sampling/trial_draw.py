@@ -57,7 +57,7 @@ class TrialDraw:
     @property
     def drawable(self) -> _Mask:
         """[N]: rows that the limits allow and the sampler gives a weight."""
-        return self._weights[None].tree.weights > 0.0
+        return self._weights[None].weights > 0.0
 
     def available(self) -> Availability:
         """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
@@ -68,7 +68,7 @@ class TrialDraw:
         """Rule after rule, in the order they are asked; the first is every eligible row."""
         kept = np.ones(len(self.index), np.bool_)
         found = [FilterStep("eligible", len(kept))]
-        for name, allowed in rules(self._eligible, self._request.limits, self._now, slice(None)):
+        for name, allowed in rules(self._eligible, self._request.limits, self._now):
             kept &= allowed
             found.append(FilterStep(name, int(np.count_nonzero(kept))))
         return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
@@ -87,15 +87,15 @@ class TrialDraw:
         return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons.items() if reason]
 
     def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
-        columns, every = self.index.columns, slice(None)
+        columns = self.index.columns
         earlier = ~columns["own"] | (columns["iteration"] < self._now.iteration)
-        left = of_source(self.index, (name,), every) & earlier
+        left = of_source(self.index, (name,)) & earlier
         if not left.any():
             similar = nearest(name, known)
             reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
             return None if name in OWN_SOURCES else reason
         rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
-        for rule, allowed in rules(self._eligible, self._request.limits, self._now, every):
+        for rule, allowed in rules(self._eligible, self._request.limits, self._now):
             left = left & allowed
             if not left.any():
                 return f"replay.{rule} leaves out the last of {rows}"

@@ -12,7 +12,7 @@ from typing import Literal
 
 import sqlalchemy as sa
 
-from replay.errors import DamagedCell, ReplayError, RunReplaced
+from replay.errors import DamagedDatabase, ReplayError, RunReplaced
 from replay.records import RESERVED
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import buffer_state, draws, runs, trajectories
@@ -33,10 +33,10 @@ def next_number(connection: sa.Connection, counter: Counter) -> int:
 
 
 def last_number(connection: sa.Connection, counter: Counter) -> int:
-    """Raises DamagedCell for a counter that is gone, or is no number."""
+    """Raises DamagedDatabase for a counter that is gone, or is no number."""
     value = execute(connection, _LAST, counter=counter).scalar_one_or_none()
     if type(value) is not int or not 0 <= value <= 2**62:
-        raise DamagedCell(f"buffer_state.value of {counter!r}", "be a whole number", repr(value))
+        raise DamagedDatabase(f"{value!r} in buffer_state.value of {counter!r}")
     return value
 
 

@@ -23,14 +23,11 @@ from replay.records import (
 )
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number, set_state
 from replay.storage.format import schema
-from replay.storage.format.column_types import real_columns
-from replay.storage.format.ratio_histograms import COUNTS_RULE, encode, is_counts
 from replay.storage.format.rows import Row, chunked, known
 from replay.storage.format.schema import (
     draws,
     groups,
     held_out,
-    histograms,
     iterations,
     metrics,
     policies,
@@ -39,7 +36,7 @@ from replay.storage.format.schema import (
     tickets,
     trajectories,
 )
-from replay.storage.statements import execute, insert, insert_columns
+from replay.storage.statements import execute, insert_columns
 from replay.storage.validate import checked, refused
 from replay.storage.write import add_metrics
 
@@ -61,7 +58,7 @@ class ResumeReport:
 
 
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
-_REALS = [column.key for column in real_columns(draws.columns)]
+_REALS = [column.key for column in draws.columns if isinstance(column.type, sa.Double)]
 
 _SLOTS = sa.select(draws.c.slot).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration == sa.bindparam("iteration")
@@ -119,9 +116,6 @@ def commit(
     """Committed again, the same iteration with the same draws counts as done."""
     where = f"iteration {iteration.iteration}"
     (row,) = checked([iteration], "iteration", "iteration")
-    for position, histogram in enumerate(iteration.histograms):
-        if not is_counts(histogram.counts):
-            raise refused(f"histograms[{position}].counts", COUNTS_RULE, histogram.counts, where)
     stored = _stored_iteration(connection, iteration)
     _check_drawn(connection, iteration, records, state=RESERVED if stored is None else COMMITTED)
     if stored is not None:
@@ -135,13 +129,7 @@ def commit(
         _end_waiting(connection, [record.trajectory for record in records if record.stream == FRESH])
     connection.execute(iterations.insert().values(row))
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
-    place = {"run": iteration.run, "iteration": iteration.iteration}
-    measured = [
-        {**place, "quantity": found.quantity, "stream": found.stream, "age": found.age, "counts": encode(found.counts)}
-        for found in iteration.histograms
-    ]
-    insert(connection, histograms, measured)
-    state = {**place, "state": json.dumps(dict(sampler_state))}
+    state = {"run": iteration.run, "iteration": iteration.iteration, "state": json.dumps(dict(sampler_state))}
     connection.execute(schema.sampler_state.insert().values(state))
 
 
@@ -208,7 +196,7 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     released = connection.execute(draws.delete().where(mine, draws.c.state == RESERVED)).rowcount
     rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
     _count_uses(connection, used_later)
-    for table in (iterations, metrics, histograms, sampler_state, held_out):
+    for table in (iterations, metrics, sampler_state, held_out):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))

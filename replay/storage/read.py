@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message
-from replay.errors import ContentGone, CorruptTrajectory, DamagedCell, ReplayError
+from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state
 from replay.storage.format.encoding import BlobError, content_hash
@@ -72,91 +73,62 @@ class Loaded:
         return [self.whole[id] for id in ids]
 
 
-def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True, by_hash: bool = True) -> Loaded:
-    """Read and verify; corrupt rows are named, not returned. Messages are for people: training reads none.
+def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
+    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none.
 
-    by_hash: the sha256 over all tokens must be that of the record. Without it they are compared by the checksums of
-    their frames, which the row's own checksum is over, and which no single change gets past.
+    The row's own checksum is over its record and over the checksums of the frames that its tokens stand in.
     """
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
-        _load_chunk(connection, chunk, loaded, with_messages=with_messages, by_hash=by_hash)
-    found = {*loaded.whole, *loaded.corrupt, *loaded.gone}
-    loaded.reclaimed = reasons(connection, [id for id in ids if id not in found])
+        parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for id, *part in rows_by_key(connection, _SEGMENTS, chunk, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
+            parts[id].append(tuple(part))
+        said: dict[str, Sequence[Any]] | None = None
+        if with_messages:
+            found = rows_by_key(connection, tuple(messages.c), chunk, key=messages.c.trajectory)
+            said = {id: conversation for id, *conversation in found}
+        for row in rows_by_key(connection, _RECORDS, chunk, key=trajectories.c.id):
+            try:
+                whole = _whole(row, parts.get(row[0], ()), said)
+            except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # BlobError is a ValueError
+                loaded.corrupt[row[0]] = str(error) if isinstance(error, BlobError) else "values that nobody wrote"
+            else:
+                if isinstance(whole, Gone):
+                    loaded.gone[row[0]] = whole
+                else:
+                    loaded.whole[row[0]] = whole
+    known = {*loaded.whole, *loaded.corrupt, *loaded.gone}
+    loaded.reclaimed = reasons(connection, [id for id in ids if id not in known])
     return loaded
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Some trajectories as they stand in the database."""
+def _whole(
+    row: Sequence[Any], blobs: Sequence[tuple[Any, ...]], messages_of_rows: Mapping[str, Sequence[Any]] | None
+) -> Trajectory | Gone:
+    """Raises BlobError where it is not what was written; values of other types are caught by whoever asks.
 
-    records: list[tuple[Any, ...]]
-    segments: dict[str, list[tuple[Any, ...]]]
-    messages: dict[str, tuple[Any, ...]] | None
-    """None: they were not asked for."""
-
-
-def _stored(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool) -> _Stored:
-    """Raises DamagedCell."""
-    parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for id, *part in rows_by_key(connection, _SEGMENTS, ids, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
-        parts[id].append(tuple(part))
-    said = None
-    if with_messages:
-        found = rows_by_key(connection, tuple(messages.c), ids, key=messages.c.trajectory)
-        said = {id: tuple(conversation) for id, *conversation in found}
-    return _Stored(list(rows_by_key(connection, _RECORDS, ids, key=trajectories.c.id)), parts, said)
-
-
-def _load_chunk(
-    connection: sa.Connection, ids: Sequence[str], loaded: Loaded, *, with_messages: bool, by_hash: bool
-) -> None:
-    try:
-        stored = _stored(connection, ids, with_messages=with_messages)
-    except DamagedCell as error:
-        if len(ids) == 1:
-            loaded.corrupt[ids[0]] = error.reason
-        else:
-            # One of them: the others can be read without it.
-            for id in ids:
-                _load_chunk(connection, [id], loaded, with_messages=with_messages, by_hash=by_hash)
-        return
-    for row in stored.records:
-        try:
-            found = _whole(row, stored, by_hash=by_hash)
-        except BlobError as error:
-            loaded.corrupt[row[0]] = str(error)
-        else:
-            if isinstance(found, Gone):
-                loaded.gone[row[0]] = found
-            else:
-                loaded.whole[row[0]] = found
-
-
-def _whole(row: Sequence[Any], stored: _Stored, *, by_hash: bool) -> Trajectory | Gone:
-    """Raises BlobError where it is not what was written."""
+    `messages_of_rows` None: they are not asked for.
+    """
     *values, checksum, reason = row
-    record = record_of(values)
     # Who changes a row on purpose takes its checksum away: docs/replay.md.
     is_checked = checksum is not None
     if is_checked and record_checksum(values) != checksum:
         raise BlobError("a record of another checksum: it was changed since it was written")
+    record = record_of(values)
     said: tuple[Message, ...] = ()
-    if stored.messages is not None:
-        conversation = stored.messages.get(record.id)
+    if messages_of_rows is not None:
+        conversation = messages_of_rows.get(record.id)
         said = () if conversation is None else messages_of(*conversation)
-    blobs = stored.segments.get(record.id, ())
-    is_gone = record.state == EVICTED and not blobs
-    if is_checked and stored.messages is not None and len(said) != (values[_NUM_MESSAGES] or 0):
-        raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
-    if is_gone:
+        if is_checked and len(said) != (values[_NUM_MESSAGES] or 0):
+            raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
+    if record.state == EVICTED and not blobs:
         return Gone(Trajectory(record, (), said), reason)
     parts = tuple(map(segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
+    if expected is None and content_hash(parts) != record.content_hash:
+        raise BlobError("tokens of another content hash")
     if expected is not None and segments_checksum(blobs) != expected:
         raise BlobError("other segments than were written")
-    if (by_hash or expected is None) and content_hash(parts) != record.content_hash:
-        raise BlobError("tokens of another content hash")
     return Trajectory(record, parts, said)
 
 

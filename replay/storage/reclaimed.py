@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from replay.records import EVICTED, REMOVED_TASK
 from replay.storage.collecting.observations import forget_observations
 from replay.storage.counters import next_number
-from replay.storage.format.column_types import required
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import (
     groups,
@@ -88,7 +87,7 @@ def reclaimed_between(connection: sa.Connection, since: int, newest: int) -> lis
 
 
 def _either(name: str) -> sa.ColumnElement[Any]:
-    return required(sa.func.coalesce(_rows[name], _left[name]), _rows[name])
+    return sa.func.coalesce(_rows[name], _left[name], type_=_rows[name].type)
 
 
 COLLECTED = (

@@ -7,10 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from replay.errors import DamagedCell
 from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
 from replay.storage.format.rows import Row, chunked
 
@@ -32,29 +30,16 @@ def rows_by_key(
     key: sa.Column[str],
     order_by: tuple[sa.Column[Any], ...] = (),
 ) -> Iterator[tuple[Any, ...]]:
-    """Values of `columns` for the rows whose `key` is one of `keys`, each given once.
-
-    Raises DamagedCell for a value that nobody wrote there.
-    """
+    """Values of `columns` for the rows whose `key` is one of `keys`, each given once."""
     for chunk in chunked(keys):
         # Few statements do for any number of keys: the last key fills up to a power of two.
         size = 1 << (len(chunk) - 1).bit_length()
         text, order, _ = _text(_by_key(columns, key, order_by, size), connection.dialect)
         values = [*storable_column(chunk), *[storable_column(chunk[-1:])[0]] * (size - len(chunk))]
         given = {f"key_{number}": value for number, value in enumerate(values)}
-        found = _rows(connection, text, _ordered(given, order))
+        found = connection.exec_driver_sql(text, _ordered(given, order)).fetchall()
         if found:
             yield from zip(*map(restored_column, columns, zip(*found, strict=True)), strict=True)
-
-
-def _rows(connection: sa.Connection, statement: str, parameters: Any) -> Sequence[Sequence[Any]]:
-    try:
-        return connection.exec_driver_sql(statement, parameters).fetchall()
-    except exc.OperationalError as error:
-        # A file's texts are decoded as they are fetched.
-        if "Could not decode to UTF-8" not in str(error.orig):
-            raise
-        raise DamagedCell("every text", "be UTF-8", str(error.orig).partition(" with text")[0]) from error
 
 
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay.errors import DamagedCell, InvalidRecord
+from replay.errors import DamagedDatabase, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, STATES, WAITING, Trajectory
+from replay.storage.counters import last_number
+from replay.storage.damage import dangling, misfits, raw, readable
 from replay.storage.databases import Database
 from replay.storage.draws import USES
-from replay.storage.format.column_types import ExactText, Real, Truth, Whole
+from replay.storage.format.column_types import restored_column
 from replay.storage.format.encoding import BlobError, decode_log_probs
-from replay.storage.format.ratio_histograms import decode
-from replay.storage.format.schema import draws, histograms, metadata, reclaimed, segments, token_scores, trajectories
+from replay.storage.format.message_json import messages_of
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
 from replay.storage.format.token_summary import SUMMARY
 from replay.storage.read import author_table, load
 from replay.storage.validate import NOTHING_STORED, validate
@@ -34,7 +37,7 @@ _rows = trajectories.c
 class Verification:
     """What was looked at, and what is wrong with it."""
 
-    states: dict[str, int]
+    states: dict[str, int] = field(default_factory=dict)
     checked: int = 0
     """Rows whose tokens were read: neither evicted nor quarantined before."""
     corrupt: dict[str, str] = field(default_factory=dict)
@@ -43,7 +46,7 @@ class Verification:
     """Rows that name a missing one, by `table.column`."""
     damage: list[str] = field(default_factory=list)
     """What the database says about its own pages and indexes; cells that hold what can't have been written there, uses
-    that were miscounted, author tables, histograms and scores."""
+    that were miscounted, counters, author tables, and blobs that nothing is drawn from."""
 
     @property
     def corrupt_share(self) -> float:
@@ -51,71 +54,96 @@ class Verification:
 
 
 def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
-    """Read every row: its blobs' checksums, its content hash, and its numbers against its tokens.
+    """Read every row: its cells, its blobs' checksums, its content hash, and its numbers against its tokens.
 
     Rows are read some at a time, each time as they are then: no snapshot is held for long, beside which a database
     would have to keep all that others write. So the answer is of no one moment. `states` are those at the beginning;
-    a row that is written meanwhile is read or is not, by its id, and one that is evicted meanwhile is passed over.
-    What the database says of its own pages it looks at in one go.
+    a row that is written meanwhile is read or is not, and one that is evicted meanwhile is passed over. What the
+    database says of its own pages it looks at in one go.
     """
-    found = Verification({})
-    for look in (_count_states, _look_at_pages, _look_at_uses, _look_at_histograms, _look_at_scores):
-        with _noted(found):
-            look(database, wanted, found)
+    found = Verification()
+    with database.reading() as connection:
+        counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
+        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
+        found.states = {state: counts.pop(state) for state in STATES if state in counts}
+        found.damage += [f"trajectories.state: {count} are {state!r}, which is none" for state, count in counts.items()]
+    with database.reading() as connection:
+        found.damage += database.damage(connection)
     for table in metadata.sorted_tables:
+        _look_at_cells(database, table, found)
         with database.reading() as connection:
-            found.damage += _damaged_cells(connection, table)
-            found.dangling |= _dangling(connection, table)
-    with _noted(found):
-        _look_at_rows(database, wanted, found)
+            found.dangling |= dangling(connection, table)
+    with database.reading() as connection:
+        miscounted = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
+    if miscounted:
+        found.damage.append(f"trajectories.uses: {miscounted} rows were used another number of times, by their draws")
+    for counter in ("changed", "draws"):
+        with database.reading() as connection, _noted(found):
+            last_number(connection, counter)
+    _look_at_blobs(database, found)
+    _look_at_rows(database, wanted, found)
     return found
 
 
 @contextmanager
 def _noted(found: Verification) -> Iterator[None]:
-    """What can't be read is noted beside what else there is."""
     try:
         yield
-    except DamagedCell as error:
-        found.damage += [] if str(error) in found.damage else [str(error)]
+    except DamagedDatabase as error:
+        found.damage.append(error.found)
 
 
-_Rows = sa.ColumnElement[bool]
+def _pages(database: Database, table: sa.Table, query: sa.Select[Any]) -> Iterator[Sequence[sa.Row[Any]]]:
+    """The query's rows in the order of the table's key, which they end with; each page as it is when it is asked for.
 
-
-def _count_states(database: Database, wanted: _Rows, found: Verification) -> None:
-    counted = sa.select(_rows.state, sa.func.count()).where(wanted).group_by(_rows.state)
-    with database.reading() as connection:
-        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
-    found.states = {state: counts.pop(state) for state in STATES if state in counts}
-    found.damage += [f"trajectories.state: {count} are {state!r}, which is none" for state, count in counts.items()]
-
-
-def _look_at_pages(database: Database, wanted: _Rows, found: Verification) -> None:
-    with database.reading() as connection:
-        found.damage += database.damage(connection)
-
-
-def _pages(database: Database, query: sa.Select[Any], *key: sa.ColumnElement[Any]) -> Iterator[Sequence[sa.Row[Any]]]:
-    """Rows in the order of their key, which their values begin with; each page as it is when it is asked for."""
-    page = query.order_by(*key).limit(_BATCH)
+    A file's rows go by their numbers: a damaged key could not be asked for again.
+    """
+    is_file = database.path is not None
+    key = [sa.literal_column(f"{table.name}.rowid")] if is_file else [raw(each) for each in table.primary_key]
+    page = query.add_columns(*key).order_by(*key).limit(_BATCH)
     last: Sequence[Any] | None = None
     while True:
-        later = sa.tuple_(*key) > sa.tuple_(*map(sa.literal, last, (each.type for each in key))) if last else sa.true()
+        after = () if last is None else (sa.tuple_(*key) > sa.tuple_(*map(_literal, last)),)
         with database.reading() as connection:
-            rows = connection.execute(page.where(later)).all()
+            rows = connection.execute(page.where(*after)).all()
         if not rows:
             return
         yield rows
-        last = rows[-1][: len(key)]
+        last = rows[-1][-len(key) :]
 
 
-def _look_at_rows(database: Database, wanted: _Rows, found: Verification) -> None:
-    authors: dict[str, AuthorTable | None] = {}
-    query = sa.select(_rows.id).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
-    for page in _pages(database, query, _rows.id):
+def _literal(value: str | int) -> sa.ColumnElement[Any]:
+    return sa.literal(value, sa.Text() if isinstance(value, str) else sa.BigInteger())
+
+
+def _look_at_cells(database: Database, table: sa.Table, found: Verification) -> None:
+    """A line for each column with cells that hold what nobody can have written there. Rows that could not be drawn for
+    it are corrupt: those of trajectories, and the members of groups."""
+    columns = readable(table)
+    wrong: Counter[str] = Counter()
+    of_groups: list[str] = []
+    for page in _pages(database, table, sa.select(*map(raw, columns))):
+        for row in page:
+            misfitting = [column.name for column in misfits(columns, row)]
+            wrong.update(misfitting)
+            if misfitting and table is trajectories:
+                found.corrupt[row[0]] = f"a value that nobody can have written in {misfitting[0]}"
+            if misfitting and table is groups:
+                of_groups.append(row[0])
+    for name, count in wrong.items():
+        found.damage.append(f"{table.name}.{name}: {count} hold what nobody can have written there")
+    for chunk in chunked(of_groups):
         with database.reading() as connection:
-            loaded = load(connection, [row.id for row in page])
+            for id in connection.scalars(sa.select(raw(_rows.id)).where(raw(_rows.group).in_(chunk))):
+                found.corrupt[id] = "a group that holds what nobody can have written"
+
+
+def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Verification) -> None:
+    authors: dict[str, AuthorTable | None] = {}
+    query = sa.select(raw(_rows.id)).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
+    for page in _pages(database, trajectories, query):
+        with database.reading() as connection:
+            loaded = load(connection, restored_column(_rows.id, [row[0] for row in page]))
             for run in {row.record.run for row in loaded.whole.values()} - authors.keys():
                 authors[run] = None
                 with _noted(found):
@@ -153,97 +181,25 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
         yield rows[at].id, f"{SUMMARY[place]} must {rule}, got {stored[at, place]:.6g}."
 
 
-def _look_at_uses(database: Database, wanted: _Rows, found: Verification) -> None:
-    with database.reading() as connection:
-        count = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
-    if count:
-        found.damage.append(f"trajectories.uses: {count} rows were used another number of times, by their draws")
-
-
-def _note_unreadable(found: Verification, table: str, blobs: Iterable[tuple[str, Callable[[], object]]]) -> None:
-    """Each blob by what it is of, with what decodes it."""
-    broken = []
-    for name, decoded in blobs:
-        try:
-            decoded()
-        except BlobError:
-            broken.append(name)
-    if broken:
-        found.damage.append(f"{table}: {len(broken)} are not what was written, the first of {broken[0]}")
-
-
-def _look_at_histograms(database: Database, wanted: _Rows, found: Verification) -> None:
-    """Nothing is drawn from them, so there is nothing to quarantine."""
-    key = [histograms.c[name] for name in ("run", "iteration", "quantity", "stream", "age")]
-    rows = chain.from_iterable(_pages(database, sa.select(*key, histograms.c.counts), *key))
-    blobs = ((f"iteration {row.iteration} of run {row.run}", partial(decode, row.counts)) for row in rows)
-    _note_unreadable(found, "histograms", blobs)
-
-
-def _look_at_scores(database: Database, wanted: _Rows, found: Verification) -> None:
-    """What a later policy gave stored tokens: `agentloop replay rescore` makes them anew."""
-    table, of = token_scores.c, segments.c
-    mine = (of.trajectory == table.trajectory) & (of.position == table.position)
-    query = sa.select(table.trajectory, table.position, table.log_probs, of.num_tokens)
-    pages = _pages(database, query.join_from(token_scores, segments, mine), table.trajectory, table.position)
-    blobs = (
-        (
-            f"segment {row.position} of trajectory {row.trajectory}",
-            partial(decode_log_probs, *row[2:]),
-        )
-        for row in chain.from_iterable(pages)
-    )
-    _note_unreadable(found, "token_scores", blobs)
-
-
-_STORED = {ExactText: ("text",), Whole: ("integer",), Real: ("real",), Truth: ("integer",)}
-"""What SQLite calls the contents of columns."""
-
-
-def _damaged_cells(connection: sa.Connection, table: sa.Table) -> list[str]:
-    """A line for each column of the table with cells of another kind than the column's, whose contents are not read.
-
-    A server keeps its types and its NOT NULL itself; in a file, one bit makes a text of a number.
-    """
-    found = connection.execute(_cell_counts(table, connection.dialect.name == "sqlite")).one()
-    return [
-        f"{table.name}.{column.name}: {count} hold what nobody can have written there"
-        for column, count in zip(table.columns, found, strict=True)
-        if count
+def _look_at_blobs(database: Database, found: Verification) -> None:
+    """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and the scores of a
+    later policy, which `agentloop replay rescore` makes anew."""
+    score, episode = token_scores.c, held_out.c
+    segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)
+    scores = sa.select(raw(score.log_probs), raw(segments.c.num_tokens)).join_from(token_scores, segments, segment)
+    said = sa.select(raw(episode.num_messages), raw(episode.said), raw(episode.checksum))
+    decoders: list[tuple[sa.Table, sa.Select[Any], Callable[..., object]]] = [
+        (token_scores, scores, decode_log_probs),
+        (held_out, said, messages_of),
     ]
-
-
-@cache
-def _cell_counts(table: sa.Table, is_file: bool) -> sa.Executable:
-    return sa.select(*(sa.func.count().filter(_is_other(column, is_file)) for column in table.columns)).select_from(
-        table
-    )
-
-
-def _is_other(column: sa.Column[Any], is_file: bool) -> sa.ColumnElement[bool]:
-    missing = sa.false() if column.nullable else column.is_(None)
-    if not is_file:
-        return missing
-    names = next((names for kind, names in _STORED.items() if isinstance(column.type, kind)), ("blob",))
-    return missing | (column.is_not(None) & sa.func.typeof(column).not_in(names))
-
-
-def _dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
-    """By each of the table's references; a server keeps most of them itself, a file may be written by anything."""
-    counts = {name: connection.scalar(query) for name, query in _references(table).items()}
-    return {name: int(count) for name, count in counts.items() if count}
-
-
-@cache
-def _references(table: sa.Table) -> dict[str, sa.Select[Any]]:
-    """How many rows of the table name one that is not there, by `table.column`."""
-    found = {}
-    for reference in table.foreign_keys:
-        target = reference.column.table.alias()
-        there = sa.exists().where(target.c[reference.column.key] == reference.parent).correlate(table)
-        missing = sa.select(sa.func.count()).select_from(table).where(reference.parent.is_not(None), ~there)
-        found[f"{table.name}.{reference.parent.name}"] = missing
-    if table is draws:
-        stored, gone = (sa.exists().where(each.c.id == draws.c.trajectory) for each in (trajectories, reclaimed))
-        found["draws.trajectory"] = sa.select(sa.func.count()).select_from(draws).where(~stored, ~gone)
-    return found
+    for table, query, decoded in decoders:
+        values = len(query.selected_columns)
+        broken = 0
+        for page in _pages(database, table, query):
+            for row in page:
+                try:
+                    decoded(*row[:values])
+                except BlobError:
+                    broken += 1
+        if broken:
+            found.damage.append(f"{table.name}: {broken} are not what was written")

@@ -1,7 +1,8 @@
 """The databases tests run on: SQLite, and every PostgreSQL server found.
 
-A test that asks for `location`, `new_location` or `databases` runs on SQLite and on the newest server, one that asks
-for `postgres` or `new_database` on the server alone; marked `every_server`, on every server.
+A test that asks for `location`, `new_location` or `databases` runs on SQLite; marked `every_database`, on the newest
+server as well. One that asks for `postgres` or `new_database` runs on the server alone; marked `every_server`, on every
+server.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ def location(new_location: Callable[[str], Location]) -> Location:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "server: runs on a PostgreSQL server, which is started for it")
+    config.addinivalue_line("markers", "every_database: runs on PostgreSQL, too, for what differs by database")
     config.addinivalue_line("markers", "every_server: runs on every PostgreSQL server found, not on the newest alone")
 
 
@@ -135,11 +138,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if EXTERNAL in os.environ:
         shared = [EXTERNAL] if names == [MISSING] else [*servers, *([EXTERNAL] if servers == names else [])]
     if "databases" in metafunc.fixturenames:
-        metafunc.parametrize("databases", [SQLITE, *shared], indirect=True, scope="module")
+        others = shared if metafunc.definition.get_closest_marker("every_database") else []
+        metafunc.parametrize("databases", [SQLITE, *marked(others)], indirect=True, scope="module")
     if "postgres" in metafunc.fixturenames:
-        metafunc.parametrize("postgres", shared, indirect=True)
+        metafunc.parametrize("postgres", marked(shared), indirect=True)
     if "own_server" in metafunc.fixturenames:
-        metafunc.parametrize("own_server", servers, indirect=True)
+        metafunc.parametrize("own_server", marked(servers), indirect=True)
+
+
+def marked(servers: list[str]) -> list[Any]:
+    return [pytest.param(name, id=name, marks=pytest.mark.server) for name in servers]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

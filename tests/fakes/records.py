@@ -23,7 +23,6 @@ from replay.records import (
     FRESH,
     DrawRecord,
     GroupRecord,
-    Histogram,
     IterationRecord,
     PolicyRecord,
     RunRecord,
@@ -249,14 +248,13 @@ def iterate(
     *,
     count: int = 2,
     attempt: int = 0,
-    histograms: Sequence[Histogram] = (),
     limits: Limits | None = None,
 ) -> list[str]:
     """One whole iteration of a make-believe loop; the ids drawn."""
     fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
     store.reserve_fresh(fresh)
     drawn = store.draw(replace(request(iteration, count), limits=limits or Limits()), sampler)
-    record = iteration_record(iteration, replay=len(drawn), histograms=histograms)
+    record = iteration_record(iteration, replay=len(drawn))
     store.commit(record, measured([*fresh, *(row.draw for row in drawn)]), sampler_state=sampler.state())
     store.add_policy(policy(iteration))
     return [row.trajectory.id for row in drawn]

@@ -8,6 +8,4 @@ from __future__ import annotations
 import multiprocessing
 
 SMALL = multiprocessing.get_context("forkserver")
-SMALL.set_forkserver_preload(
-    ["tests.replay.storage.test_kill_points", "alembic.command", "sqlalchemy.dialects.sqlite", "psycopg"]
-)
+SMALL.set_forkserver_preload(["tests.replay.storage.test_kill_points", "sqlalchemy.dialects.sqlite", "psycopg"])

@@ -11,17 +11,13 @@ from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, InvalidRecord, ReplayError, ReplayStore
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
-from replay.storage.format.encoding import content_hash
 from replay.storage.format.token_summary import summarised
 from replay.storage.write import AppendReport
 from tests.fakes.records import (
     AUTHORS,
-    RUN,
     SHORT,
     FreshRows,
     group,
-    policy,
     request,
     run_record,
     sql,
@@ -44,15 +40,6 @@ def assert_same(found: Trajectory, given: Trajectory) -> None:
         assert mine.tokens.equals(theirs.tokens)
 
 
-def test_hinted_segment_comes_back_hinted_and_without_log_probs(store: ReplayStore) -> None:
-    unknown = replace(SHORT, behavior_log_probs=np.full(len(SHORT), np.nan, np.float32))
-    row = trajectory("a", segments=(Segment(SHORT), Segment(unknown, "clean", "hinted")))
-    store.append([task()], [group()], [row])
-    assert_same(store.read(["a"])[0], row)
-    plain = [replace(part, behavior_context="plain") for part in row.segments]
-    assert content_hash(row.segments) != content_hash(plain)
-
-
 def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
     long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=3)
     given = [
@@ -69,20 +56,6 @@ def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
     call = replace(trajectory("a").messages[2], tool_calls=(ToolCall("t", arguments), ToolCall("u", {}, "id")))
     store.append([task()], [group()], [replace(trajectory("a"), messages=(call,))])
     assert store.read(["a"])[0].messages == (call,)
-
-
-def test_append_is_idempotent_by_id(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    report = store.append([task()], [group()], [trajectory("a"), trajectory("b"), trajectory("b")])
-    assert report == AppendReport(inserted=1, duplicates=2, clipped=0)
-    assert (count(store, "trajectories"), count(store, "segments"), count(store, "tasks")) == (2, 2, 1)
-
-
-def test_append_again_what_has_become_orphaned_is_a_duplicate(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    store.resume(RUN, 0)
-    assert store.append([task()], [group()], [trajectory("a")]).duplicates == 1
-    assert store.read(["a"])[0].record.state == "orphaned"
 
 
 @pytest.mark.parametrize(
@@ -136,66 +109,11 @@ def test_member_must_belong_to_its_group(store: ReplayStore) -> None:
     assert count(store, "groups") == 0
 
 
-def test_run_must_be_known(store: ReplayStore) -> None:
-    with pytest.raises(ReplayError, match="run must name one run of"):
-        store.append([task()], [group()], [trajectory("a", run="another")])
-
-
 def test_run_is_added_once_and_keeps_its_authors(store: ReplayStore) -> None:
     store.add_run(replace(run_record(), code_version="0.2.0"))
     assert store.run() == run_record()
     with pytest.raises(InvalidRecord, match="^authors_hash must be the stored"):
         store.add_run(replace(run_record(), authors_hash="0" * 64))
-
-
-def test_run_needs_an_id_when_there_are_several(store: ReplayStore) -> None:
-    store.add_run(run_record("run-2"))
-    assert store.run("run-2").id == "run-2"
-    with pytest.raises(ReplayError, match="got no id, which fits 2"):
-        store.run()
-
-
-def test_policy_published_again_replaces_the_lost_one(store: ReplayStore) -> None:
-    store.add_policy(replace(policy(0), checkpoint="policies/000000"))
-    assert count(store, "policies") == 1
-
-
-# SQL in ids, and texts databases don't take as they are.
-AWKWARD = [
-    "'; drop table trajectories; --",
-    '"',
-    "%",
-    "_",
-    "\\",
-    "a b",
-    "\x00",
-    "\ud800",
-    "\ue000json:1",
-    "ü" * 10_000,
-]
-
-
-def test_ids_may_be_any_text(store: ReplayStore) -> None:
-    store.append([task(id) for id in AWKWARD], [group(id, task=id) for id in AWKWARD], [])
-    rows = [trajectory(id, group=id, task=id, slot=slot) for slot, id in enumerate(AWKWARD)]
-    store.append([], [], rows)
-    assert [row.id for row in store.read(AWKWARD)] == AWKWARD
-    assert [row.record.task for row in store.read(AWKWARD)] == AWKWARD
-    drawn = store.draw(request(2, len(AWKWARD)), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(AWKWARD)
-
-
-def test_bit_flip_in_a_blob_quarantines_the_row(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    blob = sql(store, "select tokens from segments where trajectory = 'a'")[0][0]
-    damaged = bytes(blob[:-1]) + bytes([blob[-1] ^ 1])
-    sql(store, "update segments set tokens = ? where trajectory = 'a'", damaged)
-    with pytest.raises(CorruptTrajectory, match="^trajectory a must read back as it was written"):
-        store.read(["b", "a"])
-    rows = sql(store, "select id, state, state_reason is null from trajectories order by id")
-    assert rows == [("a", "quarantined", 0), ("b", "eligible", 1)]
-    assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 1
-    assert [row.id for row in store.read(["b"])] == ["b"]
 
 
 def test_whole_blobs_of_another_row_are_found_by_readers_and_by_draws(store: ReplayStore) -> None:
@@ -209,22 +127,6 @@ def test_whole_blobs_of_another_row_are_found_by_readers_and_by_draws(store: Rep
     assert [row.trajectory.id for row in drawn] == ["b"]
     with pytest.raises(CorruptTrajectory, match="other segments than were written"):
         store.read(["a"])
-
-
-def test_missing_segment_is_corruption(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a", segments=(Segment(SHORT), Segment(SHORT, "clipped")))])
-    sql(store, "delete from segments where position = 1")
-    with pytest.raises(CorruptTrajectory):
-        store.read(["a"])
-
-
-def test_read_only_store_names_corruption_and_changes_nothing(store: ReplayStore, location: Location) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set tokens = ?", bytes(40))
-    reader = ReplayStore.open(location, read_only=True)
-    with pytest.raises(CorruptTrajectory):
-        reader.read(["a"])
-    assert sql(store, "select state from trajectories") == [("eligible",)]
 
 
 def test_draw_replaces_a_corrupt_row_and_goes_on(store: ReplayStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,19 +155,3 @@ def test_row_without_a_trained_token_is_untrainable(store: ReplayStore) -> None:
     assert [row.record.state for row in store.read(["a", "b"])] == ["untrainable", "untrainable"]
     assert np.isnan(store.read(["b"])[0].record.mean_behavior_log_prob)
     assert store.available(request(2, 1), make_sampler("uniform", 0)).rows == 0
-
-
-def test_metrics_given_again_take_the_new_value(store: ReplayStore) -> None:
-    store.add_metrics(RUN, 0, {"eval/success": 0.25, "unknown": float("nan")})
-    store.add_metrics(RUN, 0, {"eval/success": 0.5})
-    rows = sql(store, "select name, value from metrics order by name")
-    assert rows == [("eval/success", 0.5), ("unknown", None)]
-
-
-def test_any_nan_counts_as_the_same_unknown_log_prob(store: ReplayStore) -> None:
-    values = SHORT.behavior_log_probs.copy()
-    values.view(np.uint32)[0] = 0x7FC00001
-    assert np.isnan(values[0])
-    store.append([task()], [group()], [trajectory("a")])
-    same = trajectory("a", segments=(Segment(replace(SHORT, behavior_log_probs=values)),))
-    assert store.append([], [], [same]).duplicates == 1

@@ -1,6 +1,6 @@
 """A program whose writes are recorded: it says what is stored as soon as that is acknowledged.
 
-`python -m tests.soak.power_cut_writers append|learn|migrate FILE`
+`python -m tests.soak.power_cut_writers append|learn FILE`
 """
 
 from __future__ import annotations
@@ -66,11 +66,6 @@ def learn(path: Path) -> None:
             say(f"committed {iteration}")
 
 
-def migrate(path: Path) -> None:
-    ReplayStore.create(path).close()
-    say("migrated")
-
-
 if __name__ == "__main__":
     sa.event.listen(sa.Pool, "connect", small_log)
-    {"append": append, "learn": learn, "migrate": migrate}[sys.argv[1]](Path(sys.argv[2]))
+    {"append": append, "learn": learn}[sys.argv[1]](Path(sys.argv[2]))

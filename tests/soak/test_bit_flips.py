@@ -11,7 +11,7 @@ import pytest
 
 from replay import ReplayStore
 from tests.fakes.records import FreshRows, sql
-from tests.replay.storage.altered_cells import Asked, fill
+from tests.replay.storage.damaged_buffers import Asked, fill
 
 pytestmark = pytest.mark.soak
 
@@ -50,7 +50,7 @@ def test_flipped_bit_changes_nothing_that_is_trained_on_and_is_never_a_raw_excep
     place(whole, log)
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
-    with closing(Asked(path, tmp_path)) as asked:
+    with closing(Asked(path)) as asked:
         for seed in range(FLIPS):
             chance = random.Random(seed)
             where = chance.choice(["file", "file", "file", "header", "log"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,11 +11,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases.backup import backup_path
-from replay.storage.format.schema import OLDEST
 from tests.fakes.records import RUN, iterate, policy, run_record, sql, trajectory
-from tests.replay.storage.old_databases import fill_old
-from tests.replay.storage.test_kill_points import Contents, columns_and_rows
 from tests.replay.storage.writers import begin, check_whole, stored_ids
 from tests.soak.power_cut_writers import EACH, ITERATIONS, ROUNDS, WRITERS
 from tests.soak.recorded_disk import STRACE, Recording, images, record
@@ -28,7 +22,7 @@ pytestmark = [
 ]
 
 IMAGES = 200
-"""Of each of appending, learning and either migration."""
+"""Of each of appending and learning."""
 NAME = "replay.sqlite"
 
 
@@ -100,46 +94,3 @@ def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path
             iterate(store, there + 1, make_sampler("uniform", 0), attempt=1)
 
     print(len(recording.stretches), "flushes", images(recording, tmp_path, IMAGES, check, name=NAME))
-
-
-def leave_as_written(path: Path) -> None:
-    fill_old(path, OLDEST)
-
-
-def leave_log(path: Path) -> None:
-    """As a trainer that was killed leaves it: with half of its rows in the log."""
-    fill_old(path, OLDEST)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("pragma journal_mode=wal")
-        connection.execute("update trajectories set state_reason = 'left in the log'")
-        log = path.with_name(f"{NAME}-wal").read_bytes()
-        file = path.read_bytes()
-    path.write_bytes(file)
-    path.with_name(f"{NAME}-wal").write_bytes(log)
-
-
-@pytest.mark.parametrize("make", [leave_as_written, leave_log])
-def test_power_cut_in_a_migration_leaves_the_old_schema_or_the_new_with_its_copy(
-    disk: Path, tmp_path: Path, make: object
-) -> None:
-    assert callable(make)
-    make(disk / NAME)
-    shutil.copytree(disk, tmp_path / "before")
-    old = columns_and_rows(tmp_path / "before" / NAME)
-    recording = recorded(disk, "migrate")
-    assert [line for _, line in recording.said] == ["migrated"]
-    new = columns_and_rows(disk / NAME)
-    found: list[Contents] = []
-
-    def check(path: Path, told: list[str]) -> None:
-        found.append(columns_and_rows(path))
-        assert found[-1] == new or (found[-1] == old and not told)
-        backup = backup_path(path, OLDEST)
-        if found[-1] == new:
-            assert columns_and_rows(backup) == old
-        ReplayStore.create(path).close()
-        assert (columns_and_rows(path), columns_and_rows(backup)) == (new, old)
-        assert sorted(file.name for file in path.parent.iterdir()) == [NAME, backup.name]
-
-    print(len(recording.stretches), "flushes", images(recording, tmp_path, IMAGES, check, name=NAME))
-    print(sum(contents == new for contents in found), "migrated")

@@ -29,7 +29,7 @@ from replay.ticket_records import PUBLISHING, SERVING
 _LOOK_AGAIN_S = 2.0
 
 Report = Callable[[str, Mapping[str, Any]], None]
-"""Called with an engine's URL and what is known of it: see `replay.roles`."""
+"""Called with an engine's URL and what is known of it: see `replay.storage.collecting.participants`."""
 
 
 class EnginePublisher:

@@ -6,98 +6,145 @@ A silence is measured by the database's clock. It says who is gone; it never dec
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
 from replay.storage.collecting.leases import free_tickets
+from replay.storage.databases import Database, Result, retried
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import engines, runs, tickets, workers
 from replay.ticket_records import Participant, RunView
 
+Role = Literal["worker", "engine"]
 TABLES = {"worker": workers, "engine": engines}
 _ENGINES = engines.alias("listed_engines")
 """What is listed may be none: an alias may lack its columns."""
 
 
-def report(connection: sa.Connection, table: sa.Table, run: str, id: str, facts: Mapping[str, Any]) -> None:
-    """It is there now, and says this of itself."""
-    seen = {"facts": canonical_json(facts), "seen_at": seconds_now()}
-    here = (table.c.run == run) & (table.c.id == id)
-    if not connection.execute(table.update().where(here).values(seen)).rowcount:
-        connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
+class Roles:
+    """Every method is one transaction, and may be done again."""
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-def leave(connection: sa.Connection, table: sa.Table, run: str, id: str) -> None:
-    connection.execute(table.delete().where(table.c.run == run, table.c.id == id))
+    def report(self, role: Role, run: str, id: str, facts: Mapping[str, Any]) -> None:
+        """A worker or an engine is alive, and says this of itself; at its first time it becomes known."""
+        table = TABLES[role]
+        seen = {"facts": canonical_json(facts), "seen_at": seconds_now()}
+        here = (table.c.run == run) & (table.c.id == id)
+
+        def work(connection: sa.Connection) -> None:
+            if not connection.execute(table.update().where(here).values(seen)).rowcount:
+                connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
+
+        self._ask(work)
+
+    def leave(self, role: Role, run: str, id: str) -> None:
+        """It stops in order, and is forgotten."""
+        table = TABLES[role]
+        self._write(table.delete().where(table.c.run == run, table.c.id == id))
+
+    def listed(self, role: Role, run: str) -> list[Participant]:
+        """All that reported themselves and did not leave, with how long they have been silent."""
+        return self._database.read(lambda connection: list_participants(connection, TABLES[role], run))
+
+    def count(self, role: Role, run: str, *, lease_s: float) -> int:
+        """How many have reported themselves within a lease."""
+        table = TABLES[role]
+        there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
+        counted = sa.select(sa.func.count()).select_from(table).where(there)
+        return self._ask(lambda connection: connection.scalar(counted)) or 0
+
+    def view(self, run: str) -> RunView:
+        """What a worker looks at: whether there is something to do, and with which engines.
+
+        One statement, for there may be a thousand workers that ask it again and again.
+        """
+        free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
+        query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
+        listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
+
+        def ask(connection: sa.Connection) -> RunView:
+            found = connection.execute(listed.order_by(_ENGINES.c.id)).all()
+            return RunView(
+                has_ended=any(row.ended for row in found),
+                has_free_tickets=any(row.free is not None for row in found),
+                engines=tuple(_participant_of(row) for row in found if row.id is not None),
+            )
+
+        return self._ask(ask)
+
+    def end_run(self, run: str, *, ended: bool = True) -> None:
+        """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
+        self._write(runs.update().where(runs.c.id == run).values(ended=ended))
+
+    def lead(self, run: str, leader: str, *, lease_s: float) -> None:
+        """`leader` is the run's one learner; raises ReplayError while another one's lease is not over.
+
+        Who leads still has to resume the run: that takes the right to write it from the one before (`RunReplaced`).
+        """
+        here = runs.c.id == run
+        is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
+
+        def work(connection: sa.Connection) -> None:
+            found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
+            if found is None:
+                raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
+            if found.leader not in (None, leader) and found.is_alive:
+                raise ReplayError(
+                    f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or "
+                    "wait until its lease is over."
+                )
+            connection.execute(runs.update().where(here).values(leader=leader, leader_due=seconds_now() + lease_s))
+
+        retried(lambda: self._database.write(work))
+
+    def still_leads(self, run: str, leader: str, *, lease_s: float) -> None:
+        """The lease begins anew; raises RunReplaced where another learner took its place."""
+        mine = (runs.c.id == run) & (runs.c.leader == leader)
+
+        def work(connection: sa.Connection) -> None:
+            if not connection.execute(runs.update().where(mine).values(leader_due=seconds_now() + lease_s)).rowcount:
+                now_leads = connection.scalar(sa.select(runs.c.leader).where(runs.c.id == run))
+                raise RunReplaced(
+                    f"run must have one learner, got {now_leads!r} in the place of {leader!r}, whose lease was over: "
+                    f"{run} is the other one's. Let it go on."
+                )
+
+        self._database.write_beside(work)
+
+    def stop_leading(self, run: str, leader: str) -> None:
+        """The next learner need not wait for the lease."""
+        mine = (runs.c.id == run) & (runs.c.leader == leader)
+        self._write(runs.update().where(mine).values(leader=None, leader_due=None))
+
+    def _write(self, statement: sa.Executable) -> None:
+        self._database.write_beside(lambda connection: connection.execute(statement))
+
+    def _ask(self, question: Callable[[sa.Connection], Result]) -> Result:
+        """What is asked so often that a server should have little of it."""
+
+        def asked() -> Result:
+            with self._database.one_statement() as connection:
+                return question(connection)
+
+        return retried(asked)
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:
-    query = sa.select(*participant_columns(table)).where(table.c.run == run)
-    return [participant_of(row) for row in connection.execute(query.order_by(table.c.id))]
+    query = sa.select(*_participant_columns(table)).where(table.c.run == run)
+    return [_participant_of(row) for row in connection.execute(query.order_by(table.c.id))]
 
 
-def participant_columns(table: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
-    """What `participant_of` reads."""
+def _participant_columns(table: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
+    """What `_participant_of` reads."""
     age, silence = (sa.type_coerce(seconds_now() - table.c[name], sa.Double) for name in ("started_at", "seen_at"))
     return table.c.id, table.c.facts, age.label("age"), silence.label("silence")
 
 
-def participant_of(row: sa.Row[Any]) -> Participant:
+def _participant_of(row: sa.Row[Any]) -> Participant:
     return Participant(row.id, json.loads(row.facts), row.age, row.silence)
-
-
-def count(connection: sa.Connection, table: sa.Table, run: str, *, lease_s: float) -> int:
-    there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
-    return connection.scalar(sa.select(sa.func.count()).select_from(table).where(there)) or 0
-
-
-def view_run(connection: sa.Connection, run: str) -> RunView:
-    """What workers ask again and again: one statement, for there may be a thousand of them."""
-    free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
-    query = sa.select(runs.c.ended, free, *participant_columns(_ENGINES))
-    listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
-    found = connection.execute(listed.order_by(_ENGINES.c.id)).all()
-    return RunView(
-        has_ended=any(row.ended for row in found),
-        has_free_tickets=any(row.free is not None for row in found),
-        engines=tuple(participant_of(row) for row in found if row.id is not None),
-    )
-
-
-def end_run(connection: sa.Connection, run: str, *, ended: bool) -> None:
-    connection.execute(runs.update().where(runs.c.id == run).values(ended=ended))
-
-
-def lead(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
-    """The run's learner from now on; raises ReplayError while another one counts as alive."""
-    here = runs.c.id == run
-    is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
-    found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
-    if found is None:
-        raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
-    if found.leader not in (None, leader) and found.is_alive:
-        raise ReplayError(
-            f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or wait "
-            "until its lease is over."
-        )
-    connection.execute(runs.update().where(here).values(leader=leader, leader_due=seconds_now() + lease_s))
-
-
-def still_leads(connection: sa.Connection, run: str, leader: str, *, lease_s: float) -> None:
-    """Its lease begins anew; raises RunReplaced where another one has become the learner since."""
-    mine = (runs.c.id == run) & (runs.c.leader == leader)
-    if not connection.execute(runs.update().where(mine).values(leader_due=seconds_now() + lease_s)).rowcount:
-        now_leads = connection.scalar(sa.select(runs.c.leader).where(runs.c.id == run))
-        raise RunReplaced(
-            f"run must have one learner, got {now_leads!r} in the place of {leader!r}, whose lease was over: {run} is "
-            "the other one's. Let it go on."
-        )
-
-
-def stop_leading(connection: sa.Connection, run: str, leader: str) -> None:
-    mine = (runs.c.id == run) & (runs.c.leader == leader)
-    connection.execute(runs.update().where(mine).values(leader=None, leader_due=None))

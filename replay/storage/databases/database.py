@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import sqlalchemy as sa
 
-from replay.errors import ConnectionLost
+from replay.errors import ConnectionLost, DamagedDatabase, DatabaseRefused, ReplayError
+from replay.storage.damage import RAISED_BY_DAMAGE, first_damage
+from replay.storage.format.schema import REVISION, buffer_state, metadata, schema_version
 
 Result = TypeVar("Result")
 
@@ -19,7 +22,7 @@ _MOST_TRIES = 8
 
 
 class Database(ABC):
-    """Connections to one database at the newest schema; transactions that read one snapshot or write all or nothing.
+    """Connections to one database; transactions that read one snapshot or write all or nothing.
 
     Write transactions come one after another, from their first statement to their commit: what one of them reads, no
     other changes meanwhile.
@@ -35,11 +38,15 @@ class Database(ABC):
     compresses_text: bool
     """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
 
+    _snapshots: sa.Engine
+    """Begins transactions that only read."""
+
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """One transaction: committed when the block ends, rolled back when it raises.
 
-        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile.
+        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile. As all
+        transactions it raises DamagedDatabase as `naming_damage` does.
         """
 
     @abstractmethod
@@ -53,6 +60,26 @@ class Database(ABC):
     @abstractmethod
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """One consistent view, however many statements ask it."""
+
+    @contextmanager
+    def naming_damage(self) -> Iterator[None]:
+        """Raises DamagedDatabase in place of an exception that comes of what can't have been written.
+
+        Every other exception stays what it is: only after one is the database looked through, which takes long.
+        """
+        try:
+            yield
+        except ReplayError:
+            raise
+        except RAISED_BY_DAMAGE as error:
+            try:
+                with self._snapshots.begin() as connection:
+                    found = first_damage(connection)
+            except RAISED_BY_DAMAGE:
+                found = "tables that can't be read"
+            if found is None:
+                raise
+            raise DamagedDatabase(f"{found} at {self.url}") from error
 
     def write(self, work: Callable[[sa.Connection], Result]) -> Result:
         """`work` in one write transaction; raises ConnectionLost as `writing` does."""
@@ -105,3 +132,35 @@ def retried(work: Callable[[], Result]) -> Result:
         except ConnectionLost:
             continue
     return work()
+
+
+def stored_revision(connection: sa.Connection) -> str | None:
+    """None: an empty database. Raises nothing for a foreign one: it answers an empty string."""
+    tables = sa.inspect(connection).get_table_names()
+    if schema_version.name not in tables:
+        return "" if tables else None
+    return str(connection.scalar(sa.select(schema_version.c.version_num)) or "")
+
+
+def check_revision(revision: str | None, where: str, *, creates: bool) -> None:
+    """Refuse what is not ours or of another schema, and an empty database unless tables are about to be made."""
+    if revision == REVISION or (revision is None and creates):
+        return
+    if revision is None or not re.fullmatch(r"[0-9]{4}", revision):
+        raise DatabaseRefused(
+            f"database must be one of agentloop's, got tables of something else or none at {where}. "
+            "Check that it is the right one."
+        )
+    writer = "a newer" if revision > REVISION else "an older"
+    raise DatabaseRefused(
+        f"database must have schema {REVISION}, got {revision} of {writer} agentloop at {where}. "
+        "Open it with the agentloop that wrote it, or choose another."
+    )
+
+
+def create_tables(connection: sa.Connection) -> None:
+    """All of them within the caller's transaction, in an empty database."""
+    metadata.create_all(connection, checkfirst=False)
+    connection.execute(buffer_state.insert(), [{"name": "changed", "value": 1}, {"name": "draws", "value": 0}])
+    schema_version.create(connection, checkfirst=False)
+    connection.execute(schema_version.insert().values(version_num=REVISION))

@@ -16,27 +16,20 @@ Location = str | Path
 
 
 def create_database(location: Location) -> Database:
-    """Open the database for writing, at the newest schema; made if there is none.
+    """Open the database for writing; made if there is none.
 
-    Raises DatabaseRefused for a database of something else, of a newer agentloop or of a schema before the first
-    migration, and leaves it as it is.
+    Raises DatabaseRefused for a database of something else or of another schema, and leaves it as it is.
     """
     place = parsed(location)
     return sqlite.create(place) if isinstance(place, Path) else postgres.create(place)
 
 
 def open_database(location: Location, *, read_only: bool) -> Database:
-    """Open an existing database; never makes one, never migrates one."""
+    """Open an existing database; never makes one."""
     place = parsed(location)
     if isinstance(place, Path):
         return sqlite.open_existing(place, read_only=read_only)
     return postgres.open_existing(place, read_only=read_only)
-
-
-def schema_of(location: Location) -> str:
-    """The schema of an existing database, empty for one without tables; raises DatabaseRefused as opening it would."""
-    place = parsed(location)
-    return sqlite.schema_of(place) if isinstance(place, Path) else postgres.schema_of(place)
 
 
 def parsed(location: Location) -> Path | sa.URL:

@@ -15,16 +15,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from replay.errors import ConnectionLost, DamagedCell, DatabaseFailed, DatabaseRefused, InvalidRecord
-from replay.storage.databases.database import Database, Result
-from replay.storage.databases.migrate import check_revision, migrate, stored_revision
-from replay.storage.format.schema import REVISION, metadata
+from replay.errors import ConnectionLost, DamagedDatabase, DatabaseFailed, DatabaseRefused, InvalidRecord
+from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
+from replay.storage.format.column_types import ExactText
+from replay.storage.format.schema import metadata
 
 DRIVERS = ("postgresql", "postgresql+psycopg")
 
 _LOCK = 0x61676E746C6F6F70
 """Advisory locks are numbers of a database: the bytes of "agntloop", and the schema the buffer stands in. Held by every
-write transaction and every migration."""
+write transaction, and by who makes the tables."""
 _WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
 """Seconds between tries to connect again: a server that is back within nine is not noticed by a caller."""
 _SETTINGS = {
@@ -110,7 +110,7 @@ class PostgresDatabase(Database):
     def close(self) -> None:
         self._engine.dispose()
 
-    def check(self, *, migrates: bool) -> str | None:
+    def check(self, *, creates: bool) -> None:
         """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
         try:
             with self._snapshots.connect() as connection:
@@ -130,8 +130,7 @@ class PostgresDatabase(Database):
             raise DatabaseRefused(
                 f"database must have encoding UTF8, got {encoding} at {self.url}. Make one with createdb -E UTF8."
             )
-        check_revision(revision, self.url, migrates=migrates)
-        return revision
+        check_revision(revision, self.url, creates=creates)
 
     @contextmanager
     def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
@@ -161,54 +160,49 @@ class PostgresDatabase(Database):
 
         `if_lost`: the outcome where the connection was lost. Final: nobody tries again.
         """
-        try:
-            yield
-        except exc.DBAPIError as error:
-            if _sqlstate(error) == _TOO_LARGE:
-                raise InvalidRecord(
-                    f"ids must fit PostgreSQL's indexes, got one that does not ({_first_line(error)}) at {self.url}. "
-                    "Use shorter ids. Nothing of this call was stored."
-                ) from error
-            if isinstance(error, exc.DataError):
-                # Parameters were checked: only what is stored can be out of range.
-                raise DamagedCell("a column", "hold numbers that sums are made of", _first_line(error)) from error
-            lost = _is_lost(error)
-            of_machine = lost or _sqlstate(error) == _FORBIDDEN
-            if not (of_machine or isinstance(error, (exc.OperationalError, exc.InternalError))):
-                raise
-            kind = ConnectionLost if lost and not final else DatabaseFailed
-            raise kind(
-                f"database must be intact and accessible, got {_first_line(error)!r} at {self.url}. "
-                f"{(lost and if_lost) or outcome}"
-            ) from error
+        with self.naming_damage():
+            try:
+                yield
+            except exc.DBAPIError as error:
+                raise self._explanation(error, outcome, if_lost=if_lost, final=final) from error
+
+    def _explanation(self, error: exc.DBAPIError, outcome: str, *, if_lost: str, final: bool) -> Exception:
+        found = _first_line(error)
+        if _sqlstate(error) == _TOO_LARGE:
+            return InvalidRecord(
+                f"ids must fit PostgreSQL's indexes, got one that does not ({found}) at {self.url}. "
+                "Use shorter ids. Nothing of this call was stored."
+            )
+        if isinstance(error, exc.DataError):
+            # Parameters were checked: only what is stored can be out of range.
+            return DamagedDatabase(f"{found!r} at {self.url}")
+        lost = _is_lost(error)
+        of_machine = lost or _sqlstate(error) == _FORBIDDEN
+        if not (of_machine or isinstance(error, (exc.OperationalError, exc.InternalError))):
+            return error
+        kind = ConnectionLost if lost and not final else DatabaseFailed
+        return kind(
+            f"database must be intact and accessible, got {found!r} at {self.url}. {(lost and if_lost) or outcome}"
+        )
 
 
 def create(url: sa.URL) -> PostgresDatabase:
-    return _checked(url, read_only=False, migrates=True)
-
-
-def schema_of(url: sa.URL) -> str:
-    """The schema of a database that is there; an empty one has none."""
-    database = PostgresDatabase(url, read_only=True)
-    try:
-        return database.check(migrates=True) or ""
-    finally:
-        database.close()
+    database = _checked(url, read_only=False, creates=True)
+    with database.writing() as connection:
+        if stored_revision(connection) is None:
+            create_tables(connection)
+            _fix_column_types(connection)
+    return database
 
 
 def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:
-    return _checked(url, read_only=read_only, migrates=False)
+    return _checked(url, read_only=read_only, creates=False)
 
 
-def _checked(url: sa.URL, *, read_only: bool, migrates: bool) -> PostgresDatabase:
+def _checked(url: sa.URL, *, read_only: bool, creates: bool) -> PostgresDatabase:
     database = PostgresDatabase(url, read_only=read_only)
     try:
-        database.check(migrates=migrates)
-        if migrates:
-            with database.writing() as connection:
-                if stored_revision(connection) != REVISION:
-                    migrate(connection)
-                    _fix_column_types(connection)
+        database.check(creates=creates)
     except BaseException:
         database.close()
         raise
@@ -279,22 +273,14 @@ def _first_line(error: exc.DBAPIError) -> str:
 
 
 def _fix_column_types(connection: sa.Connection) -> None:
-    """What migrations leave to the server's defaults: text in byte order, blobs as they are.
-
-    Blobs are compressed already; trying again would cost three times the insert.
-    """
-    text = sa.text(
-        "select c.relname, a.attname, a.atttypid::regtype::text, l.collname, a.attstorage "
-        "from pg_attribute a join pg_class c on c.oid = a.attrelid join pg_namespace n on n.oid = c.relnamespace "
-        "left join pg_collation l on l.oid = a.attcollation where n.nspname = current_schema() and c.relkind = 'r' "
-        "and a.attnum > 0 and not a.attisdropped order by 1, a.attnum"
-    )
+    """What is left to the server's defaults otherwise: text in byte order, and blobs, which are compressed already, as
+    they are. To try again would cost three times the insert."""
     quoted = connection.dialect.identifier_preparer.quote
-    for table, column, kind, collation, storage in connection.execute(text).all():
-        if table not in metadata.tables:
-            continue
-        place = f"alter table {quoted(table)} alter column {quoted(column)}"
-        if kind == "text" and collation != "C":
-            connection.exec_driver_sql(f'{place} type text collate "C"')
-        if kind == "bytea" and storage not in ("e", b"e"):
-            connection.exec_driver_sql(f"{place} set storage external")
+    for table in metadata.sorted_tables:
+        for column in table.columns:
+            kind = column.type.dialect_impl(connection.dialect)
+            place = f"alter table {quoted(table.name)} alter column {quoted(column.name)}"
+            if isinstance(column.type, ExactText):
+                connection.exec_driver_sql(f'{place} type text collate "C"')
+            elif isinstance(kind, sa.LargeBinary):
+                connection.exec_driver_sql(f"{place} set storage external")

@@ -1,4 +1,8 @@
-"""A buffer in a file: every SQLite particular of the project stands here and in `sqlite_connection`."""
+"""A buffer in a file: every SQLite particular of the project stands here.
+
+A write transaction begins with BEGIN IMMEDIATE. A deferred one that reads before it writes would lose updates or fail
+with "database is locked", which no timeout mends.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,119 @@ import logging
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
-from replay.storage.databases.backup import back_up
-from replay.storage.databases.database import Database, Result
-from replay.storage.databases.migrate import check_revision, migrate, stored_revision
-from replay.storage.databases.network import network_file_system
-from replay.storage.databases.sqlite_connection import BEGIN, LOOKING, OpenMode, engine_for
-from replay.storage.format.schema import REVISION
+from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
+from replay.storage.databases.disk import network_file_system
+from replay.storage.format.encoding import BlobError, decompress_text
 
 _log = logging.getLogger(__name__)
+
+# The system keeps the file's pages once for all; what each connection keeps of them is memory twice.
+_READERS_CACHE_KIB = 500
+# SQLite keeps no queue: with dozens of writers on a busy machine, one of them has waited for half a minute.
+_BUSY_MILLISECONDS = 120_000
+BEGIN = "replay_begin"
+"""The execution option that names another statement than the engine's own to begin a transaction."""
+
+OpenMode = Literal["ro", "immutable", "rw", "plain"]
+"""A file is looked at, also where side files can't be made; written to; or opened with whatever journal it has."""
+LOOKING = ("ro", "immutable")
+"""The modes in which nothing is written."""
+_OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw", "plain": "mode=rw"}
+
+
+class _Cursor(sqlite3.Cursor):
+    """Makes indexes anew that a row which was damaged in the file can't be found in, and goes on.
+
+    A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
+    SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
+    """
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        try:
+            return super().execute(sql, parameters)
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code != sqlite3.SQLITE_CORRUPT_INDEX or not self.connection.in_transaction:
+                raise
+            _log.warning("database has rows that differ from its indexes, which are made anew: agentloop replay verify")
+        super().execute("REINDEX")
+        return super().execute(sql, parameters)
+
+
+class _Connection(sqlite3.Connection):
+    def cursor(self, factory: Any = _Cursor) -> Any:
+        return super().cursor(factory)
+
+
+def engine_for(path: Path, mode: OpenMode) -> sa.Engine:
+    uri = f"{path.absolute().as_uri()}?{_OPTIONS[mode]}"
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level=None: the driver begins no transactions of its own; `_begin` does.
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=_Connection)
+        try:
+            _prepare(connection, mode)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=sa.QueuePool)
+    begin = "BEGIN" if mode in LOOKING else "BEGIN IMMEDIATE"
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, begin))
+
+    return engine
+
+
+def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
+    connection.execute(f"PRAGMA busy_timeout={_BUSY_MILLISECONDS}")
+    connection.execute("PRAGMA foreign_keys=ON")
+    # Bytes that are no UTF-8 are another text than any that was written: checksums find them.
+    connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+    connection.create_function("plain_text", 1, _plain_text, deterministic=True)
+    if mode in LOOKING:
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute(f"PRAGMA cache_size=-{_READERS_CACHE_KIB}")
+    if mode == "rw":
+        _write_ahead(connection)
+        connection.execute("PRAGMA synchronous=FULL")
+        # What is deleted is overwritten, also where the file can't be written anew behind it.
+        connection.execute("PRAGMA secure_delete=ON")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """SQLite refuses one of two that change the file's mode at once, however long it may wait."""
+    deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _plain_text(frame: bytes) -> str | None:
+    """For searches: a damaged conversation says nothing. Reading it, and `verify`, name the damage."""
+    try:
+        return decompress_text(frame)
+    except BlobError:
+        return None
 
 
 class SqliteDatabase(Database):
@@ -76,23 +177,6 @@ class SqliteDatabase(Database):
             raise self._not_rewritten("readers of its log", _REMEDIES[sqlite3.SQLITE_BUSY])
         return answer
 
-    def upgrade(self) -> None:
-        """Bring it to the newest schema under the lock of all writers; who gets the lock later finds it done.
-
-        Until the copy stands, nothing of the file is changed: not even how it keeps its journal.
-        """
-        with self._explained(), self._engine.begin() as connection:
-            revision = stored_revision(connection)
-            check_revision(revision, self.url, migrates=True)
-            if revision == REVISION:
-                return
-            if revision is not None:
-                copy = back_up(self.path, revision)
-                _log.warning(
-                    "database %s is migrated to schema %s; it is kept as it was in %s", self.url, REVISION, copy
-                )
-            migrate(connection)
-
     def damage(self, connection: sa.Connection) -> list[str]:
         # Not the quick one, which does not compare an index with the rows it is of: lists are read off an index.
         found = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
@@ -107,17 +191,16 @@ class SqliteDatabase(Database):
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """The machine's failures in one line; statements that are wrong in themselves stay what they are."""
-        try:
-            yield
-        except exc.DatabaseError as error:
-            if type(error) not in (exc.OperationalError, exc.DatabaseError):
-                raise
-            # It is written where others would find it after a crash, and may or may not be on the disk.
-            is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
-            outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
-            raise self._failed(outcome, *_cause(error)) from error
-        except UnicodeDecodeError as error:
-            raise self._failed(_NOTHING, *_cause(error)) from error
+        with self.naming_damage():
+            try:
+                yield
+            except exc.DatabaseError as error:
+                if type(error) not in (exc.OperationalError, exc.DatabaseError):
+                    raise
+                # It is written where others would find it after a crash, and may or may not be on the disk.
+                is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
+                outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
+                raise self._failed(outcome, *_cause(error)) from error
 
     def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
         return DatabaseFailed(
@@ -146,8 +229,6 @@ _REMEDIES = {
 
 def _cause(error: Exception) -> tuple[str, str]:
     """What SQLite found, and what to do about it."""
-    if isinstance(error, UnicodeDecodeError):  # where SQLite repeats what stands in a damaged schema
-        return "malformed database schema", _REMEDIES[sqlite3.SQLITE_CORRUPT]
     found = error.orig if isinstance(error, exc.DBAPIError) else error
     return str(found), _REMEDIES.get(_kind(found), "Check the file and its folder.")
 
@@ -176,10 +257,9 @@ def _room(path: Path) -> str:
 
 def create(path: Path) -> SqliteDatabase:
     # os.path answers no where pathlib raises: in a folder that can't be entered.
-    revision = None
     _check_local(path)
     if os.path.isfile(path) and path.stat().st_size:
-        _, revision = _check_revision(path, migrates=True, writes=True)
+        _check_revision(path, writes=True, creates=True)
     try:
         # Nobody else may read what agents said and saw. SQLite gives its side files the same mode. One that is there is
         # not opened: to close it would take this process's locks on it away.
@@ -190,16 +270,11 @@ def create(path: Path) -> SqliteDatabase:
             f"database must be a writable file in an existing folder, got {error.strerror} at {path}. "
             "Choose another folder."
         ) from error
-    if revision != REVISION:
-        with closing(SqliteDatabase(path, mode="migrate")) as database:
-            database.upgrade()
-    return SqliteDatabase(path, mode="rw")
-
-
-def schema_of(path: Path) -> str:
-    """The schema of an existing database; raises DatabaseRefused for nothing, and what is newer or not ours."""
-    _check_exists(path)
-    return _check_revision(path, migrates=True, writes=True)[1] or ""
+    database = SqliteDatabase(path, mode="rw")
+    with database.writing() as connection:
+        if stored_revision(connection) is None:
+            create_tables(connection)
+    return database
 
 
 def _check_exists(path: Path) -> None:
@@ -222,12 +297,12 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
     _check_exists(path)
     if not read_only:
         _check_local(path)
-    mode, _ = _check_revision(path, migrates=False, writes=not read_only)
+    mode = _check_revision(path, writes=not read_only)
     return SqliteDatabase(path, mode=mode if read_only else "rw")
 
 
-def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMode, str | None]:
-    """The mode that the file can be looked at in, and its schema.
+def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
+    """The mode that the file can be looked at in.
 
     Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
     """
@@ -238,11 +313,11 @@ def _check_revision(path: Path, *, migrates: bool, writes: bool) -> tuple[OpenMo
         except exc.OperationalError as error:
             mode = _other_mode(path, error, writes=writes)
             revision = _revision(path, mode)
-    except (exc.DatabaseError, UnicodeDecodeError) as error:
+    except (exc.DatabaseError, UnicodeDecodeError) as error:  # SQLite repeats what stands in a damaged schema
         found, remedy = _cause(error)
         raise DatabaseRefused(f"database must be a readable SQLite file, got {found!r} at {path}. {remedy}") from error
-    check_revision(revision, str(path), migrates=migrates)
-    return mode, revision
+    check_revision(revision, str(path), creates=creates)
+    return mode
 
 
 def _revision(path: Path, mode: OpenMode) -> str | None:
@@ -257,11 +332,11 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
     """How to look at a file that the ordinary way fails for; raises the error where there is no other.
 
-    What a killed migration left half done only who writes can undo, and SQLite does. In a folder where nobody can
+    What was killed while it made the file only who writes can undo, and SQLite does. In a folder where nobody can
     write, SQLite can't make its side files, and needs none where all is in the file itself.
     """
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
-        return "migrate"
+        return "plain"
     whole = os.path.realpath(path)
     sides = [f"{whole}{side}" for side in ("-wal", "-journal")]
     if writes or os.access(os.path.dirname(whole), os.W_OK) or any(map(_has_content, sides)):

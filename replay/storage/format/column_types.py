@@ -1,86 +1,27 @@
-"""Types of columns: what each may hold, checked wherever it is read, and texts that no database takes as they are."""
+"""Texts that no database takes as they are, and what each column of the schema may hold."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
-from context.wording import excerpt
-from replay.errors import DamagedCell
-
 ESCAPE = "\ue000json:"
 """Before a text that is stored as JSON."""
 
 
-class Checked(sa.types.TypeDecorator[Any]):
-    """The type of a column: raises DamagedCell for what can't have been written into it.
-
-    NULL is refused where a column that must not hold it is selected itself: the greatest of no values is NULL too.
-    """
-
-    impl: Any = sa.types.NullType
-    cache_ok = True
-    column = "a column"
-    """`table.column`, for errors."""
-    rule = ""
-    python_types: frozenset[type] = frozenset()
-    """The types that drivers make of it."""
-    is_required = False
-    bounds: tuple[float, float] | None = None
-    """The least and the greatest value there can be."""
-
-    def python_types_of(self, column: sa.ColumnElement[Any]) -> frozenset[type]:
-        return self.python_types | ({type(None)} if getattr(column, "nullable", True) else frozenset())
-
-    def damaged(self, value: object) -> DamagedCell:
-        return DamagedCell(self.column, self.rule, excerpt(repr(value), 60))
-
-    def coerce_compared_value(self, op: Any, value: Any) -> Any:
-        return self.impl_instance.coerce_compared_value(op, value)
-
-    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        source = column.element if isinstance(column, sa.Label) else column
-        if not (isinstance(source, sa.Column) and isinstance(source.table, sa.Table)) or source.nullable:
-            return column
-        return required(source, source)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        return self.checked
-
-    def checked(self, value: Any) -> Any:
-        if value is None:
-            if self.is_required:
-                raise self.damaged(value)
-            return None
-        if not self.holds(value) or (self.bounds and not self.bounds[0] <= value <= self.bounds[1]):
-            raise self.damaged(value)
-        return self.restored(value)
-
-    def holds(self, value: Any) -> bool:
-        """Whether the column can hold this, which is not NULL, within its bounds."""
-        return type(value) in self.python_types
-
-    def restored(self, value: Any) -> Any:
-        return value
-
-
-class ExactText(Checked):
+class ExactText(sa.types.TypeDecorator[str]):
     """Any Python string, returned as it came.
 
     Databases refuse NUL or lone surrogates, which models and tools do write: such a text is stored as JSON behind a
-    private-use mark, every other one as it is.
+    private-use mark, every other one as it is. Reading raises ValueError for what can't have been stored so.
     """
 
     impl = sa.Text
     cache_ok = True
-    rule = "hold text"
-    python_types = frozenset({str})
 
     def coerce_compared_value(self, op: Any, value: Any) -> Any:
         return self
@@ -88,98 +29,28 @@ class ExactText(Checked):
     def bind_processor(self, dialect: Dialect) -> Callable[[str | None], str | None]:
         return to_storable
 
-    def holds(self, value: Any) -> bool:
-        try:
-            return super().holds(value) and from_storable(value) is not None
-        except ValueError:
-            return False
-
-    def restored(self, value: Any) -> str | None:
-        return from_storable(value)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], str | None]:
+        return from_storable
 
 
-class JsonText(ExactText):
-    """The text of a JSON object."""
-
-    cache_ok = True
-    rule = "hold a JSON object"
-
-    def holds(self, value: Any) -> bool:
-        try:
-            return super().holds(value) and isinstance(json.loads(from_storable(value) or ""), dict)
-        except (ValueError, RecursionError):
-            return False
+def holds(column: sa.Column[Any], value: Any) -> bool:
+    """Whether a value, as the driver gives it, can have been written into a column that is no blob."""
+    if value is None:
+        return bool(column.nullable)
+    if isinstance(column.type, ExactText):
+        return isinstance(value, str) and _is_text(value, is_json="json" in column.info)
+    least, most = column.info["range"]
+    numbers = (int, float) if isinstance(column.type, sa.Double) else (int, bool)
+    return type(value) in numbers and bool(least <= value <= most)
 
 
-class Whole(Checked):
-    impl = sa.BigInteger
-    cache_ok = True
-    rule = "hold a whole number"
-    python_types = frozenset({int})
-
-    def holds(self, value: Any) -> bool:
-        # Sums of a server are decimals.
-        return super().holds(value) or isinstance(value, Decimal)
-
-
-class Real(Checked):
-    impl = sa.Double
-    cache_ok = True
-    rule = "hold a finite number"
-    python_types = frozenset({float})
-
-    def holds(self, value: Any) -> bool:
-        return type(value) in (float, int) and math.isfinite(value)
-
-
-class Size(Whole):
-    """How many there are of something, which are at least one."""
-
-    cache_ok = True
-    rule = "hold a whole number from 1 to 2^31"
-    bounds = (1, 2**31)
-
-
-class Share(Real):
-    """A part of a whole."""
-
-    cache_ok = True
-    rule = "hold a number from 0 to 1"
-    bounds = (0, 1)
-
-
-class Measured(Real):
-    """A number that may be infinite."""
-
-    cache_ok = True
-    rule = "hold a number"
-
-    def holds(self, value: Any) -> bool:
-        return type(value) in (float, int) and not math.isnan(value)
-
-
-class Truth(Checked):
-    impl = sa.Boolean
-    cache_ok = True
-    rule = "hold true or false"
-    python_types = frozenset({bool, int})
-    bounds = (0, 1)
-
-    def restored(self, value: Any) -> bool:
-        return bool(value)
-
-
-def real_columns(columns: Iterable[sa.Column[Any]]) -> list[sa.Column[Any]]:
-    return [column for column in columns if isinstance(column.type, Real)]
-
-
-def required(value: sa.ColumnElement[Any], column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """`value`, which is the column's wherever it is asked for: NULL where the column may not hold it is damage."""
-    kind = column.type
-    if isinstance(kind, Checked):
-        kind = kind.copy()
-        kind.is_required = not column.nullable
-    return sa.type_coerce(value, kind)
+def _is_text(value: str, *, is_json: bool) -> bool:
+    try:
+        value.encode()  # bytes that are no UTF-8 are read as lone surrogates
+        text = from_storable(value)
+        return not is_json or isinstance(json.loads(text or ""), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
@@ -188,17 +59,20 @@ def storable_column(values: Sequence[str | None]) -> Sequence[str | None]:
 
 
 def restored_column(column: sa.Column[Any], values: Sequence[Any]) -> Sequence[Any]:
-    """What a column returns, for many of a driver's values at once: bounds apart, which take longer, as `checked`."""
-    kind = column.type
-    if not isinstance(kind, Checked):
-        return values
-    fitting = kind.python_types_of(column)
-    if not fitting.issuperset(map(type, values)):
-        raise kind.damaged(next(value for value in values if type(value) not in fitting))
-    # A boolean is a number in SQLite; hardly any text is escaped.
-    if isinstance(kind, Truth) or (isinstance(kind, ExactText) and ESCAPE in "".join(filter(None, values))):
-        return [kind.checked(value) for value in values]
+    """What a column holds, for many of a driver's values at once; what is none of its values stays as it is."""
+    if isinstance(column.type, sa.Boolean):  # a number in SQLite
+        return [bool(value) if value in (0, 1) else value for value in values]
+    # Hardly any text is escaped.
+    if isinstance(column.type, ExactText) and ESCAPE in "".join([each for each in values if isinstance(each, str)]):
+        return [_restored(value) for value in values]
     return values
+
+
+def _restored(value: Any) -> Any:
+    try:
+        return from_storable(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def to_storable(value: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """Arrays and texts at rest: zstd frames with checksum. Little-endian on every machine.
 
-Before a frame of arrays stands a header: two magic bytes, a kind, a format number, and the count of tokens or bins. The
+Before a frame of arrays stands a header: two magic bytes, a kind, a format number, and the count of tokens. The
 size a frame declares is compared with what the header implies, or with a limit, before anything is decompressed, so
 that no stored frame can inflate beyond what it may hold.
 
@@ -28,7 +28,7 @@ _IS_LITTLE = sys.byteorder == "little"
 _MAGIC = b"AL"
 _FORMAT = 1
 _HEADER = struct.Struct("<2sBBI")
-_LOG_PROBS, _TOKENS, _COUNTS = 3, 5, 6
+_LOG_PROBS, _TOKENS = 3, 5
 """Kinds."""
 # Level 1 makes ids of real text 9 % smaller, and takes half as long again to write and to read.
 _ARRAY_LEVEL = -1
@@ -42,7 +42,6 @@ _STORED: dict[str, np.dtype[Any]] = {
     "policy_versions": np.dtype("<i4"),
 }
 """By the names of `TokenSequence`, in its order; hashes are over the arrays in this one."""
-_COUNT = np.dtype("<i8")
 # Within a frame the widest come first, so that every array is aligned.
 _STARTS = {"token_ids": 0, "behavior_log_probs": 4, "policy_versions": 8, "authors": 12}
 """Where each begins, per token."""
@@ -90,17 +89,6 @@ def decode_log_probs(blob: bytes, count: int) -> npt.NDArray[np.float32]:
     name = "behavior_log_probs"
     payload = _decode("log_probs", _LOG_PROBS, blob, count, size=_STORED[name].itemsize)
     return _array(name, payload, count, 0)
-
-
-def encode_counts(counts: npt.NDArray[np.int64]) -> bytes:
-    """How many there are of each of some kinds."""
-    return _encode(_COUNTS, len(counts), np.ascontiguousarray(counts, _COUNT).data)
-
-
-def decode_counts(blob: bytes, kinds: int) -> npt.NDArray[np.int64]:
-    """The counts of so many kinds; raises BlobError for any other blob."""
-    counts = np.frombuffer(_decode("counts", _COUNTS, blob, kinds, size=_COUNT.itemsize), _COUNT)
-    return counts.astype(np.int64)
 
 
 def compress_text(text: str) -> bytes:

@@ -7,29 +7,30 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, TypeVar
 
+import sqlalchemy as sa
+
 from context.tokens.token_sequence import Segment
-from replay.errors import DamagedCell
+from replay.errors import DamagedDatabase
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
-from replay.storage.format.column_types import from_storable, is_storable, real_columns, to_storable
+from replay.storage.format.column_types import from_storable, is_storable, to_storable
 from replay.storage.format.encoding import FRAME_CHECKSUM_BYTES, decode_tokens, encode_tokens
 from replay.storage.format.schema import groups, runs, segments, trajectories
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 _MOST_PARAMETERS = 500
 _LOG_PROB_FIELDS = ("mean_behavior_log_prob", "min_behavior_log_prob")
 
 _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
-_REAL_FIELDS = {column.key for column in real_columns(RECORD_COLUMNS)}
+_REAL_FIELDS = {column.key for column in RECORD_COLUMNS if isinstance(column.type, sa.Double)}
 _reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
 FACT_COLUMNS = [trajectories.c[name] for name in ("token_hash", "num_bytes", "num_messages", "segments_checksum")]
 """What a row says of its content besides its record; None where it would give that away."""
@@ -61,7 +62,7 @@ def known(value: float | None) -> float | None:
 
 
 def run_of(row: Sequence[Any]) -> RunRecord:
-    """From the values of RUN_COLUMNS. Raises DamagedCell where the authors are not those that were written."""
+    """From the values of RUN_COLUMNS. Raises DamagedDatabase where the authors are not those that were written."""
     values: dict[str, Any] = dict(zip((column.key for column in RUN_COLUMNS), row, strict=True))
     check_authors(values["id"], values["authors"], values["authors_hash"])
     made = values["fingerprint"]
@@ -70,16 +71,9 @@ def run_of(row: Sequence[Any]) -> RunRecord:
 
 
 def check_authors(run: str, authors: str, authors_hash: str) -> None:
-    """Raises DamagedCell for a table of authors that is not the one its hash is of: every mask follows from it."""
-    if hashlib.sha256(authors.encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
-        raise DamagedCell(f"runs.authors of run {run!r}", "be the table that runs.authors_hash is of", "another one")
-
-
-def named(found: Mapping[Key, Value], name: Key, by: str) -> Value:
-    """What a column names; raises DamagedCell where nothing of that name is stored."""
-    if name not in found:
-        raise DamagedCell(by, "name a stored row", repr(name))
-    return found[name]
+    """Raises DamagedDatabase for a table of authors that is not the one its hash is of: every mask follows from it."""
+    if hashlib.sha256(str(authors).encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
+        raise DamagedDatabase(f"another table than runs.authors_hash is of in runs.authors of run {run!r}")
 
 
 def without_nan(row: Row) -> Row:
@@ -99,10 +93,11 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 def record_checksum(values: Sequence[Any]) -> int:
     """CRC-32 of the values of CHECKED_COLUMNS as they are read, all but the state, which changes in a row's life.
 
-    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one.
+    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one. Raises TypeError for
+    values of other types than were written.
     """
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
-    others = _BETWEEN.join(map(str, _others_of(values)))
+    others = _BETWEEN.join(map(repr, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
 
 

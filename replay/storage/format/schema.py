@@ -1,7 +1,7 @@
 """The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
 
 Metadata, payload and text stand in tables of their own, so that questions about rewards never read a token.
-A change here needs a new file under `migrations/versions` and a new `REVISION`.
+A database of another `REVISION` is refused: whoever changes a table here raises it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import OWN_SOURCES, RESERVED
-from replay.storage.format.column_types import Checked, ExactText, JsonText, Measured, Real, Share, Size, Truth, Whole
+from replay.storage.format.column_types import ExactText
 
-REVISION = "0012"
-"""The newest migration. Revisions are numbered: a greater one was written by a newer agentloop."""
-OLDEST = "0011"
-"""The oldest schema that migrations begin from."""
-VERSION_TABLE = "replay_schema_version"
+REVISION = "0013"
+"""Four digits: a greater number was written by a newer agentloop."""
 
 
-def _columns(kind: type[Checked]) -> Callable[..., sa.Column[Any]]:
+def _columns(kind: Any, **info: Any) -> Callable[..., sa.Column[Any]]:
     def make(name: str, *, null: bool = False, **options: Any) -> sa.Column[Any]:
-        return sa.Column(name, kind, nullable=null, **options)
+        return sa.Column(name, kind, nullable=null, info=info, **options)
 
     return make
 
 
-_text, _json, _integer, _real = map(_columns, (ExactText, JsonText, Whole, Real))
-_size, _share, _truth, _measured = map(_columns, (Size, Share, Truth, Measured))
+_text = _columns(ExactText)
+_json = _columns(ExactText, json=True)
+_integer = _columns(sa.BigInteger, range=(-(2**63), 2**63 - 1))
+_size = _columns(sa.BigInteger, range=(1, 2**31))
+# Greater ones have no sums.
+_real = _columns(sa.Double, range=(-1e300, 1e300))
+_share = _columns(sa.Double, range=(0, 1))
+_measured = _columns(sa.Double, range=(-float("inf"), float("inf")))
+_truth = _columns(sa.Boolean, range=(0, 1))
 
 
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
@@ -317,18 +321,6 @@ token_scores = sa.Table(
     _blob("log_probs"),
 )
 
-# How a per-token quantity of one update was spread: see `replay.storage.format.ratio_histograms`.
-histograms = sa.Table(
-    "histograms",
-    metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _key("quantity", primary_key=True),
-    _key("stream", primary_key=True),
-    _key("age", primary_key=True),
-    _blob("counts"),
-)
-
 # Episodes that workers collect, one row each: see `replay.storage.collecting`. Times are seconds of the database's
 # clock.
 _UNCLOSED = sa.text("closed_at IS NULL")
@@ -400,8 +392,6 @@ buffer_state = sa.Table(
     _integer("value"),
 )
 
-
-for _table in metadata.tables.values():
-    for _column in _table.columns:
-        if isinstance(_column.type, Checked):
-            _column.type.column = f"{_table.name}.{_column.name}"
+schema_version = sa.Table(
+    "replay_schema_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)

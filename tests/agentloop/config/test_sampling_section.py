@@ -84,7 +84,6 @@ def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
 def test_example_in_the_documentation_is_a_sampler() -> None:
     sampler = made("examples/long_first.py:LongFirst", {"power": 0.5})
     assert sampler.title == "LongFirst"
-    assert sampler.row_wise
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [

@@ -24,8 +24,6 @@ from tests.fakes.ranks import forked_ranks
 
 UPDATES = 6
 FRUGAL = 3
-SPREAD = "histograms/"
-"""Begins the names of histograms."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -55,13 +53,12 @@ def learner(actor: Actor, ranks: Ranks = ALONE) -> Trainer:
 
 
 def updated(trainer: Trainer, first: int, last: int) -> list[dict[str, Any]]:
-    """What each update said, numbers by name: metrics, the statistics of every row, and histograms."""
+    """What each update said, numbers by name: metrics and the statistics of every row."""
     told = []
     for update in range(first, last + 1):
         result = trainer.update(batch(update), iteration=update)
         rows = {f"{name}/{key}": value for name, stats in result.rows.items() for key, value in vars(stats).items()}
-        spread = {f"{SPREAD}{h.quantity}/{h.stream}/{h.age}": h.counts.tolist() for h in result.histograms}
-        told.append({**result.metrics, **rows, **spread})
+        told.append({**result.metrics, **rows})
     return told
 
 

@@ -129,13 +129,6 @@ def test_shrinking_never_leaves_a_batch_or_a_task_with_nothing(unit: str, fracti
     assert plan.fresh == (24 if fraction == 1.0 or unit == "task" else 12)  # mixed groups of `task` are replayed whole
 
 
-def test_a_shortage_is_not_made_up_for_later() -> None:
-    mixer = Mixer(rule_of("any", 0.5))
-    assert [plan.replay for plan in plans(mixer, 5, NOTHING)] == [0] * 5
-    assert [plan.replay for plan in plans(mixer, 2, PLENTY, first=6)] == [12, 12]
-    assert mixer.starved_iterations == 5
-
-
 @pytest.mark.parametrize("shortfall", ["fresh", "shrink"])
 @pytest.mark.parametrize("fraction", [1 / 3, 0.5, 0.9])
 def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float, shortfall: str) -> None:
@@ -196,12 +189,6 @@ def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> 
     fresh = dict(plan.groups)
     assert fresh.get(0, 0) + fresh.get(2, 0) + sum(replayed) == 2 * GROUP
     assert [fresh[slot] for slot in (1, 3, 4, 5)] == [GROUP] * 4
-
-
-def test_unit_group_draws_whole_groups_of_the_batch_size() -> None:
-    (plan,) = plans(Mixer(rule_of("group", 0.5)), 1, Availability(rows=99, groups={3: 20, 4: 2}))
-    assert plan.picks == (Pick(8, unit="group", size=4),)
-    assert plan.groups == ((0, 4), (1, 4), (2, 4), (3, 4))
 
 
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
@@ -399,13 +386,3 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         resumed = Mixer(rule)
         resumed.load_state(json.loads(json.dumps(broken.state())))
         assert begun + observed(resumed, 18, 23) == whole
-
-
-def test_state_of_another_unit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"replay\.unit must be the one the state was saved by \(any\), got group"):
-        Mixer(rule_of("group", 0.5)).load_state(Mixer(rule_of("any", 0.5)).state())
-
-
-def test_plan_refuses_tasks_that_are_not_the_next_ones() -> None:
-    with pytest.raises(ValueError, match="tasks must be the next 6, got 1"):
-        Mixer(rule_of("trajectory", 0.5)).plan(iteration=1, available=PLENTY, tasks=["one"])

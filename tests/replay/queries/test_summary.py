@@ -13,7 +13,7 @@ import pytest
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
-from replay.errors import ContentGone
+from replay.errors import ContentGone, DamagedDatabase
 from replay.queries import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
@@ -92,6 +92,16 @@ def test_summary_by_hand(resumed_run: ReplayStore) -> None:
     assert answer["draws"]["reserved"] == 3
     assert answer["stop_reasons"] == {"final": 40}
     assert queries.summary(resumed_run, "another run")["trajectories"] == 0
+
+
+@pytest.mark.parametrize("number", [math.inf, 1e308])
+def test_mean_of_numbers_that_nobody_wrote_is_refused(store: ReplayStore, number: float) -> None:
+    """Infinity is no JSON, and the drift of an update that was taken is finite."""
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+    sql(store, "update draws set drift_mean = ? where stream = 'replay'", number)
+    with pytest.raises(DamagedDatabase, match="draws.drift_mean"), store.naming_damage():
+        json.dumps(queries.summary(store), allow_nan=False)
 
 
 def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:

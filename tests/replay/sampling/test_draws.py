@@ -2,26 +2,21 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from replay import BatchRow, InvalidRecord, Limits, Pick, ReplayStore
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
 from tests.fakes.records import (
     RUN,
     FreshRows,
     group,
     iterate,
     iteration_record,
-    new_store,
     policy,
     request,
     run_record,
@@ -66,33 +61,6 @@ def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(s
     drawn = store.draw(request(2, 99), make_sampler("success", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories[:4])
     assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
-
-
-def test_any_text_is_an_id_that_is_drawn(store: ReplayStore) -> None:
-    ids = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain"]
-    store.append([task()], [group()], [trajectory(id, slot=slot) for slot, id in enumerate(ids)])
-    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(ids)
-
-
-def test_draw_of_successes_only(store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.25)).append_to(store)
-    wanted = request(2, 99, successful_only=True)
-    assert store.available(wanted, make_sampler("uniform", 0)).rows == 3
-    assert all(row.trajectory.record.success for row in store.draw(wanted, make_sampler("uniform", 0)))
-
-
-def test_draws_do_not_depend_on_row_order_or_on_the_resume_count(new_location: Callable[[str], Location]) -> None:
-    drawn = []
-    for name, attempt, backwards in (("a", 0, False), ("b", 0, True), ("c", 3, False)):
-        store = new_store(new_location(name))
-        for iteration in (2, 1) if backwards else (1, 2):
-            collected = FreshRows(iteration, rates=(0.5, 0.25, 0.0), attempt=attempt)
-            rows = collected.trajectories[::-1] if backwards else collected.trajectories
-            store.append([task()], collected.groups, rows)
-        found = store.draw(request(3, 6), make_sampler("success", 4))
-        drawn.append(place(store, [row.trajectory.id for row in found]))
-    assert drawn[0] == drawn[1] == drawn[2]
 
 
 def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
@@ -153,25 +121,6 @@ def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_r
     assert sql(store, "select name, value from metrics") == [("actor/grad_norm", 0.5)]
 
 
-def test_commit_that_fails_in_the_middle_leaves_the_reservations(store: ReplayStore) -> None:
-    fresh = FreshRows(1).append_to(store).draws()
-    store.reserve_fresh(fresh)
-    with pytest.raises(TypeError):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
-    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
-    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
-
-
-def test_slot_is_reserved_once(store: ReplayStore) -> None:
-    draw = FreshRows(1).append_to(store).draws()[0]
-    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
-        store.reserve_fresh([draw, draw])
-    store.reserve_fresh([draw])
-    store.commit(iteration_record(1, replay=0), [draw], sampler_state={})
-    with pytest.raises(InvalidRecord, match="^slot must be reserved once"):
-        store.reserve_fresh([draw])
-
-
 def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
     FreshRows(1, size=8).append_to(store)
     asked = replace(request(2, 6), limits=Limits(max_uses=1))
@@ -182,14 +131,6 @@ def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -
     assert sql(store, "select slot, trajectory from draws order by 1") == [
         (row.draw.slot, row.trajectory.id) for row in second
     ]
-
-
-def test_unknown_statistics_are_stored_as_null(store: ReplayStore) -> None:
-    (draw,) = FreshRows(1, size=1, rates=(1.0,)).append_to(store).draws()
-    store.reserve_fresh([draw])
-    measured = replace(draw, drift_mean=None, approx_kl=0.0)
-    store.commit(iteration_record(1, replay=0), [measured], sampler_state={})
-    assert sql(store, "select drift_mean, approx_kl, clip_fraction from draws") == [(None, 0.0, None)]
 
 
 def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
@@ -214,31 +155,6 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]
     # Kept for people.
     assert store.read([collected.trajectories[0].id])[0].record.state == "orphaned"
-
-
-def test_resume_twice_changes_nothing_more(store: ReplayStore) -> None:
-    iterate(store, 1, make_sampler("success", 0))
-    store.resume(RUN, 0)
-    report = store.resume(RUN, 0)
-    assert (report.released, report.rolled_back, report.orphaned, report.sampler_state) == (0, 0, 0, None)
-
-
-def test_resumed_run_draws_what_the_unbroken_one_draws(new_location: Callable[[str], Location]) -> None:
-    unbroken, broken = new_store(new_location("a")), new_store(new_location("b"))
-    sampler = make_sampler("success", 9)
-    expected = [place(unbroken, iterate(unbroken, i, sampler, count=3)) for i in range(1, 7)]
-
-    sampler = make_sampler("success", 9)
-    for iteration in range(1, 5):
-        iterate(broken, iteration, sampler, count=3)
-    FreshRows(5, rates=(0.5, 0.25)).append_to(broken)
-    broken.draw(request(5, 3), sampler)
-    state = broken.resume(RUN, 3).sampler_state
-    assert state is not None
-    sampler = make_sampler("success", 1234)
-    sampler.load_state(state)
-    found = [place(broken, iterate(broken, i, sampler, count=3, attempt=1)) for i in range(4, 7)]
-    assert found == expected[3:]
 
 
 def test_orphans_are_never_drawn(store: ReplayStore) -> None:
@@ -266,31 +182,6 @@ def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: Repla
     drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
     assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories)
     assert {row.draw.staleness for row in drawn} == {None}
-
-
-def test_rows_of_another_tokenizer_are_never_drawn(store: ReplayStore) -> None:
-    other_run(store, tokenizer="another", source="earlier")
-    assert store.available(request(1, 99), make_sampler("uniform", 0)).rows == 0
-
-
-def test_resume_leaves_other_runs_alone(store: ReplayStore) -> None:
-    other_run(store, tokenizer="tok")
-    store.resume(RUN, 0)
-    assert sql(store, "select distinct state from trajectories") == [("eligible",)]
-
-
-def test_rows_of_equal_weight_are_drawn_alike_and_others_in_proportion(file_store: ReplayStore) -> None:
-    file_store.append([task()], [group()], [])
-    FreshRows(1, rates=(0.0, 0.5, 0.75), size=4).append_to(file_store)
-    sampler = make_sampler("success", 11)
-    counts = {0: 0, 1: 0, 2: 0}
-    for _ in range(140):
-        (row,) = file_store.draw(request(2, 1), sampler)
-        counts[int(row.trajectory.record.group[-1])] += 1
-        file_store.resume(RUN, 1)
-    # Weights 4 : 2 : 1 by group; 13.82 is the 99.9 % quantile of chi-square with two degrees of freedom.
-    expected = [140 * share / 7 for share in (4, 2, 1)]
-    assert sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected)) < 13.82
 
 
 def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
@@ -336,24 +227,6 @@ def test_availability_counts_rows_and_complete_groups_by_source_and_task(store: 
     # Half of the first group and a quarter of the second.
     found = store.available(request(9, 0, successful_only=True), make_sampler("uniform", 0))
     assert (found.rows, found.by_source, found.groups) == (3, {"self": 2, "teacher": 1}, {})
-
-
-def test_a_changed_bit_is_found_by_the_draw_or_does_no_harm(tmp_path: Path) -> None:
-    store, random = new_store(tmp_path / "replay.sqlite"), np.random.default_rng(0)
-    written = {row.id: row for row in FreshRows(1, rates=(0.5,) * 6, size=50).append_to(store).trajectories}
-    with sqlite3.connect(tmp_path / "replay.sqlite") as database:
-        for id, blob in database.execute("select trajectory, tokens from segments").fetchall():
-            bit = int(random.integers(8 * len(blob)))
-            changed = bytearray(blob)
-            changed[bit // 8] ^= 1 << bit % 8
-            database.execute("update segments set tokens = ? where trajectory = ?", (bytes(changed), id))
-    drawn = store.draw(request(2, 300), make_sampler("uniform", 0))
-    # Bits that a frame leaves unused change nothing; every other one is told.
-    assert len(drawn) < 15
-    for row in drawn:
-        for part, original in zip(row.trajectory.segments, written[row.trajectory.id].segments, strict=True):
-            assert part.tokens == original.tokens
-    assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(300 - len(drawn),)]
 
 
 @pytest.mark.parametrize("numbers", [{"policy_version": np.int64(3)}, {"policy_version": -5}, {"first_slot": -7}])

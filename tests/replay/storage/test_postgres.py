@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: refusals, migration, byte order, passwords, privileges."""
+"""What is PostgreSQL's own: refusals, byte order, passwords, privileges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ import sqlalchemy as sa
 
 from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, queries
 from replay.storage.databases import open_database
-from replay.storage.format.schema import OLDEST, REVISION, metadata
+from replay.storage.format.schema import REVISION
 from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
 from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import listed
-from tests.replay.storage.old_databases import REVISIONS, fill_old
 
 NewDatabase = Callable[..., str]
 
@@ -35,14 +34,9 @@ def foreign(url: str) -> None:
     sql(url, "create table notes (id integer)")
 
 
-def newer(url: str) -> None:
+def older(url: str) -> None:
     new_store(url).close()
-    sql(url, "update replay_schema_version set version_num = '9999'")
-
-
-def too_old(url: str) -> None:
-    fill_old(url, OLDEST)
-    sql(url, "update replay_schema_version set version_num = '0010'")
+    sql(url, "update replay_schema_version set version_num = '0012'")
 
 
 @pytest.mark.every_server
@@ -50,8 +44,7 @@ def too_old(url: str) -> None:
     ("make", "message"),
     [
         (foreign, "must be one of agentloop's, got tables of something else"),
-        (newer, f"must have schema {REVISION} or older, got 9999 .* Upgrade agentloop"),
-        (too_old, f"must have schema {OLDEST} or newer, got 0010 .*, which can't be migrated"),
+        (older, f"must have schema {REVISION}, got 0012 of an older agentloop"),
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
@@ -87,18 +80,6 @@ def test_database_of_another_encoding_is_refused(new_database: NewDatabase) -> N
         ReplayStore.create(url)
 
 
-@pytest.mark.every_server
-@pytest.mark.parametrize("revision", REVISIONS)
-def test_every_earlier_schema_is_migrated_with_equal_rows(new_database: NewDatabase, revision: str) -> None:
-    url = new_database(empty=True)
-    ids = fill_old(url, revision)
-    with pytest.raises(DatabaseRefused, match=f"must have schema {REVISION}, got {revision} "):
-        ReplayStore.open(url)
-    with closing(ReplayStore.create(url)) as store:
-        assert [row.id for row in store.read(ids)] == ids
-    assert columns_of(url) == columns_of(new_database())
-
-
 def columns_of(url: str) -> list[tuple[Any, ...]]:
     return sql(
         url,
@@ -124,49 +105,6 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres
     with closing(new_store(url)) as store:
         store.append([task()], [group()], [trajectory(id) for id in ids])
         assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
-
-
-@pytest.mark.every_server
-def test_migrations_give_exactly_the_declared_tables(new_database: NewDatabase) -> None:
-    migrated = new_database(empty=True)
-    fill_old(migrated, OLDEST)
-    ReplayStore.create(migrated).close()
-    engine = sa.create_engine(migrated)
-    inspector = sa.inspect(engine)
-    plain = sa.create_engine(new_database(empty=True))
-    metadata.create_all(plain)
-    assert set(inspector.get_table_names()) == {*metadata.tables, "replay_schema_version"}
-    for name, table in metadata.tables.items():
-        columns = inspector.get_columns(name)
-        found = [(c["name"], c["nullable"], c["type"].compile(engine.dialect).split(" COLLATE")[0]) for c in columns]
-        assert found == [(c.name, c.nullable, c.type.compile(engine.dialect)) for c in table.columns]
-        assert inspector.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key]
-        keys = {(*k["constrained_columns"], k["referred_table"]) for k in inspector.get_foreign_keys(name)}
-        assert keys == {(k.parent.name, k.column.table.name) for k in table.foreign_keys}
-        assert inspector.get_indexes(name) == sa.inspect(plain).get_indexes(name)
-    plain.dispose()
-    engine.dispose()
-
-
-@pytest.mark.every_server
-def test_eight_that_create_at_once_migrate_once(new_database: NewDatabase) -> None:
-    url = new_database(empty=True)
-    with ThreadPoolExecutor(8) as pool:
-        for store in pool.map(ReplayStore.create, [url] * 8):
-            store.close()
-    assert sql(url, "select name, value from buffer_state order by 1") == [("changed", 1), ("draws", 0)]
-
-
-def test_creation_that_fails_leaves_an_empty_database(
-    new_database: NewDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = new_database(empty=True)
-    monkeypatch.setattr("replay.storage.databases.migrate.REVISION", None)
-    with pytest.raises(sa.exc.IntegrityError, match="not-null"):
-        ReplayStore.create(url)
-    assert everything(url) == {}
-    monkeypatch.undo()
-    ReplayStore.create(url).close()
 
 
 def test_password_is_in_no_text(new_database: NewDatabase) -> None:
@@ -212,14 +150,6 @@ def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: Ne
         store.append([task("x" * 10_000)], [], [])
 
 
-def test_read_only_store_can_not_write(new_database: NewDatabase) -> None:
-    with (
-        closing(ReplayStore.open(new_database(), read_only=True)) as reader,
-        pytest.raises(ReplayError, match="got 'cannot execute [A-Z]+ in a read-only transaction'"),
-    ):
-        reader.append([task()], [], [])
-
-
 def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> None:
     url = new_database(empty=True)
     foreign(url)
@@ -241,16 +171,9 @@ def test_buffers_in_two_schemas_of_a_database_do_not_wait_for_each_other(new_dat
     ReplayStore.create(two).close()
     with closing(open_database(two, read_only=False)) as database, ThreadPoolExecutor(1) as pool:
         with database.writing():
-            # A migration first, and then two rows of a run.
+            # Tables first, and then two rows of a run.
             store = pool.submit(new_store, one).result(timeout=10)
         store.close()
-
-
-def test_more_threads_than_a_pool_holds_read_at_once(new_database: NewDatabase) -> None:
-    with closing(new_store(new_database())) as store, ExitStack() as open_ones:
-        for _ in range(20):
-            connection = open_ones.enter_context(store.reading())
-            assert connection.exec_driver_sql("select count(*) from runs").scalar() == 1
 
 
 def test_close_gives_every_connection_back(postgres: Postgres, new_database: NewDatabase) -> None:

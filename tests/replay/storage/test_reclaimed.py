@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayError, ReplayStore, queries
+from replay import ReplayStore, queries
 from replay.errors import ContentGone
 from replay.exchange import export_file
 from replay.queries.iteration import lineage_up_to
@@ -19,7 +18,6 @@ from replay.queries.trajectory import lineage_of
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format import schema
 from replay.storage.retention import Capacity
 from replay.storage.write import Admission
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
@@ -60,32 +58,6 @@ def test_purge_leaves_a_few_numbers_of_a_row_and_nothing_else(location: Location
     assert sql(store, "select * from groups order by id") == groups
 
 
-def test_purge_takes_so_many_rows_in_a_transaction(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay.store._PURGED", 3)
-    store = trained(location)
-    assert reclaim(store, 3, age=1) == 8
-    # Each transaction is a change of its own: 3 + 3 + 2.
-    assert sorted(int(count) for (count,) in sql(store, "select count(*) from reclaimed group by changed")) == [2, 3, 3]
-
-
-def test_draw_knows_that_rows_went_since_the_last_one(location: Location) -> None:
-    store = trained(location)
-    others = [ReplayStore.open(location) for _ in range(2)]
-    sampler = make_sampler("uniform", 0)
-    assert others[0].available(request(4, 0), sampler).rows == store.available(request(4, 0), sampler).rows == 24
-    # Both steps at once: neither store sees the rows evicted before they are gone.
-    reclaim(store, 3, age=1)
-    drawn = []
-    for each in (store, *others):
-        drawn.append([row.draw.trajectory for row in each.draw(request(4, 24), make_sampler("uniform", 9))])
-        each.resume(RUN, 3)
-    assert len(drawn[0]) == 16
-    # The third store has read nothing before.
-    assert drawn[0] == drawn[1] == drawn[2]
-    for other in others:
-        other.close()
-
-
 def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: ReplayStore) -> None:
     made = TaskRecord("made-1", "lookup_chain", {"text": "long " * 100})
     rows = [trajectory("a", slot=0), trajectory("b", group="g2", task="made-1", slot=1)]
@@ -99,26 +71,6 @@ def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: 
     again = trajectory("d", group="g4", task="made-1", iteration=3)
     store.append([made], [group("g4", task="made-1", iteration=3)], [again])
     assert removed not in sql(store, payloads)
-
-
-def test_id_of_a_reclaimed_row_is_taken(location: Location) -> None:
-    store = trained(location)
-    reclaim(store, 3, age=1)
-    collected = FreshRows(1, rates=(0.5, 0.25))
-    report = store.append([task()], collected.groups, collected.trajectories)
-    assert (report.inserted, report.duplicates, counts(store, "trajectories")) == (0, 8, [16])
-    other = replace(collected.trajectories[0], record=replace(collected.trajectories[0].record, reward=7.0))
-    with pytest.raises(ReplayError, match="reward must be the stored 1.0 of the same id, got 7.0"):
-        store.append([task()], collected.groups, [other])
-
-
-def test_no_attempt_is_made_twice_though_its_rows_are_gone(location: Location) -> None:
-    store = trained(location, 2)
-    assert store.resume(RUN, 1).next_attempt == 1
-    FreshRows(2, rates=(0.5,), attempt=1).append_to(store)
-    assert store.resume(RUN, 1).next_attempt == 2
-    store.prune(RUN, rows=schema.trajectories.c.attempt == 1, dry_run=False)
-    assert store.resume(RUN, 1).next_attempt == 2
 
 
 def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location) -> None:
@@ -177,17 +129,6 @@ def test_verify_and_export_know_reclaimed_rows(location: Location, tmp_path: Pat
     uses = counts(store, "draws where trajectory not in (select id from trajectories union select id from reclaimed)")
     assert store.verify().dangling == {"draws.trajectory": uses[0]}
     assert uses[0] >= 1
-
-
-def test_pruned_and_forgotten_rows_leave_the_same(location: Location) -> None:
-    store = trained(location)
-    ids = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot")]
-    store.prune(RUN, rows=schema.trajectories.c.id == ids[0], dry_run=False)
-    store.forget(schema.trajectories.c.id == ids[1], dry_run=False)
-    left = "select id, state_reason from reclaimed order by slot"
-    assert sql(store, left) == [(ids[0], "pruned by where"), (ids[1], "forgotten")]
-    assert counts(store, *TABLES) == [22, 22, 22, 0]
-    assert len(queries.overview(store, ids[1])["uses"]) >= 1
 
 
 def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:

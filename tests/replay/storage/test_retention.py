@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
-from replay import ReplayError, ReplayStore
+from replay import ReplayStore
 from replay.errors import ContentGone
 from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
@@ -111,15 +110,6 @@ def test_limits_evict(location: Location, limits: dict[str, int], gone: list[tup
     assert evicted(store) == gone
 
 
-def test_limit_per_task_counts_every_task_for_itself(store: ReplayStore) -> None:
-    groups = [group("a", task="task-1"), group("b", task="task-2")]
-    rows = [trajectory(f"a{i}", group="a", slot=i) for i in range(3)]
-    rows += [trajectory(f"b{i}", group="b", task="task-2", slot=3 + i) for i in range(2)]
-    store.append([task(), task("task-2")], groups, rows)
-    evict(store, 2, per_task=2)
-    assert evicted(store) == [(1, 0)]
-
-
 def test_reserved_rows_stay(location: Location) -> None:
     store = filled(location)
     drawn = store.draw(request(4, 3), make_sampler("uniform", 5))
@@ -133,13 +123,6 @@ def test_reserved_rows_stay(location: Location) -> None:
     assert len(evicted(store)) == 23
 
 
-def test_rows_that_cannot_be_drawn_go_before_those_that_can(location: Location) -> None:
-    store = filled(location)
-    sql(store, "update trajectories set state = 'untrainable' where iteration = 2 and slot = 7")
-    evict(store, 3, rows=22)
-    assert evicted(store) == [(1, 0), (2, 7)]
-
-
 def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> None:
     store = filled(location, 2)
     store.add_run(run_record("teacher"))
@@ -147,32 +130,6 @@ def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> No
     evict(store, 2, rows=12, age=1)
     assert evicted(store) == rows_of(1, range(4))
     assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
-
-
-def test_eviction_does_not_depend_on_the_order_rows_were_stored_in(new_location: Callable[[str], Location]) -> None:
-    collected = [FreshRows(iteration, rates=(0.5, 0.25)) for iteration in (1, 2, 3)]
-    left = []
-    for name, order in (("one", [0, 1, 2]), ("two", [2, 0, 1])):
-        store = new_store(new_location(name))
-        for index in order:
-            rows = collected[index]
-            store.append([task()], rows.groups, rows.trajectories[:: 1 if name == "one" else -1])
-        evict(store, 3, rows=13, per_task=15)
-        left.append(sql(store, "select id from trajectories where state = 'eligible' order by id"))
-        store.close()
-    assert left[0] == left[1]
-    assert len(left[0]) == 13
-
-
-def test_evicted_rows_are_never_drawn(store: ReplayStore) -> None:
-    sampler = make_sampler("uniform", 3)
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=4)
-    evict(store, 3, age=1)
-    drawn = store.draw(request(4, 24), sampler)
-    # Iteration 1 is gone; 16 rows are left.
-    assert {row.trajectory.record.iteration for row in drawn} == {2, 3}
-    assert len(drawn) == 16
 
 
 def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(location: Location) -> None:
@@ -187,103 +144,9 @@ def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(locati
     assert store.purge(RUN, 3) == 0
 
 
-def test_read_of_an_evicted_row_says_why_and_quarantines_nothing(location: Location) -> None:
-    store = filled(location)
-    evict(store, 3, age=1)
-    ((id,),) = sql(store, "select id from trajectories where iteration = 1 and slot = 0")
-    assert store.read([id])[0].id == id
-    store.purge(RUN, 3)
-    with pytest.raises(ContentGone, match=r"got an evicted one \(capacity.age at iteration 3, was eligible\)"):
-        store.read([id])
-    assert sql(store, "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
-
-
-def test_appending_an_evicted_row_again_brings_nothing_back(location: Location) -> None:
-    store = filled(location)
-    evict(store, 3, age=1)
-    store.purge(RUN, 3)
-    collected = FreshRows(1, rates=(0.5, 0.25))
-    assert store.append([task()], collected.groups, collected.trajectories).duplicates == 8
-    assert content(store) == (16, 16)
-
-
-def run_with_capacity(store: ReplayStore, sampler: Any, iterations: range, attempt: int = 0) -> list[Any]:
-    drawn = []
-    for iteration in iterations:
-        ids = iterate(store, iteration, sampler, count=3, attempt=attempt)
-        place = "select iteration, slot from trajectories where id = ?"
-        drawn.append([sql(store, place, id)[0] for id in ids])
-        store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=14, staleness=2))
-        if iteration % 3 == 0:
-            store.purge(RUN, iteration)
-    return drawn
-
-
-def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Callable[[str], Location]) -> None:
-    unbroken = new_store(new_location("unbroken"))
-    expected = run_with_capacity(unbroken, make_sampler("uniform", 3), range(1, 9))
-    broken = new_store(new_location("broken"))
-    run_with_capacity(broken, make_sampler("uniform", 3), range(1, 6))
-    # The checkpoint is that of iteration 3: what iterations 4 and 5 evicted comes back.
-    report = broken.resume(RUN, 3)
-    sampler = make_sampler("uniform", 3)
-    assert report.sampler_state
-    sampler.load_state(report.sampler_state)
-    assert run_with_capacity(broken, sampler, range(4, 9), attempt=report.next_attempt) == expected[3:]
-    kept = "select iteration, slot, state from trajectories where attempt = {} and iteration > 3 order by 1, 2"
-    assert sql(broken, kept.format(1)) == sql(unbroken, kept.format(0))
-    assert sql(broken, "select count(*) from trajectories where state = 'orphaned'") == [(0,)]
-    for store in (unbroken, broken):
-        store.close()
-
-
-def test_without_limits_nothing_is_written(location: Location) -> None:
-    store = filled(location)
-    store.close()
-    readonly = ReplayStore.open(location, read_only=True)
-    metrics = evict(readonly, 3)
-    assert (metrics["buffer/rows"], metrics["buffer/eligible"], metrics["buffer/evicted"]) == (24, 24, 0)
-    readonly.close()
-
-
 def spoken(id: str, ids: list[int], **changes: Any) -> Any:
     segments = (Segment(tokens(ids, [TEMPLATE, USER, LLM, LLM, ENV, LLM])),)
     return trajectory(id, segments=segments, **changes)
-
-
-def test_row_with_the_tokens_of_an_eligible_one_of_its_task_is_stored_in_numbers(store: ReplayStore) -> None:
-    same, other = [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 11]
-    groups = [group(), group("group-2", task="task-2")]
-    rows = [
-        spoken("a", same, slot=0),
-        spoken("b", same, slot=1, member=1),
-        spoken("c", other, slot=2),
-        spoken("d", same, slot=3, group="group-2", task="task-2"),
-    ]
-    report = store.append([task(), task("task-2")], groups, rows, admission=Admission(dedupe=True))
-    assert (report.inserted, report.same_tokens) == (4, 1)
-    states = (
-        "select id, state, state_reason from trajectories "
-        "union select id, 'reclaimed', state_reason from reclaimed order by id"
-    )
-    assert sql(store, states) == [
-        ("a", "eligible", None),
-        ("b", "reclaimed", "duplicate of a"),
-        ("c", "eligible", None),
-        ("d", "eligible", None),
-    ]
-    assert content(store) == (3, 3)
-    with pytest.raises(ContentGone, match="duplicate of a"):
-        store.read(["b"])
-    # Later, too, and the same append again changes nothing.
-    later = [spoken("e", same, slot=4)]
-    for inserted in (1, 0):
-        report = store.append([task()], groups[:1], later, admission=Admission(dedupe=True))
-        assert (report.inserted, report.same_tokens) == (inserted, inserted)
-    # Once the first is gone, the next one is not a duplicate of anything.
-    sql(store, "update trajectories set state = 'evicted' where id = 'a'")
-    store.append([task()], groups[:1], [spoken("f", same, slot=5)], admission=Admission(dedupe=True))
-    assert sql(store, states)[-1] == ("f", "eligible", None)
 
 
 def hide_keys(messages: tuple[Message, ...]) -> list[Message] | None:
@@ -317,13 +180,3 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
     assert store.append([task()], [group()], rows, admission=admission).duplicates == 3
     with pytest.raises(ContentGone, match="redacted"):
         store.read(["b"])
-
-
-def test_redactor_that_fails_stores_nothing(store: ReplayStore) -> None:
-
-    def fail(messages: tuple[Message, ...]) -> None:
-        raise ReplayError("no")
-
-    with pytest.raises(ReplayError, match="no"):
-        store.append([task()], [group()], [said("a", "text", 0)], admission=Admission(redact=fail))
-    assert sql(store, "select count(*) from trajectories") == [(0,)]

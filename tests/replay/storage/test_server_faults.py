@@ -25,7 +25,7 @@ from tests.replay.storage.writers import Writer, begin, check_acknowledged, stor
 NewDatabase = Callable[..., str]
 
 
-def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, times: int, pause: float) -> None:
+def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, times: int) -> None:
     """F5: nothing acknowledged is lost, nothing is there twice, and every writer goes on."""
     database = server.new_database()
     url = server.url(database)
@@ -34,7 +34,7 @@ def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, t
     everyone = {f"{number:03d}" for number in range(writers)}
     wait_for(lambda: {id[:3] for id in stored_ids(url)} == everyone)
     for _ in range(times):
-        time.sleep(pause)
+        time.sleep(0.4)
         hurt(database)
     before = set(stored_ids(url))
     wait_for(lambda: {id[:3] for id in set(stored_ids(url)) - before} == everyone, seconds=10)
@@ -44,24 +44,6 @@ def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, t
     assert [writer.process.exitcode for writer in running] == [0] * writers
 
 
-def survive_crashes(server: LocalServer, *, writers: int, times: int, pause: float) -> None:
-    def crash(database: str) -> None:
-        server.crash()
-        server.start()
-
-    survive(server, crash, writers=writers, times=times, pause=pause)
-
-
-def survive_kills(server: LocalServer, *, writers: int, times: int, pause: float) -> None:
-    chance = random.Random(1)
-
-    def kill(database: str) -> None:
-        wait_for(lambda: kill_backend(server, database, chance))
-        wait_for(lambda: server_answers(server))
-
-    survive(server, kill, writers=writers, times=times, pause=pause)
-
-
 def server_answers(server: LocalServer) -> bool:
     try:
         return server.ask("select 1") == [(1,)]
@@ -69,24 +51,27 @@ def server_answers(server: LocalServer) -> bool:
         return False
 
 
-def test_writers_outlive_crashes_of_their_server(own_server: LocalServer) -> None:
-    survive_crashes(own_server, writers=8, times=2, pause=0.4)
+_TWENTY_TIMES = pytest.param(8, 20, marks=[pytest.mark.soak, pytest.mark.every_server])
 
 
-def test_writers_outlive_kills_of_backends(own_server: LocalServer) -> None:
-    survive_kills(own_server, writers=4, times=2, pause=0.4)
+@pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
+def test_writers_outlive_crashes_of_their_server(own_server: LocalServer, writers: int, times: int) -> None:
+    def crash(database: str) -> None:
+        own_server.crash()
+        own_server.start()
+
+    survive(own_server, crash, writers=writers, times=times)
 
 
-@pytest.mark.soak
-@pytest.mark.every_server
-def test_writers_outlive_twenty_crashes_in_a_minute(own_server: LocalServer) -> None:
-    survive_crashes(own_server, writers=8, times=20, pause=2.5)
+@pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
+def test_writers_outlive_kills_of_backends(own_server: LocalServer, writers: int, times: int) -> None:
+    chance = random.Random(1)
 
+    def kill(database: str) -> None:
+        wait_for(lambda: kill_backend(own_server, database, chance))
+        wait_for(lambda: server_answers(own_server))
 
-@pytest.mark.soak
-@pytest.mark.every_server
-def test_writers_outlive_twenty_kills_of_backends(own_server: LocalServer) -> None:
-    survive_kills(own_server, writers=8, times=20, pause=1.0)
+    survive(own_server, kill, writers=writers, times=times)
 
 
 def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
@@ -163,15 +148,6 @@ def test_run_goes_on_by_itself_when_its_server_is_stopped_at_any_step(own_server
     def places(steps: list[str]) -> list[int]:
         print(f"stopped at 20 of {len(steps)} steps")
         return [at * len(steps) // 20 for at in range(20)]
-
-    go_on_through_stops(own_server, 20, places)
-
-
-@pytest.mark.soak
-@pytest.mark.every_server
-def test_run_goes_on_by_itself_when_its_server_is_stopped_twenty_times_before_a_commit(own_server: LocalServer) -> None:
-    def places(steps: list[str]) -> list[int]:
-        return [ends(steps)[2]] * 20
 
     go_on_through_stops(own_server, 20, places)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replay import ReplayStore
-from replay.errors import ReplayError, RunReplaced
+from replay.errors import RunReplaced
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
@@ -72,31 +72,6 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
         write(other)
 
 
-def test_run_goes_to_and_fro_between_those_who_resume_it(location: Location) -> None:
-    one, two = new_store(location), ReplayStore.open(location)
-    for epoch, (winner, loser) in enumerate([(two, one), (one, two), (two, one)], start=1):
-        winner.resume(RUN, 0)
-        assert sql(winner, "select epoch from runs") == [(epoch,)]
-        winner.add_policy(policy(epoch))
-        with pytest.raises(RunReplaced):
-            loser.add_policy(policy(9))
-    assert sql(one, "select max(version) from policies") == [(3,)]
-
-
-def test_only_the_run_that_was_resumed_changes_hands(location: Location) -> None:
-    store = new_store(location)
-    store.add_run(run_record(OTHER))
-    other = ReplayStore.open(location)
-    other.resume(OTHER, 0)
-    FreshRows(1).append_to(store)
-    with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        FreshRows(1, run=OTHER).append_to(store)
-    with pytest.raises(RunReplaced, match="run-2 was resumed"):
-        mixed = FreshRows(2)
-        store.append([], [*mixed.groups, *FreshRows(2, run=OTHER).groups], mixed.trajectories)
-    assert sql(store, "select run, count(*) from trajectories group by 1") == [(RUN, 4)]
-
-
 def test_store_that_only_adds_to_a_run_outlives_its_resumes(location: Location) -> None:
     """An import, or a tool that scores rows: the run is somebody else's all the time."""
     trainer = new_store(location)
@@ -107,8 +82,3 @@ def test_store_that_only_adds_to_a_run_outlives_its_resumes(location: Location) 
     collected = FreshRows(1).append_to(tool)
     tool.add_scores(RUN, 1, {(collected.trajectories[0].id, 0): ZEROS})
     trainer.add_policy(replace(policy(1), checkpoint="policies/000001"))
-
-
-def test_run_that_is_not_there_is_not_resumed(location: Location) -> None:
-    with pytest.raises(ReplayError, match=r"^run must be one that the database knows, got 'run-9'\."):
-        new_store(location).resume("run-9", 0)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import CorruptTrajectory, ReplayStore
-from replay.errors import ContentGone, DamagedCell
+from replay import ReplayStore, queries
+from replay.errors import DamagedDatabase
 from replay.queries import chosen
-from replay.records import FRESH, Histogram
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.ratio_histograms import count
-from replay.storage.format.schema import segments
-from replay.storage.write import Admission
-from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, request, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
+from tests.replay.storage.damaged_buffers import EVALUATED
 
 
 def filled(location: Location, iterations: int = 3) -> ReplayStore:
@@ -29,22 +27,6 @@ def filled(location: Location, iterations: int = 3) -> ReplayStore:
     return store
 
 
-def lose_tokens(store: ReplayStore) -> None:
-    one = "select id from trajectories where iteration = 2 and slot = 0"
-    sql(store, f"delete from segments where trajectory in ({one})")
-
-
-def test_whole_buffer_is_found_whole(location: Location) -> None:
-    found = filled(location).verify()
-    assert (found.states, found.checked, found.corrupt, found.dangling, found.damage) == (
-        {"eligible": 24},
-        24,
-        {},
-        {},
-        [],
-    )
-
-
 def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
     store = filled(location)
     store.resume(RUN, 1)
@@ -52,26 +34,6 @@ def test_rows_that_a_resume_orphaned_are_whole(location: Location) -> None:
     assert (found.states, found.checked, found.corrupt) == ({"eligible": 8, "orphaned": 16}, 24, {})
     sql(store, "update trajectories set record_checksum = null, num_tokens = 99 where iteration = 3 and slot = 0")
     assert len(store.verify().corrupt) == 1
-
-
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
-    """One bit of each of 1,000 rows, in any of its blobs; a flip that leaves the content what it was does no harm."""
-    store = new_store(tmp_path / "replay.sqlite")
-    for iteration in range(1, 11):
-        FreshRows(iteration, rates=(0.5,) * 10, size=10).append_to(store)
-    random = np.random.default_rng(0)
-    with store._database.writing() as connection:
-        for trajectory, tokens in connection.execute(sa.select(segments.c.trajectory, segments.c.tokens)).all():
-            blob = bytearray(tokens)
-            bit = int(random.integers(len(blob) * 8))
-            blob[bit // 8] ^= 1 << bit % 8
-            connection.execute(segments.update().where(segments.c.trajectory == trajectory).values(tokens=bytes(blob)))
-    found = store.verify()
-    assert found.checked == 1000
-    assert found.corrupt_share > 0.99
-    harmless = [id for (id,) in sql(store, "select id from trajectories") if id not in found.corrupt]
-    for row in store.read(harmless):
-        assert row.segments[0].tokens.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
 
 
 def test_numbers_that_are_not_those_of_the_tokens_are_named(location: Location) -> None:
@@ -97,57 +59,78 @@ def test_rows_without_content_are_counted_and_not_read(location: Location) -> No
     assert (found.states, found.checked, found.corrupt) == ({"eligible": 21, "quarantined": 2, "evicted": 1}, 21, {})
 
 
-def test_row_whose_tokens_are_gone_without_eviction_is_corrupt(location: Location) -> None:
-    store = filled(location)
-    sql(
-        store, "delete from segments where trajectory in (select id from trajectories where iteration = 2 and slot = 0)"
-    )
-    assert list(store.verify().corrupt.values()) == ["other segments than were written"]
-
-
-def test_row_whose_messages_are_gone_without_eviction_is_corrupt(location: Location) -> None:
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [("segments", "other segments than were written"), ("messages", "0 messages where 5 were written")],
+)
+def test_row_whose_content_is_gone_without_eviction_is_corrupt(location: Location, lost: str, reason: str) -> None:
     store = filled(location)
     one = "select id from trajectories where iteration = 2 and slot = 0"
-    sql(store, f"delete from messages where trajectory in ({one})")
-    assert store.verify().corrupt == {sql(store, one)[0][0]: "0 messages where 5 were written"}
-
-
-def test_redacted_row_whose_messages_are_gone_is_corrupt(store: ReplayStore) -> None:
-    redacted = Admission(redact=lambda said: said[:2])
-    store.append([task()], [group()], [trajectory("a")], admission=redacted)
-    with pytest.raises(ContentGone):
-        store.read(["a"])
-    sql(store, "delete from messages")
-    with pytest.raises(CorruptTrajectory, match="got 0 messages where 2 were written"):
-        store.read(["a"])
+    sql(store, f"delete from {lost} where trajectory in ({one})")
+    assert store.verify().corrupt == {sql(store, one)[0][0]: reason}
 
 
 def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(location: Location) -> None:
     """Whoever reads it is told: a bit more or less in it would train on other tokens."""
     store = filled(location)
     sql(store, "update runs set authors = replace(authors, '\"trained\":true', '\"trained\":false')")
-    told = r"^runs.authors of run 'run-1' must be the table that runs.authors_hash is of, got another one: "
+    told = "got another table than runs.authors_hash is of in runs.authors of run 'run-1': it is damaged"
     asks: list[Callable[[ReplayStore], object]] = [
         lambda opened: opened.run(RUN),
         lambda opened: opened.draw(request(4, 2), make_sampler("uniform", 0)),
         lambda opened: FreshRows(4).append_to(opened),
     ]
     for ask in asks:
-        with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedCell, match=told):
+        with closing(ReplayStore.open(location)) as opened, pytest.raises(DamagedDatabase, match=told):
             ask(opened)
     found = store.verify()
     assert found.checked == 24 and found.corrupt == {}
-    assert [line.partition(" must")[0] for line in found.damage] == ["runs.authors of run 'run-1'"]
+    assert found.damage == ["another table than runs.authors_hash is of in runs.authors of run 'run-1'"]
 
 
-def test_cells_that_hold_what_nobody_wrote_there_are_told_by_column(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "damage"),
+    [
+        ("metrics set value = 'abc'", "metrics.value: 3"),
+        ("trajectories set advantage = 9e999", "trajectories.advantage: 24"),
+        ("runs set config = '{'", "runs.config: 1"),
+        ("draws set drift_mean = 9e999", "draws.drift_mean: 28"),
+        ("draws set stream = cast(x'ff' as text)", "draws.stream: 28"),
+        ("groups set size = 0", "groups.size: 6"),
+    ],
+)
+def test_whatever_stops_a_question_is_named_by_verify(tmp_path: Path, change: str, damage: str) -> None:
+    """Types, figures that are not finite, JSON, bytes that are no UTF-8, and bounds."""
     store = filled(tmp_path / "replay.sqlite")
-    sql(store, "update metrics set value = 'abc' where iteration > 1")
-    sql(store, "update groups set size = x'00' where iteration = 1")
-    assert store.verify().damage == [
-        "groups.size: 2 hold what nobody can have written there",
-        "metrics.value: 2 hold what nobody can have written there",
-    ]
+    sql(store, f"update {change}")
+    store.close()
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as opened:
+        questions = (queries.summary, queries.runs, lambda given: queries.progress(given, given.run(RUN)), draw_all)
+        for ask in (*questions, lambda given: queries.metric_series(given, RUN), shown):
+            with suppress(DamagedDatabase), opened.naming_damage():
+                ask(opened)
+        assert f"{damage} hold what nobody can have written there" in opened.verify().damage
+
+
+def draw_all(store: ReplayStore) -> object:
+    return store.draw(request(4, 9), make_sampler("success", 0))
+
+
+def shown(store: ReplayStore) -> str:
+    return json.dumps(queries.iteration(store, RUN, 2), allow_nan=False)
+
+
+def test_row_that_stops_a_draw_is_set_aside_by_verify(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    ((id,),) = sql(store, "select id from trajectories where iteration = 1 and slot = 0")
+    sql(store, "update trajectories set advantage = '?' where id = ?", id)
+    store.close()
+    with closing(ReplayStore.open(store.path or "")) as opened:
+        with pytest.raises(DamagedDatabase, match=r"trajectories.advantage at .*: it is damaged. .*replay verify$"):
+            draw_all(opened)
+        opened.quarantine(opened.verify().corrupt)
+        assert len(draw_all(opened)) == 9  # type: ignore[arg-type]
+        assert sql(opened, "select id from trajectories where state = 'quarantined'") == [(id,)]
 
 
 def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
@@ -204,31 +187,21 @@ def test_uses_that_are_not_those_of_the_draws_are_told(location: Location) -> No
     assert store.verify().damage == ["trajectories.uses: 3 rows were used another number of times, by their draws"]
 
 
-def test_scores_that_are_not_what_was_written_are_told(store: ReplayStore) -> None:
-    collected = FreshRows(1, rates=(0.5,), size=2).append_to(store)
-    store.add_policy(policy(1))
-    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in collected.trajectories})
+def test_blobs_that_nothing_is_drawn_from_are_told(store: ReplayStore) -> None:
+    iterate(store, 1, make_sampler("uniform", 0))
+    store.keep_held_out(RUN, [EVALUATED], evaluations=1)
+    rows = FreshRows(1, rates=(0.5, 0.25)).trajectories
+    store.add_scores(RUN, 1, {(row.id, 0): np.zeros(6, np.float32) for row in rows})
     assert store.verify().damage == []
-    second = collected.trajectories[1].id
-    sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), second)
-    told = f"token_scores: 1 are not what was written, the first of segment 0 of trajectory {second}"
-    assert store.verify().damage == [told]
+    sql(store, "update held_out set checksum = checksum + 1")
+    sql(store, "update token_scores set log_probs = ? where trajectory = ?", bytes(12), rows[1].id)
+    assert store.verify().damage == ["token_scores: 1 are not what was written", "held_out: 1 are not what was written"]
 
 
-def test_histogram_that_is_not_what_was_written_is_told(store: ReplayStore) -> None:
-    spread = [Histogram(quantity, FRESH, "", count([0.0, 0.5])) for quantity in ("ratio", "drift")]
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, make_sampler("uniform", 0), histograms=spread)
-    assert store.verify().damage == []
-    sql(store, "update histograms set counts = ? where iteration > 1 and quantity = 'ratio'", bytes(12))
-    told = f"histograms: 2 are not what was written, the first of iteration 2 of run {RUN}"
-    assert store.verify().damage == [told]
-
-
-@pytest.mark.parametrize("text", ["{", "1", '"plain"'])
+@pytest.mark.every_database
+@pytest.mark.parametrize("text", ["{", '"plain"'])
 def test_mark_of_an_escape_before_what_is_none_is_told_by_column(store: ReplayStore, text: str) -> None:
     """Read as another text it would not be found again: pages ended nowhere."""
-    iterate(store, 1, make_sampler("uniform", 0), histograms=[Histogram("ratio", FRESH, "", count([0.5]))])
-    sql(store, "update histograms set quantity = ?", f"\ue000json:{text}")
-    (told,) = store.verify().damage
-    assert told.startswith("histograms.quantity must hold text, got ")
+    iterate(store, 1, make_sampler("uniform", 0))
+    sql(store, "update metrics set name = ?", f"\ue000json:{text}")
+    assert store.verify().damage == ["metrics.name: 1 hold what nobody can have written there"]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 
-from replay import InvalidRecord, ReplayStore, RunReplaced
+from replay import InvalidRecord, ReplayStore
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
-from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
 from replay.ticket_records import PlannedBatch, TicketCounts
-from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, request, sql, task
+from tests.fakes.records import RUN, iteration_record, measured, policy, request, sql, task
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue, ticket
 
 
@@ -93,15 +90,6 @@ def test_groups_of_a_batch_are_fresh_once_in_the_order_of_their_issue(store: Rep
     assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
 
 
-def test_batch_that_took_longer_is_fresh_in_a_later_iteration(store: ReplayStore) -> None:
-    issue(store, [0])
-    collect(store, 2)
-    close(store, 0)
-    assert fresh(store, 2, staleness=1) == FreshDraw()
-    drawn = fresh(store, 2, planned_for=1, staleness=1)
-    assert [(row.trajectory.record.iteration, row.staleness) for row in drawn.rows] == [(1, 1), (1, 1)]
-
-
 def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> None:
     tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4
@@ -113,22 +101,6 @@ def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> Non
     assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 2)
     collect(store, 2)
     assert (store.tickets.episodes(RUN, 1), store.tickets.under_way(RUN, 1)) == (4, 0)
-
-
-@pytest.mark.parametrize(("staleness", "late"), [(0, 4), (1, 2), (2, 0), (4, 0)])
-def test_group_beyond_the_bound_is_late_and_for_replay_at_once(store: ReplayStore, staleness: int, late: int) -> None:
-    issue(store, [0, 1])
-    collect(store, 2, version=0)
-    collect(store, 2, version=1)
-    close(store, 0)
-    close(store, 1)
-    drawn = fresh(store, 3, planned_for=1, staleness=staleness)
-    assert drawn.late == late
-    assert all(row.staleness is not None and row.staleness <= staleness for row in drawn.rows)
-    assert counts(store).late == late
-    eligible = {row.trajectory.id for row in store.draw(request(3, 9), make_sampler("uniform", 0))}
-    assert eligible == {id for id, state in states(store).items() if state == "eligible"}
-    assert len(eligible) == late
 
 
 def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: ReplayStore) -> None:
@@ -162,18 +134,6 @@ def test_rows_whose_fresh_draw_is_rolled_back_are_fresh_again(store: ReplayStore
     assert counts(store).fresh == 4
 
 
-def test_rows_that_were_late_since_the_checkpoint_are_not_late_yet(store: ReplayStore) -> None:
-    issue(store, [0, 1])
-    collect(store, 4)
-    close(store, 0)
-    commit(store, 1, fresh(store, 1))
-    close(store, 1)
-    assert fresh(store, 4, planned_for=1, staleness=2).late == 2
-    assert store.resume(RUN, 1).fresh_again == 2
-    assert (counts(store).late, counts(store).waiting) == (0, 2)
-    assert len(fresh(store, 2, planned_for=1, staleness=2).rows) == 2
-
-
 def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) -> None:
     for number in range(3):
         issue(store, [number], iteration=1 + number)
@@ -203,26 +163,3 @@ def test_what_is_damaged_or_forgotten_before_its_group_is_closed_costs_that_row_
     store.tickets.close_groups(RUN, [0], {row.id: 0.5 for row in rows}, policy_version=0)
     assert [row.trajectory.id for row in fresh(store, 1).rows] == ["row-0-0"]
     assert (counts(store).waiting, counts(store).unused) == (1, 2)
-
-
-def test_damaged_row_is_set_aside_and_its_group_is_fresh_without_it(store: ReplayStore) -> None:
-    issue(store, [0])
-    collect(store, 2)
-    close(store, 0)
-    sql(store, "update trajectories set reward = 0.125 where id = 'row-0-1'")
-    drawn = fresh(store, 1)
-    assert [row.trajectory.id for row in drawn.rows] == ["row-0-0"]
-    assert states(store)["row-0-1"] == "quarantined"
-    commit(store, 1, drawn)
-    assert (counts(store).fresh, counts(store).unused) == (1, 1)
-
-
-def test_learner_that_was_replaced_closes_and_issues_nothing(location: Location) -> None:
-    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
-        issue(store, [0])
-        collect(other, 2)
-        other.resume(RUN, 0)
-        for write in (lambda: issue(store, [1]), lambda: close(store, 0), lambda: fresh(store, 1)):
-            with pytest.raises(RunReplaced):
-                write()
-        close(other, 0)

@@ -11,10 +11,9 @@ import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
 from replay import ReplayError, ReplayStore, queries
-from replay.errors import InvalidRecord, RunReplaced
+from replay.errors import InvalidRecord
 from replay.records import HeldOutEpisode
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, new_store, request, run_record, sql
 
 SAID = (
@@ -79,13 +78,6 @@ def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
     assert last["next"] is None
 
 
-def test_put_again_takes_the_place_of_what_was_there(store: ReplayStore) -> None:
-    store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=3)
-    store.keep_held_out(RUN, [episode(0, success=False)], evaluations=3)
-    assert kept(store) == [(0, 0), (0, 1)]
-    assert [row["success"] for row in queries.held_out(store, RUN)["rows"]] == [False, True]
-
-
 def test_newest_evaluations_of_a_run_are_kept(store: ReplayStore) -> None:
     store.add_run(run_record("run-2"))
     store.keep_held_out("run-2", [episode(0, run="run-2")], evaluations=2)
@@ -102,15 +94,6 @@ def test_resume_takes_back_later_evaluations(store: ReplayStore) -> None:
         store.keep_held_out(RUN, [episode(0, iteration)], evaluations=9)
     store.resume(RUN, 4)
     assert kept(store) == [(0, 0), (4, 0)]
-
-
-def test_trainer_whose_run_was_taken_over_keeps_nothing(location: Location) -> None:
-    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
-        store.resume(RUN, 0)
-        other.resume(RUN, 0)
-        with pytest.raises(RunReplaced):
-            store.keep_held_out(RUN, [episode(0)], evaluations=1)
-        assert kept(other) == []
 
 
 def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from replay import InvalidRecord, ReplayStore
 from replay.storage.format.schema import trajectories
-from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED, TRAIN
+from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.records import RUN, sql, task
-from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of, ticket
+from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of
 
 
 def test_tickets_are_given_out_once_evaluations_first_then_the_oldest(store: ReplayStore) -> None:
@@ -19,12 +19,6 @@ def test_tickets_are_given_out_once_evaluations_first_then_the_oldest(store: Rep
     assert store.tickets.last_number(RUN) == 2
 
 
-def test_claim_holds_the_task_and_counts_itself(store: ReplayStore) -> None:
-    issue(store, [7], size=1)
-    (given,) = claim(store, "a")
-    assert (given.task, given.ticket, given.fence, given.tries) == (task(), ticket(7), 1, 1)
-
-
 def test_ticket_issued_again_must_be_the_same(store: ReplayStore) -> None:
     issue(store, [0])
     assert issue(store, [0]) == 0
@@ -32,18 +26,6 @@ def test_ticket_issued_again_must_be_the_same(store: ReplayStore) -> None:
         issue(store, [0], iteration=2)
     with pytest.raises(InvalidRecord, match="purpose must .* got 'play'"):
         issue(store, [1], purpose="play")
-
-
-def test_lease_that_is_over_is_claimed_again_with_a_higher_fence(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    (zombie,) = claim(store, "zombie", lease_s=OVER)
-    (taken,) = claim(store, "second")
-    assert (zombie.fence, taken.fence, taken.tries) == (1, 2, 2)
-    assert claim(store, "third") == []
-    assert store.tickets.extend([zombie], lease_s=60) == {(0, 0): LEASED}
-    assert store.tickets.finish([(taken, episode(taken))]) == [True]
-    assert store.tickets.finish([(zombie, episode(zombie, suffix="-again"))]) == [False]
-    assert sql(store, "select id from trajectories") == [("row-0-0",)]
 
 
 def test_zombie_that_is_first_counts_and_the_second_does_not(store: ReplayStore) -> None:
@@ -56,13 +38,6 @@ def test_zombie_that_is_first_counts_and_the_second_does_not(store: ReplayStore)
     assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (1, 1)
 
 
-def test_heartbeat_extends_a_lease_that_nobody_else_took(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    held = claim(store, "a", lease_s=OVER)
-    assert store.tickets.extend(held, lease_s=600) == {}
-    assert claim(store, "b") == []
-
-
 def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None:
     """It may have ended two workers: what else the third one held would fail with it."""
     issue(store, [0], size=3)
@@ -72,53 +47,6 @@ def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None
     assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 0), 3)]
     assert [(each.place, each.tries) for each in claim(store, count=8)] == [((0, 1), 3)]
     assert claim(store, count=8) == []
-
-
-def test_task_that_kills_its_workers_fails_and_wedges_nothing(store: ReplayStore) -> None:
-    issue(store, [0, 1], size=1)
-    for tries in (1, 2, 3):
-        (given,) = claim(store, f"worker-{tries}", lease_s=OVER)
-        assert (given.place, given.tries) == ((0, 0), tries)
-    assert [each.place for each in claim(store, "fourth")] == [(1, 0)]
-    assert state_of(store, 0)[0::4] == (FAILED, "3 workers claimed it, and none of them answered")
-    store.tickets.close_groups(RUN, [0], {}, policy_version=0)
-
-
-def test_ticket_given_back_is_free_at_once_and_no_try_is_counted(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    for fence in range(1, 6):
-        (held,) = claim(store, "leaving")
-        assert (held.fence, held.tries) == (fence, 1)
-        assert store.tickets.give_back([held]) == {}
-        assert state_of(store, 0) == (QUEUED, None, fence, 0, None)
-    assert store.tickets.give_back([held]) == {(0, 0): QUEUED}
-
-
-def test_revoked_ticket_is_named_by_the_heartbeat_and_counts_no_more(store: ReplayStore) -> None:
-    issue(store, [0])
-    issue(store, [1], purpose=EVALUATION)
-    held = claim(store, "a", count=3)
-    assert store.tickets.revoke(RUN, TRAIN, "the run ends") == 2
-    assert store.tickets.extend(held, lease_s=60) == {(0, 0): REVOKED}
-    assert store.tickets.finish([(held[2], episode(held[2]))]) == [False]
-    assert claim(store, "b", count=9) == []
-
-
-def test_failed_ticket_has_its_reason_and_is_not_claimed_again(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    held = claim(store, "a")
-    assert store.tickets.fail(held, "engine_failure") == {}
-    assert state_of(store, 0) == (FAILED, "a", 1, 1, "engine_failure")
-    assert store.tickets.finish([(held[0], episode(held[0]))]) == [False]
-    assert claim(store) == []
-
-
-def test_finish_again_counts_as_done(store: ReplayStore) -> None:
-    issue(store, [0])
-    held = claim(store, "a", count=2)
-    rows = [(each, episode(each)) for each in held]
-    assert store.tickets.finish(rows) == store.tickets.finish(rows) == [True, True]
-    assert sql(store, "select count(*) from trajectories") == [(2,)]
 
 
 @pytest.mark.parametrize(
@@ -139,22 +67,6 @@ def test_row_of_another_ticket_is_refused_and_ends_nothing(
     assert sql(store, "select count(*) from trajectories") == [(0,)]
 
 
-def test_evaluation_ends_with_an_outcome_and_no_row(store: ReplayStore) -> None:
-    issue(store, [0], size=2, purpose=EVALUATION)
-    held = claim(store, "a", count=2)
-    assert store.tickets.finish_evaluation(held[0], {"success": True, "reward": 0.5})
-    assert store.tickets.finish_evaluation(held[0], {"success": True, "reward": 0.5})
-    with pytest.raises(InvalidRecord, match="purpose must be 'train' for a row that is stored, got 'eval'"):
-        store.tickets.finish([(held[1], episode(held[1]))])
-    store.tickets.fail([held[1]], "overtime")
-    (group,) = store.tickets.ended_groups(RUN, EVALUATION)
-    assert [(member.state, member.outcome) for member in group.members] == [
-        ("done", {"success": True, "reward": 0.5}),
-        ("failed", None),
-    ]
-    assert store.tickets.counts(RUN).done == 0
-
-
 def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -> None:
     issue(store, [0], size=2)
     (id,) = collect(store, 1)
@@ -162,9 +74,3 @@ def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -
     assert claim(store, "a")[0].task == task()
     counts = store.tickets.counts(RUN)
     assert (counts.done, counts.unused, counts.rows) == (1, 1, 1)
-
-
-def test_ticket_of_no_run_is_refused(store: ReplayStore) -> None:
-    with pytest.raises(InvalidRecord, match=r"groups must be issued ones whose members have all ended, got \[3\]"):
-        store.tickets.close_groups(RUN, [3], {}, policy_version=0)
-    assert claim(store) == []

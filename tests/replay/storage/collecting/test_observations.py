@@ -39,14 +39,6 @@ def test_answers_come_back_by_task_and_environment(store: ReplayStore) -> None:
     assert store.remembered_tasks("tools-2") == [first.task]
 
 
-def test_the_first_answer_stays(store: ReplayStore) -> None:
-    first = answered()
-    store.remember([first])
-    store.remember([replace(first, content="other"), answered(1)])
-    assert {record.content for record in store.remembered(ENVIRONMENT, [first.task])} == {"a\nb"}
-    assert len(store.remembered(ENVIRONMENT, [first.task])) == 2
-
-
 def test_what_is_forgotten_takes_the_answers_of_its_task_along(store: ReplayStore) -> None:
     first = answered()
     store.remember([first])

@@ -8,12 +8,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from replay import ReplayError, ReplayStore, RunReplaced
+from replay import ReplayStore
 from replay.errors import DatabaseFailed
-from replay.storage.databases import Location
-from replay.ticket_records import PlannedBatch
-from tests.fakes.records import RUN, new_store, task
-from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue, ticket
+from tests.fakes.records import RUN, new_store
+from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue
 
 
 def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
@@ -30,33 +28,6 @@ def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
     assert [each.facts for each in store.roles.listed("engine", RUN)] == [{"proved": 3}]
     store.roles.leave("worker", RUN, "w-1")
     assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
-
-
-def test_second_learner_is_refused_while_the_first_one_lives(store: ReplayStore) -> None:
-    store.roles.lead(RUN, "first", lease_s=600)
-    store.roles.lead(RUN, "first", lease_s=600)
-    with pytest.raises(ReplayError, match="run must have one learner, got 'second' while 'first' leads run-1"):
-        store.roles.lead(RUN, "second", lease_s=600)
-    store.roles.stop_leading(RUN, "first")
-    store.roles.lead(RUN, "second", lease_s=600)
-
-
-def test_learner_whose_lease_is_over_is_replaced_and_stops(location: Location) -> None:
-    with closing(new_store(location)) as first, closing(ReplayStore.open(location)) as second:
-        first.roles.lead(RUN, "first", lease_s=OVER)
-        second.roles.lead(RUN, "second", lease_s=600)
-        second.resume(RUN, 0)
-        with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
-            first.roles.still_leads(RUN, "first", lease_s=600)
-        with pytest.raises(RunReplaced):
-            issue(first, [0])
-        second.roles.still_leads(RUN, "second", lease_s=600)
-        issue(second, [0])
-
-
-def test_learner_of_no_run_is_refused(store: ReplayStore) -> None:
-    with pytest.raises(ReplayError, match="run must be one that the database knows, got 'other'"):
-        store.roles.lead("other", "first", lease_s=600)
 
 
 _WORKERS_RIGHTS = (
@@ -106,11 +77,3 @@ def test_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
     assert not store.roles.view(RUN).has_free_tickets
     store.tickets.extend([held], lease_s=OVER)
     assert store.roles.view(RUN).has_free_tickets
-
-
-def test_a_batch_is_found_by_its_iteration(store: ReplayStore) -> None:
-    assert store.tickets.planned_batch(RUN, 1) is None
-    for iteration in (1, 2):
-        store.tickets.issue([task()], [ticket(iteration)], PlannedBatch(RUN, iteration, {"tasks": [iteration, 7]}))
-    found = store.tickets.planned_batch(RUN, 2)
-    assert found is not None and (found.iteration, found.plan) == (2, {"tasks": [2, 7]})

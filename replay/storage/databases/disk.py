@@ -1,7 +1,4 @@
-"""File systems of other machines, whose locks and shared memory SQLite can't rely on.
-
-https://www.sqlite.org/faq.html#q5
-"""
+"""What a disk must be asked: whether it is of another machine, and to have written what it was given."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ _NETWORK = (
 def network_file_system(folder: Path) -> str | None:
     """The type of the network file system the folder stands on; None: a local one, or one that is not known.
 
+    SQLite can't rely on the locks and the shared memory of these: https://www.sqlite.org/faq.html#q5
+
     Linux lists mounts for everybody; other systems have no list that needs no privileges.
     """
     try:
@@ -33,3 +32,12 @@ def network_file_system(folder: Path) -> str | None:
             name = kind.split(" ")[0]
             return name if name in _NETWORK else None
     return None
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

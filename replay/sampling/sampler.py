@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
@@ -144,9 +144,6 @@ class Sampler(ABC):
     """The name of a built-in one; others go by the name of their class."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Columns without which a row can't be weighed: where one is NaN the row weighs 0, and is counted as unknown."""
-    row_wise: ClassVar[bool] = False
-    """True promises that a row's weight depends on that row and on `reference` alone: then only new rows are weighed.
-    Otherwise all rows that may be drawn are, at every draw."""
     Options: ClassVar[type] = NoOptions
     """A frozen dataclass: `replay.sampler_options` by name, checked by its fields' types and its __post_init__."""
 
@@ -162,10 +159,6 @@ class Sampler(ABC):
     @abstractmethod
     def weights(self, rows: Rows) -> Floats:
         """[N] finite and >= 0."""
-
-    def reference(self, now: DrawClock) -> Hashable:
-        """What row-wise weights depend on besides the row."""
-        return None
 
     def correction(self, probability: float, rows: int) -> float:
         """Weight of the row's loss, up to a factor; `probability` is its share among `rows` that could be drawn."""

@@ -1,0 +1,282 @@
+"""The built-in samplers: which stored rows are drawn. They say how much each row weighs, and are seeded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from replay.sampling.sampler import DrawClock, Floats, RankedSampler, Rows, Sampler, require
+
+__all__ = ["SAMPLERS", "DrawClock", "RankedSampler", "Rows", "Sampler", "make_sampler", "successes"]
+
+
+class UniformSampler(Sampler):
+    """Every row alike."""
+
+    name = "uniform"
+
+    def weights(self, rows: Rows) -> Floats:
+        return np.ones(len(rows))
+
+
+class RecencySampler(Sampler):
+    """Weight 2^(-staleness / half_life): half as likely every `half_life` policy versions.
+
+    The emphasis on recent experience of Wang and Ross 2019 (arXiv:1906.04009), as a half-life. Unknown: rows of other
+    runs, which have no staleness. No signal: rows of one version are uniform.
+    """
+
+    name = "recency"
+    needs = ("staleness",)
+
+    @dataclass(frozen=True)
+    class Options:
+        half_life: Annotated[float, Field(gt=0)] = 8.0
+        """Policy versions."""
+
+    def weights(self, rows: Rows) -> Floats:
+        weights: Floats = np.exp2(-rows.staleness / self.options.half_life)
+        return weights
+
+
+class FifoWindowSampler(Sampler):
+    """Every row of the newest `window` iterations alike, no other one.
+
+    Uniform over a first-in-first-out window, as found best in arXiv:2604.08706. Rows of other runs have iterations
+    of another counting: their priority is unknown. No signal: an empty window gives nothing.
+    """
+
+    name = "fifo_window"
+    needs = ("staleness",)
+
+    @dataclass(frozen=True)
+    class Options:
+        window: Annotated[int, Field(ge=1, lt=2**63)] = 8
+        """Iterations before the drawing one."""
+
+    def weights(self, rows: Rows) -> Floats:
+        newest: Floats = (rows.iteration >= rows.now.iteration - self.options.window).astype(np.float64)
+        return newest
+
+
+class SuccessSampler(Sampler):
+    """Weight 1 - success rate of the row's group: what is still hard comes back.
+
+    Groups of constant reward weigh 0, the solved and the hopeless alike: their advantages are 0 and nothing can be
+    learned from them. A group of one (hindsight) or of another run (a teacher's, an import's) does not say how often
+    the policy fails: its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0 if their advantage is 0.
+    No signal: where no row has a weight nothing is drawn.
+    """
+
+    name = "success"
+
+    def weights(self, rows: Rows) -> Floats:
+        size, rate = rows.group_size, rows.group_success_rate
+        measured = np.where(rows.group_reward_std > 0.0, 1.0 - rate, 0.0)
+        estimated = np.where(rows.advantage != 0.0, (size * (1.0 - rate) + 1.0) / (size + 2.0), 0.0)
+        return np.where(rows.own & (size > 1), measured, estimated)
+
+
+def successes(success_rate: Any, group_size: Any) -> Any:
+    """k of a difficulty bucket, of one group or of an array of them."""
+    return np.rint(success_rate * group_size)
+
+
+class DifficultySampler(Sampler):
+    """Rows in buckets by the success count k of their group of n.
+
+    gaussian: weight exp(-(k - n/2)^2 / (2 sigma^2)), most for groups solved half of the time (after ExGRPO,
+    arXiv:2510.02245, whose buckets have these weights; here each of a bucket's rows has).
+    uniform_buckets: weight 1 / rows of the same k and n that can be drawn, every bucket alike.
+    hard: weight 1 - k/n. easy: weight k/n. No signal: one bucket is uniform.
+    """
+
+    name = "difficulty"
+
+    @dataclass(frozen=True)
+    class Options:
+        mode: Literal["gaussian", "uniform_buckets", "hard", "easy"] = "gaussian"
+        sigma: Annotated[float, Field(gt=0)] = 1.0
+        """The width of `gaussian`, in successes."""
+
+    def weights(self, rows: Rows) -> Floats:
+        sizes = rows.group_size
+        counts: Floats = successes(rows.group_success_rate, sizes)
+        match self.options.mode:
+            case "gaussian":
+                bell: Floats = np.exp(-(((counts - sizes / 2) / self.options.sigma) ** 2) / 2.0)
+                return bell
+            case "hard":
+                return 1.0 - counts / sizes
+            case "easy":
+                return counts / sizes
+            case _:
+                _, bucket, members = np.unique(counts + 1j * sizes, return_inverse=True, return_counts=True)
+                return 1.0 / members[bucket]
+
+
+class RewardSampler(Sampler):
+    """Weight exp(reward / temperature): what paid most comes back most (RePO's reward-oriented replay,
+    arXiv:2506.09340, with a softmax in place of the maximum). No signal: equal rewards are uniform."""
+
+    name = "reward"
+
+    @dataclass(frozen=True)
+    class Options:
+        temperature: Annotated[float, Field(gt=0)] = 1.0
+        """Reward units; rewards beyond 300 of them count as 300."""
+
+    def weights(self, rows: Rows) -> Floats:
+        weights: Floats = np.exp(np.clip(rows.reward / self.options.temperature, -300.0, 300.0))
+        return weights
+
+
+class MaxVarianceGroupSampler(Sampler):
+    """Weight reward variance of the row's group: most for groups that tell good from bad most clearly (RePO's
+    variance-driven replay, arXiv:2506.09340). No signal: groups of constant reward are never drawn."""
+
+    name = "max_variance_group"
+
+    def weights(self, rows: Rows) -> Floats:
+        return rows.group_reward_std**2
+
+
+class AdvantageSampler(Sampler):
+    """Weight |advantage|^exponent, corrected by importance weights (N probability)^-beta over the largest of the draw
+    (prioritised experience replay, Schaul et al. 2016, arXiv:1511.05952).
+
+    The weight comes with the row and multiplies its loss; beta 1 undoes the priority, 0 corrects nothing. The formula
+    is that of draws with replacement, which draws of a small share of the buffer are close to. No signal: rows of
+    advantage 0 are never drawn, as they teach nothing.
+    """
+
+    name = "advantage"
+
+    @dataclass(frozen=True)
+    class Options:
+        exponent: Annotated[float, Field(ge=0)] = 0.6
+        beta: Annotated[float, Field(ge=0, le=1)] = 0.4
+
+    def weights(self, rows: Rows) -> Floats:
+        sizes = np.abs(rows.advantage)
+        return np.where(sizes > 0.0, sizes**self.options.exponent, 0.0)
+
+    def correction(self, probability: float, rows: int) -> float:
+        return float((rows * probability) ** -self.options.beta)
+
+
+class EntropySampler(RankedSampler):
+    """Takes, of `pool` random candidates per row asked for, those of lowest mean entropy (ExGRPO, arXiv:2510.02245,
+    which takes the surest of a task's solutions), or of the highest.
+
+    policy: stored is the entropy when the row was sampled, and unknown where no generator gave it; current is
+    measured by the policy that is about to learn, for every candidate. mode random: every row of known entropy alike.
+    Equal entropies are uniform. A row taken by rank has no probability.
+    """
+
+    name = "entropy"
+
+    @dataclass(frozen=True)
+    class Options:
+        mode: Literal["argmin", "argmax", "random"] = "argmin"
+        policy: Literal["stored", "current"] = "stored"
+        pool: Annotated[int, Field(ge=1, lt=2**63)] | None = 4
+        """null: all rows there are."""
+
+        def __post_init__(self) -> None:
+            measured = self.policy == "current" and self.mode != "random"
+            require(not measured or self.pool is not None, "pool", "be a number when policy is current", self.pool)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on the options
+        return () if self.measured else ("mean_entropy",)
+
+    @property
+    def pool(self) -> int | None:
+        pool: int | None = 0 if self.options.mode == "random" else self.options.pool
+        return pool
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.options.policy == "current" and self.options.mode != "random")
+
+    @property
+    def sign(self) -> float:
+        return -1.0 if self.options.mode == "argmax" else 1.0
+
+    def weights(self, rows: Rows) -> Floats:
+        return np.ones(len(rows))
+
+    def scores(self, rows: Rows) -> Floats:
+        return self.sign * rows.mean_entropy
+
+
+class FreshnessSampler(Sampler):
+    """Another sampler's weight x exp(-staleness / tau): a priority that ages (freshness-aware PER).
+
+    Unknown: rows of other runs, which have no staleness, and what is unknown to the other sampler. No signal: as the
+    other sampler.
+    """
+
+    name = "freshness"
+
+    @dataclass(frozen=True)
+    class Options:
+        tau: Annotated[float, Field(gt=0)] = 8.0
+        """Policy versions."""
+        sampler: str = "advantage"
+        """One that weighs rows; its options stand in `options`."""
+        options: dict[str, Any] = field(default_factory=dict)
+
+        def __post_init__(self) -> None:
+            weighing = [name for name, kind in _PLAIN.items() if not issubclass(kind, RankedSampler)]
+            require(self.sampler in weighing, "sampler", f"be one of {', '.join(weighing)}", self.sampler)
+
+    def __init__(self, seed: int, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(seed, options)
+        self._other = _PLAIN[self.options.sampler](0, self.options.options)
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # and what the other one needs
+        return ("staleness", *self._other.needs)
+
+    def weights(self, rows: Rows) -> Floats:
+        fresh: Floats = np.exp(-rows.staleness / self.options.tau)
+        return self._other.weights(rows) * fresh
+
+    @property
+    def corrects(self) -> bool:
+        return self._other.corrects
+
+    def correction(self, probability: float, rows: int) -> float:
+        return self._other.correction(probability, rows)
+
+
+_PLAIN: dict[str, type[Sampler]] = {
+    kind.name: kind
+    for kind in (
+        UniformSampler,
+        RecencySampler,
+        FifoWindowSampler,
+        SuccessSampler,
+        DifficultySampler,
+        EntropySampler,
+        AdvantageSampler,
+        RewardSampler,
+        MaxVarianceGroupSampler,
+    )
+}
+SAMPLERS: dict[str, type[Sampler]] = {**_PLAIN, FreshnessSampler.name: FreshnessSampler}
+
+
+def make_sampler(kind: str | type[Sampler], seed: int, options: Mapping[str, Any] | None = None) -> Sampler:
+    """A built-in sampler by its name, or one of another class. Raises ValueError for what does not fit."""
+    if isinstance(kind, str):
+        if kind not in SAMPLERS:
+            raise ValueError(f"replay.sampler must be one of {', '.join(SAMPLERS)}, got {kind!r}.")
+        kind = SAMPLERS[kind]
+    return kind(seed, options)

@@ -1,1 +1,0 @@
-"""Alembic migrations, append-only: a released one is never edited."""

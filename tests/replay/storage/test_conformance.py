@@ -1,0 +1,355 @@
+"""What a store promises, on every database: the same calls leave the same rows and are answered alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from replay import (
+    CorruptTrajectory,
+    DrawRequest,
+    InvalidRecord,
+    Limits,
+    Pick,
+    ReplayError,
+    ReplayStore,
+    RunReplaced,
+    make_sampler,
+)
+from replay.errors import ContentGone
+from replay.records import ObservationRecord
+from replay.storage.collecting.fresh_groups import FreshRequest
+from replay.storage.databases import Location
+from replay.storage.format.schema import metadata, trajectories
+from replay.storage.retention import Capacity
+from replay.storage.write import Admission
+from replay.ticket_records import EVALUATION, LEASED
+from tests.fakes.databases import Databases
+from tests.fakes.records import (
+    RUN,
+    FreshRows,
+    group,
+    iterate,
+    iteration_record,
+    measured,
+    new_store,
+    policy,
+    request,
+    run_record,
+    sql,
+    task,
+    trajectory,
+)
+from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue, state_of
+from tests.replay.storage.damaged_buffers import QUESTIONS, fill
+from tests.replay.storage.test_kill_points import check_steps
+
+pytestmark = pytest.mark.every_database
+
+ODD_TEXTS = ["NUL \x00", "half \ud83d", "\ue000json:x", "naïve", "plain", "%_'\"\\"]
+CLOCKS = {"created_at", "started_at", "seen_at", "issued_at", "ended_at", "due", "leader_due"}
+COMPRESSED = {"said"}
+
+
+def contents(location: Location) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, but for times of day and what a file holds compressed."""
+    found = {}
+    for name, table in metadata.tables.items():
+        columns = [column for column in table.columns if column.name not in CLOCKS | COMPRESSED]
+        names = ", ".join(f'"{column.name}"' for column in columns)
+        rows = [tuple(map(plain, row)) for row in sql(location, f'select {names} from "{name}"')]
+        found[name] = sorted(rows, key=repr)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Booleans are numbers in a file."""
+    return int(value) if isinstance(value, bool) else value
+
+
+@pytest.fixture
+def filled(location: Location) -> Location:
+    fill(location)
+    return location
+
+
+def test_the_same_calls_leave_the_same_rows(filled: Location, tmp_path: Path) -> None:
+    fill(tmp_path / "file.sqlite")
+    there, in_a_file = contents(filled), contents(tmp_path / "file.sqlite")
+    assert {name for name, rows in there.items() if not rows} == set()
+    for name, rows in in_a_file.items():
+        assert there[name] == rows, name
+
+
+def test_the_same_questions_are_answered_alike(filled: Location, tmp_path: Path) -> None:
+    fill(tmp_path / "file.sqlite")
+    answers = []
+    for location in (filled, tmp_path / "file.sqlite"):
+        with closing(ReplayStore.open(location, read_only=True)) as store:
+            found = {name: ask(store) for name, ask in QUESTIONS.items() if name not in ("workers", "engines")}
+        answers.append({name: without_place(answer) for name, answer in found.items()})
+    for name, answer in answers[1].items():
+        assert answers[0][name] == answer, name
+
+
+def without_place(answer: Any) -> Any:
+    if isinstance(answer, dict):
+        left_out = {"database", "bytes", "started_at", "created_at", "seconds_since"}
+        return {name: without_place(value) for name, value in answer.items() if name not in left_out}
+    return [without_place(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def test_whole_buffer_is_found_whole(filled: Location) -> None:
+    with closing(ReplayStore.open(filled, read_only=True)) as store:
+        found = store.verify()
+    assert (found.corrupt, found.dangling, found.damage) == ({}, {}, [])
+
+
+def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
+    rows = [trajectory(id, slot=slot, stop_reason=id) for slot, id in enumerate(ODD_TEXTS)]
+    store.append([task()], [group()], rows)
+    drawn = store.draw(request(2, 99), make_sampler("uniform", 0))
+    assert sorted(row.trajectory.id for row in drawn) == sorted(ODD_TEXTS)
+    assert all(row.trajectory.record.stop_reason == row.trajectory.id for row in drawn)
+    assert [row.messages for row in store.read(["plain"])] == [trajectory("plain").messages]
+
+
+@pytest.mark.parametrize(("table", "change"), [("trajectories", "reward = -1.0"), ("segments", "reason = 'fork'")])
+def test_row_that_was_changed_is_quarantined_and_never_trained_on(store: ReplayStore, table: str, change: str) -> None:
+    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+    sql(store, f"update {table} set {change} where {'id' if table == 'trajectories' else 'trajectory'} = 'a'")
+    assert [row.trajectory.id for row in store.draw(request(2, 2), make_sampler("uniform", 0))] == ["b"]
+    assert sql(store, "select id from trajectories where state = 'quarantined'") == [("a",)]
+    with pytest.raises(CorruptTrajectory):
+        store.read(["a"])
+
+
+def test_draws_do_not_depend_on_the_database_the_row_order_or_the_clock(location: Location, tmp_path: Path) -> None:
+    drawn = []
+    for number, place in enumerate((location, tmp_path / "file.sqlite")):
+        with closing(new_store(place)) as store:
+            for iteration in (2, 1) if number else (1, 2):
+                rows = FreshRows(iteration, rates=(0.5, 0.25, 0.75), size=5)
+                store.append([task()], rows.groups, rows.trajectories[:: -1 if number else 1])
+            sql(store, "update trajectories set created_at = '1970-01-01T00:00:' || (70 - iteration)")
+            found = store.draw(request(3, 6), make_sampler("success", 4))
+            drawn.append([(row.trajectory.id, row.draw.slot, row.draw.probability) for row in found])
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 6
+
+
+def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Callable[[str], Location]) -> None:
+    def run(store: ReplayStore, sampler: Any, iterations: range, attempt: int = 0) -> list[Any]:
+        drawn = []
+        for iteration in iterations:
+            limits = Limits(max_uses=3, cooldown=1)
+            ids = iterate(store, iteration, sampler, count=3, attempt=attempt, limits=limits)
+            drawn.append([(row.record.iteration, row.record.slot) for row in store.read(ids)])
+            store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=14, staleness=2))
+            if iteration % 3 == 0:
+                store.purge(RUN, iteration)
+        return drawn
+
+    with closing(new_store(new_location("a"))) as unbroken, closing(new_store(new_location("b"))) as broken:
+        expected = run(unbroken, make_sampler("recency", 3), range(1, 9))
+        run(broken, make_sampler("recency", 3), range(1, 6))
+        # The checkpoint is that of iteration 3: what iterations 4 and 5 evicted comes back.
+        report = broken.resume(RUN, 3)
+        sampler = make_sampler("recency", 99)
+        sampler.load_state(json.loads(json.dumps(report.sampler_state)))
+        assert run(broken, sampler, range(4, 9), attempt=report.next_attempt) == expected[3:]
+        assert sum(map(len, expected)) > 15
+
+
+def test_commit_counts_once_and_one_that_fails_leaves_the_reservations(store: ReplayStore) -> None:
+    fresh = FreshRows(1).append_to(store).draws()
+    store.reserve_fresh(fresh)
+    with pytest.raises(TypeError):
+        store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
+    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
+    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
+    for _ in range(2):
+        store.commit(iteration_record(1, replay=0), fresh, sampler_state={})
+    assert sql(store, "select state, count(*) from draws group by state") == [("committed", 4)]
+
+
+def test_append_that_is_refused_stores_nothing_and_one_done_again_counts_as_done(store: ReplayStore) -> None:
+    with pytest.raises(InvalidRecord, match="^reward must be a finite number"):
+        store.append([task()], [group()], [trajectory("a"), trajectory("b", reward=float("nan"))])
+    assert sql(store, "select count(*) from tasks") == [(0,)]
+    for inserted in (2, 0):
+        report = store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
+        assert (report.inserted, report.duplicates) == (inserted, 2 - inserted)
+    with pytest.raises(InvalidRecord, match="reward must be the stored 1.0 of the same id, got 0.5"):
+        store.append([], [], [trajectory("a", reward=0.5)])
+
+
+def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: Location) -> None:
+    with closing(new_store(location)) as first, closing(ReplayStore.open(location)) as second:
+        iterate(first, 1, make_sampler("uniform", 1))
+        second.resume(RUN, 1)
+        before = contents(location)
+        writes: list[Callable[[], Any]] = [
+            lambda: FreshRows(2).append_to(first),
+            lambda: first.draw(request(2, 2), make_sampler("uniform", 0)),
+            lambda: first.add_policy(policy(2)),
+            lambda: first.evict(RUN, 1, policy_version=1, capacity=Capacity(rows=1)),
+            lambda: issue(first, [0]),
+        ]
+        for write in writes:
+            with pytest.raises(RunReplaced):
+                write()
+        assert contents(location) == before
+        FreshRows(2).append_to(second)
+
+
+def test_rows_that_change_elsewhere_are_seen_by_the_next_draw(location: Location) -> None:
+    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
+        FreshRows(1, rates=(0.5, 0.5)).append_to(store)
+        assert store.available(request(3, 1), make_sampler("uniform", 0)).rows == 8
+        FreshRows(2).append_to(other)
+        other.prune(RUN, rows=trajectories.c.slot < 2, dry_run=False)
+        # Eight and four, less the first two of each.
+        assert store.available(request(3, 1), make_sampler("uniform", 0)).rows == 8
+
+
+def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> None:
+    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
+        other.add_run(run_record("run-2"))
+        other.add_policy(policy(0, run="run-2"))
+        FreshRows(1, size=8).append_to(store)
+        limits = Limits(max_uses=1, sources=(RUN,))
+        taken = other.draw(DrawRequest("run-2", 2, 1, (Pick(5),), limits=limits), make_sampler("uniform", 0))
+        mine = store.draw(replace(request(2, 9), limits=Limits(max_uses=1)), make_sampler("uniform", 0))
+        assert len({row.trajectory.id for row in (*taken, *mine)}) == len(taken) + len(mine) == 8
+        other.resume("run-2", 1)
+        assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
+
+
+def test_rows_with_the_same_tokens_and_redacted_ones_are_stored_in_numbers(store: ReplayStore) -> None:
+    first, same, secret = (trajectory(id, slot=slot) for slot, id in enumerate("abc"))
+    report = store.append([task()], [group()], [first, same], admission=Admission(dedupe=True))
+    assert (report.inserted, report.same_tokens) == (2, 1)
+    store.append([], [], [secret], admission=Admission(redact=lambda said: None))
+    assert sql(store, "select id, state_reason from reclaimed order by id") == [
+        ("b", "duplicate of a"),
+        ("c", "redacted"),
+    ]
+    with pytest.raises(ContentGone, match="duplicate of a"):
+        store.read(["b"])
+
+
+def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:
+    for iteration in (1, 2):
+        iterate(store, iteration, make_sampler("uniform", 1))
+    found = store.forget(trajectories.c.iteration == 1, dry_run=False)
+    assert (found.trajectories, found.messages, found.updates) == (8, 40, 10)
+    for table in ("trajectories", "segments", "messages"):
+        assert sql(store, f"select count(*) from {table}") == [(8,)]
+    assert sql(store, "select count(*), min(state_reason) from reclaimed") == [(8, "forgotten")]
+    assert store.verify().dangling == {}
+
+
+def test_ticket_counts_for_whoever_is_first(store: ReplayStore) -> None:
+    issue(store, [0], size=1)
+    (zombie,) = claim(store, "zombie", lease_s=OVER)
+    (taken,) = claim(store, "second")
+    assert (zombie.fence, taken.fence, claim(store, "third")) == (1, 2, [])
+    assert store.tickets.extend([zombie], lease_s=60) == {(0, 0): LEASED}
+    assert store.tickets.finish([(taken, episode(taken))]) == [True]
+    assert store.tickets.finish([(taken, episode(taken))]) == [True]
+    assert store.tickets.finish([(zombie, episode(zombie, suffix="-again"))]) == [False]
+    assert sql(store, "select id from trajectories") == [("row-0-0",)]
+
+
+def test_ticket_that_kills_its_workers_fails_and_one_given_back_is_free(store: ReplayStore) -> None:
+    issue(store, [0, 1], size=1)
+    for tries in (1, 2, 3):
+        (given,) = claim(store, f"worker-{tries}", lease_s=OVER)
+        assert (given.place, given.tries) == ((0, 0), tries)
+    (other,) = claim(store, "fourth")
+    assert (other.place, state_of(store, 0)[0]) == ((1, 0), "failed")
+    assert store.tickets.give_back([other]) == {}
+    assert state_of(store, 1)[:4] == ("queued", None, 1, 0)
+
+
+def test_evaluation_ends_with_an_outcome_and_a_revoked_one_is_named(store: ReplayStore) -> None:
+    issue(store, [0], size=2, purpose=EVALUATION)
+    first, second = claim(store, count=2)
+    assert store.tickets.finish_evaluation(first, {"success": True})
+    assert store.tickets.revoke(RUN, EVALUATION, "the run ends") == 1
+    assert store.tickets.extend([second], lease_s=60) == {(0, 1): "revoked"}
+    (ended,) = store.tickets.ended_groups(RUN, EVALUATION)
+    assert [member.outcome for member in ended.members] == [{"success": True}, None]
+
+
+@pytest.mark.parametrize(("staleness", "late"), [(1, 2), (2, 0)])
+def test_closed_groups_are_fresh_once_or_late(store: ReplayStore, staleness: int, late: int) -> None:
+    issue(store, [0, 1])
+    for version, number in ((0, 0), (1, 1)):
+        collect(store, 2, version=version)
+        close(store, number)
+    drawn = store.tickets.draw_fresh(FreshRequest(RUN, 3, 1, 2, staleness))
+    assert (drawn.late, len(drawn.rows)) == (late, 4 - late)
+    records = measured([row.draw for row in drawn.rows if row.draw is not None])
+    store.commit(iteration_record(3, replay=0), records, sampler_state={})
+    counts = store.tickets.counts(RUN)
+    assert (counts.fresh, counts.late, counts.waiting, counts.done) == (4 - late, late, 0, 4)
+    # Those that were late since are to be fresh again, too.
+    assert store.resume(RUN, 2).fresh_again == 4
+    assert store.verify().corrupt == {}
+
+
+def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:
+    store.roles.lead(RUN, "first", lease_s=600)
+    with pytest.raises(ReplayError, match="got 'second' while 'first' leads run-1"):
+        store.roles.lead(RUN, "second", lease_s=600)
+    store.roles.still_leads(RUN, "first", lease_s=OVER)
+    store.roles.lead(RUN, "second", lease_s=600)
+    with pytest.raises(RunReplaced, match="got 'second' in the place of 'first'"):
+        store.roles.still_leads(RUN, "first", lease_s=600)
+
+
+def test_first_answer_of_a_tool_stays(store: ReplayStore) -> None:
+    store.append([task()], [], [])
+    answer = ObservationRecord("call", "task-1", "tools", None, "look", {"key": "ü"}, "a\nb")
+    for content in ("a\nb", "other"):
+        store.remember([replace(answer, content=content)])
+    assert store.remembered("tools", ["task-1"]) == [answer]
+
+
+def test_creation_at_once_makes_one_database(databases: Databases, tmp_path: Path) -> None:
+    location = databases.new(tmp_path / "replay.sqlite", empty=True)
+    with ThreadPoolExecutor(8) as pool:
+        for store in pool.map(ReplayStore.create, [location] * 8):
+            store.close()
+    assert sql(location, "select name, value from buffer_state order by 1") == [("changed", 1), ("draws", 0)]
+    assert sql(location, "select count(*) from replay_schema_version") == [(1,)]
+
+
+def test_read_only_store_writes_nothing(location: Location) -> None:
+    new_store(location).close()
+    with closing(ReplayStore.open(location, read_only=True)) as reader, pytest.raises(ReplayError, match="read-?only"):
+        reader.append([task()], [], [])
+
+
+def test_reader_sees_one_moment(location: Location) -> None:
+    with closing(new_store(location)) as writer, closing(ReplayStore.open(location, read_only=True)) as reader:
+        counted = sa.select(sa.func.count()).select_from(trajectories)
+        with reader.reading() as connection:
+            assert connection.scalar(counted) == 0
+            writer.append([task()], [group()], [trajectory("a")])
+            assert connection.scalar(counted) == 0
+        with reader.reading() as connection:
+            assert connection.scalar(counted) == 1
+
+
+def test_kill_leaves_all_or_nothing(databases: Databases) -> None:
+    check_steps(databases, every=5 if databases.is_sqlite else 12)
