@@ -276,9 +276,7 @@ def test_search_that_has_time_fills_its_page(two_runs: ReplayStore) -> None:
 @pytest.mark.parametrize("id", ["", "nobody", "\x00", "é" * 5_000, "' or 1=1 --"])
 def test_an_id_of_no_row_is_refused(two_runs: ReplayStore, id: str) -> None:
     for name in ("after", "before"):
-        with pytest.raises(
-            ReplayError, match=f"{name} must be the id of a stored row, got .*"
-        ):
+        with pytest.raises(ReplayError, match=f"{name} must be the id of a stored row, got .*"):
             queries.page(two_runs, Query(RUN), **{name: id})  # type: ignore[arg-type]
 
 
