@@ -214,7 +214,7 @@ def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Loca
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "replay.sqlite"
     secretive(path).close()
-    monkeypatch.setattr("replay.storage.databases.sqlite_connection._BUSY_MILLISECONDS", 50)
+    monkeypatch.setattr("replay.storage.databases.sqlite._BUSY_MILLISECONDS", 50)
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("begin")
         reader.execute("select count(*) from trajectories").fetchone()
