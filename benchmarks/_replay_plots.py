@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks._replay_arms import BUDGET, TARGET
 from benchmarks._replay_figures import Costs, interval, recent_curve
 from benchmarks._replay_runs import Result
-from replay.report.svg import number
+from replay.pages.charts import number
 
 _STYLE = """
 svg { --ink: #1c1d20; --soft: #5d6068; --grid: #dfdfda; background: #ffffff; }

@@ -81,10 +81,11 @@ def pages(store: ReplayStore) -> dict[str, str]:
         "filtered_overview": "/buffer/overview?" + urlencode({"run": RUN, "where": "success"}),
         "trajectory": f"/trajectories/{first}",
         "long_trajectory": f"/trajectories/{LONG}",
-        "long_tokens": f"/trajectories/{LONG}/tokens",
+        "long_tokens": f"/trajectories/{LONG}?view=tokens",
+        "stretch_of_tokens": f"/trajectories/{LONG}/tokens.json",
         "task": f"/tasks/{TASKS[0].hash}",
-        "compared_trajectories": "/compare?" + urlencode({"a": first, "b": second}),
-        "compared_runs": "/compare?" + urlencode({"a": RUN, "b": f"{RUN}-2"}),
+        "compared_trajectories": "/compare?" + urlencode({"id": [first, second]}, doseq=True),
+        "compared_runs": "/?" + urlencode({"all": 1, "show": [RUN, f"{RUN}-2"]}, doseq=True),
         "mixing": f"/mixing?run={run}",
     }
     found |= {
@@ -188,11 +189,10 @@ def figures(database: Path, *, rounds: int) -> dict[str, float]:
     kinds = pages(store)
     listed = {path: path for path in lists(store)}
     store.close()
-    twins = {f"{name}_twin": twin(path) for name, path in kinds.items()}
     with server(database) as (address, process):
         listings = measure(address, process, listed, rounds=max(1, rounds // 5))
         of_lists = [each for times in listings.values() for each in times]
-        by_page = measure(address, process, kinds | twins, rounds=rounds)
+        by_page = measure(address, process, kinds, rounds=rounds)
         mine, wall = zip(*of_lists, strict=True)
         found = {"list_median_ms": statistics.median(mine), "list_p95_ms": p95(mine), "list_wall_p95_ms": p95(wall)}
         for name, times in by_page.items():
@@ -203,14 +203,12 @@ def figures(database: Path, *, rounds: int) -> dict[str, float]:
         found["slowest_cluster_p95_ms"] = max(found[f"{name}_p95_ms"] for name in of_cluster)
         found["slowest_page_p95_ms"] = max(found[f"{name}_p95_ms"] for name in by_page.keys() - of_cluster)
         found["server_peak_mb"] = peak_mb(process)
-        shown = {name: path for name, path in kinds.items() if not name.startswith("search") and "overview" not in name}
+        shown = {
+            name: path
+            for name, path in kinds.items()
+            if not name.startswith(("search", "stretch")) and "overview" not in name
+        }
         return found | renders(address, shown, rounds=max(1, rounds // 5))
-
-
-def twin(path: str) -> str:
-    """Where the page's answer stands as JSON."""
-    place, mark, asked = path.partition("?")
-    return ("/index" if place == "/" else place) + ".json" + mark + asked
 
 
 def main(rounds: int = 20, size: int = SIZE) -> dict[str, float]:

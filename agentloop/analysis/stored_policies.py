@@ -26,7 +26,7 @@ from agentloop.runs.checkpoint import complete_checkpoints, seed_process
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
-from replay.cli import newest_run_folder
+from replay.locate import newest_run_folder
 
 
 def newest_trained_folder(runs: Path = Path("runs")) -> Path:

@@ -10,11 +10,9 @@ import typer
 
 from agentloop.cli.context_commands import app as context_app
 from agentloop.cli.env_commands import app as env_app
-from agentloop.cli.mix import mix
-from agentloop.cli.replay_commands import demonstrations, import_, rescore, verify, whatif
-from replay.cli import app as replay_app
-from replay.cli.common import Run, RunId, opened
-from replay.cli.inspect import inspect
+from agentloop.cli.inspect_command import inspect
+from agentloop.cli.replay import app as replay_app
+from agentloop.cli.replay.common import Run, RunId, opened
 from replay.queries.open_buffer import asked_run
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -22,16 +20,6 @@ app.add_typer(context_app, name="context", epilog="Example: agentloop context ch
 app.add_typer(env_app, name="env", epilog="Example: agentloop env check examples/calculator.py:Calculator")
 app.add_typer(replay_app, name="replay", epilog="Example: agentloop replay ls --failed")
 app.command(epilog="Example: agentloop inspect runs/quickstart-001")(inspect)
-
-for _name, _command, _example in (
-    ("mix", mix, "mix runs/quickstart-001 --set replay.fraction=0.5"),
-    ("demonstrations", demonstrations, "demonstrations runs/quickstart-001 wins.jsonl --where 'success and turns < 4'"),
-    ("import", import_, "import wins.parquet runs/quickstart-002 --name wins"),
-    ("verify", verify, "verify runs/quickstart-001 --log-probs"),
-    ("rescore", rescore, "rescore --where 'staleness > 8'"),
-    ("whatif", whatif, "whatif runs/quickstart-001 --loss own --loss gspo"),
-):
-    replay_app.command(_name, epilog=f"Example: agentloop replay {_example}")(_command)
 
 
 @app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
@@ -43,10 +31,10 @@ def report(
         typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
     ] = None,
 ) -> None:
-    """Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched."""
+    """Write a run's page as one file to send to somebody: all curves, and nothing is fetched."""
     from agentloop.runs.run_folder import explained
     from agentloop.runs.run_report import report_run
-    from replay.report import REPORT_NAME
+    from replay.pages.report import REPORT_NAME
 
     with opened(run) as buffer:
         path = out or (buffer.folder or Path()) / REPORT_NAME

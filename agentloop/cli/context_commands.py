@@ -19,9 +19,7 @@ from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.template_report import TemplateReport, check_template, in_words
 from context.view import token_view
-from replay.cli import newest_run_folder
-from replay.cli import show as show_trajectory
-from replay.locate import start_folder
+from replay.locate import newest_run_folder, start_folder
 
 app = typer.Typer(
     help="Look at chat templates and conversations, token by token.",
@@ -90,6 +88,8 @@ def show(
     if not Path(what).is_file():
         if what.endswith(".json") or Path(what).exists():
             raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is none.")
+        from agentloop.cli.replay.look import show as show_trajectory
+
         show_trajectory(what, run, as_json)
         return
     folder = model or start_folder(Path(run) if run else newest_run_folder())

@@ -75,7 +75,7 @@ _LATE = {
     "launch": "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
     "export": "Write a trained policy as a folder that transformers loads, or upload it: weights and model card.",
     "inspect": "Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.",
-    "report": "Write a run's page as one file to send to somebody: all curves, nothing runs in it, nothing is fetched.",
+    "report": "Write a run's page as one file to send to somebody: all curves, and nothing is fetched.",
     "env": "Look at an environment before anything is trained on it.",
     "context": "Look at chat templates and conversations, token by token.",
     "replay": "Look into a replay buffer.",

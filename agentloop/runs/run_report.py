@@ -7,8 +7,8 @@ from pathlib import Path
 
 from agentloop.config.config_file import describe_config, load_plain
 from agentloop.errors import UserError
+from replay.pages.report import write_report
 from replay.records import RunRecord
-from replay.report import write_report
 from replay.store import ReplayStore
 
 

@@ -48,10 +48,10 @@ from agentloop.user_code import load_sampler
 from context import RenderError
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
+from replay.pages.report import REPORT_NAME
 from replay.queries import empty_sources
 from replay.queries.filters import condition
 from replay.records import RunRecord
-from replay.report import REPORT_NAME
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore
 

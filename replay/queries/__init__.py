@@ -3,20 +3,18 @@
 The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
-from replay.queries.collecting.cluster import cluster, is_collected_by_workers
+from replay.queries.cluster import cluster, is_collected_by_workers
 from replay.queries.distributions import distributions
-from replay.queries.evaluations.held_out_list import held_out, held_out_task
-from replay.queries.excerpts import excerpts
 from replay.queries.filters.query import Query, QueryResult, Sort, chosen
+from replay.queries.held_out_episodes import held_out, held_out_task
 from replay.queries.iteration import iteration
 from replay.queries.listing import Patience, page
-from replay.queries.preview.preview import empty_sources, preview, rows_to_read
+from replay.queries.preview import empty_sources, preview
 from replay.queries.runs import merging, metric_series, progress, run_names, runs
 from replay.queries.summary import summary
-from replay.queries.tasks.task import task
-from replay.queries.tasks.task_list import TaskSort, task_list
+from replay.queries.tasks import TaskSort, task, task_list
 from replay.queries.tokens import MOST_TOKENS, CodecOf, tokens
-from replay.queries.trajectory import find, overview, same_tokenizer, trajectory
+from replay.queries.trajectory import excerpts, find, overview, same_tokenizer, trajectory
 
 __all__ = [
     "MOST_TOKENS",
@@ -42,7 +40,6 @@ __all__ = [
     "page",
     "preview",
     "progress",
-    "rows_to_read",
     "run_names",
     "runs",
     "same_tokenizer",

@@ -17,20 +17,28 @@ from replay.store import ReplayStore
 
 
 def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
-    """What one update learned from, in the order of its slots, what came of it, and the policy it made.
-
-    `groups`: of the rows that went in, with their slots.
-    """
+    """What one update learned from, in the order of its slots, with the groups of these rows and its metrics; the
+    policy it made, None where it was never published; and the committed iterations before and after it."""
     with store.reading() as connection:
         record = committed(connection, run, number)
         rows = fed(connection, run, first=number, last=number)
+        column = iterations.c.iteration
+        neighbours = sa.select(
+            sa.func.max(sa.case((column < number, column))).label("previous"),
+            sa.func.min(sa.case((column > number, column))).label("next"),
+            sa.func.max(column).label("last"),
+        ).where(iterations.c.run == run)
+        same = (policies.c.run == run) & (policies.c.version == record["makes_policy_version"])
+        policy = connection.execute(sa.select(policies.c.version, policies.c.checkpoint).where(same)).mappings()
+        here = (metrics.c.run == run) & (metrics.c.iteration == number)
+        measured = connection.execute(sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name))
         return {
             **record,
-            **_neighbours(connection, run, number),
-            "policy": _policy(connection, run, record["makes_policy_version"]),
+            **connection.execute(neighbours).mappings().one(),
+            "policy": next(map(dict, policy), None),
             "trajectories": rows,
             "groups": _groups(connection, rows),
-            "metrics": _metrics(connection, run, number),
+            "metrics": {name: value if math.isfinite(value or 0.0) else None for name, value in measured},
         }
 
 
@@ -42,7 +50,7 @@ def committed(connection: sa.Connection, run: str, number: int) -> QueryResult:
     if found is None:
         last = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(mine)) or 0
         raise ReplayError(f"iteration must be a committed one, from 1 to {last}, got {number}.")
-    return {**dict(found), "makes_policy_version": found["policy_version"] + 1}
+    return {**found, "makes_policy_version": found["policy_version"] + 1}
 
 
 def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[QueryResult]:
@@ -58,58 +66,26 @@ def fed(connection: sa.Connection, run: str, *, first: int, last: int) -> list[Q
     return [dict(zip(names, row, strict=True)) for row in connection.execute(query)]
 
 
-def _neighbours(connection: sa.Connection, run: str, number: int) -> QueryResult:
-    """The committed iterations beside this one, and the last."""
-    column = iterations.c.iteration
-    query = sa.select(
-        sa.func.max(sa.case((column < number, column))).label("previous"),
-        sa.func.min(sa.case((column > number, column))).label("next"),
-        sa.func.max(column).label("last"),
-    )
-    return dict(connection.execute(query.where(iterations.c.run == run)).mappings().one())
-
-
-def _policy(connection: sa.Connection, run: str, version: int) -> QueryResult | None:
-    """What the update made; None for a policy that was never published."""
-    same = (policies.c.run == run) & (policies.c.version == version)
-    found = (
-        connection.execute(sa.select(policies.c.version, policies.c.checkpoint).where(same)).mappings().one_or_none()
-    )
-    return None if found is None else dict(found)
-
-
 def _groups(connection: sa.Connection, rows: Sequence[QueryResult]) -> list[QueryResult]:
     """The groups of the rows, in the order of their first slots.
 
     `degenerate`: there was nothing to compare in it when it was collected. `teaches`: a row of it had an advantage in
-    the update, which also one of a degenerate group can have, by another baseline or a stored member that completed it.
+    the update, which a row of a degenerate group can have too, by another baseline or a stored member completing it.
     """
-    slots: dict[str, list[int]] = {}
+    members: dict[str, list[QueryResult]] = {}
     for row in rows:
-        slots.setdefault(row["group"], []).append(row["slot"])
-    by_slot = {row["slot"]: row for row in rows}
-    found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(slots))}
+        members.setdefault(row["group"], []).append(row)
+    found = {group.id: dict(group._mapping) for group in selected(connection, [*groups.c], groups.c.id, list(members))}
     return [
         {
             **found[id],
-            "stream": by_slot[members[0]]["stream"],
-            "slots": members,
+            "stream": of_group[0]["stream"],
+            "slots": [row["slot"] for row in of_group],
             "degenerate": found[id]["size"] < 2 or found[id]["reward_std"] == 0.0,
-            "teaches": any(by_slot[slot]["advantage"] for slot in members),
+            "teaches": any(row["advantage"] for row in of_group),
         }
-        for id, members in slots.items()
+        for id, of_group in members.items()
     ]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
-
-
-def _metrics(connection: sa.Connection, run: str, number: int) -> QueryResult:
-    """By name; None where a value was not known."""
-    here = (metrics.c.run == run) & (metrics.c.iteration == number)
-    query = sa.select(metrics.c.name, metrics.c.value).where(here).order_by(metrics.c.name)
-    return {name: _finite(value) for name, value in connection.execute(query)}
 
 
 def lineage_up_to(store: ReplayStore, run: str, iteration: int) -> QueryResult:

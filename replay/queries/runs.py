@@ -94,8 +94,15 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     }
 
 
+def newest_logged(store: ReplayStore, run: str) -> int:
+    """The newest iteration with metrics (0: before training, -1: none)."""
+    with store.reading() as connection:
+        return _newest_metrics(connection, run)[0]
+
+
 def _newest_metrics(connection: sa.Connection, run: str) -> tuple[int, int]:
-    """An iteration's come in two parts: with its update, and after its evaluation."""
+    """That iteration and the number of its metrics, which come in two parts: with its update, and after its
+    evaluation."""
     query = sa.select(metrics.c.iteration, sa.func.count()).where(metrics.c.run == run).group_by(metrics.c.iteration)
     found = connection.execute(query.order_by(metrics.c.iteration.desc()).limit(1)).one_or_none()
     return (-1, 0) if found is None else (found[0], found[1])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay.queries.filters import condition
-from replay.queries.filters.query import QueryResult, chosen, newest_versions, of_run, staleness
+from replay.queries.filters.query import QueryResult, chosen, newest_versions, run_is, staleness
 from replay.records import COMMITTED, ELIGIBLE, REPLAY, RESERVED, STATES
 from replay.storage.format import schema
 from replay.storage.format.schema import draws, groups, policies, reclaimed, runs
@@ -56,8 +56,8 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
             "policies": _count(connection, run, policies.c.run),
             **_groups(connection, run, filter),
             **_totals(kinds.values()),
-            "states": _states(kinds),
-            "sources": _sources(kinds),
+            "states": _by_part(kinds, 0, STATES),
+            "sources": _by_part(kinds, 2, sorted({source for *_, source in kinds})),
             "reclaimed": _reclaimed(connection, run),
             "stop_reasons": _stop_reasons(kinds),
             "staleness": buffer_staleness(connection, age, rows),
@@ -92,7 +92,7 @@ _GROUP_COUNTS = (sa.func.count(sa.distinct(groups.c.task)).label("tasks"), sa.fu
 
 
 def _groups(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
-    query = of_run(run, groups.c.run, *_GROUP_COUNTS)
+    query = sa.select(*_GROUP_COUNTS).where(run_is(run, groups.c.run))
     if filter is not None:
         query = query.where(groups.c.id.in_(sa.select(_rows.group).where(chosen(run, filter))))
     return dict(connection.execute(query).mappings().one())
@@ -118,14 +118,11 @@ def _totals(sums: Collection[QueryResult]) -> QueryResult:
     return {**total, "reward_mean": means[0], "turns_mean": means[1]}
 
 
-def _states(kinds: _Kinds) -> QueryResult:
-    there = [state for state in STATES if any(state == of for of, *_ in kinds)]
-    return {state: _totals([sums for (of, *_), sums in kinds.items() if of == state]) for state in there}
-
-
-def _sources(kinds: _Kinds) -> QueryResult:
-    there = sorted({source for *_, source in kinds})
-    return {source: _totals([sums for (*_, of), sums in kinds.items() if of == source]) for source in there}
+def _by_part(kinds: _Kinds, part: int, order: Sequence[str]) -> QueryResult:
+    """The totals of each state, or of each source: the part of the key that is asked."""
+    there = {key[part] for key in kinds}
+    totals = {name: [sums for key, sums in kinds.items() if key[part] == name] for name in order if name in there}
+    return {name: _totals(sums) for name, sums in totals.items()}
 
 
 def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
@@ -137,7 +134,7 @@ def _stop_reasons(kinds: _Kinds) -> dict[str, int]:
 
 def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> QueryResult:
     """Rows that fed updates, by stream, and how old the replayed ones were."""
-    mine = sa.true() if run is None else draws.c.run == run
+    mine = run_is(run, draws.c.run)
     if filter is not None:
         mine = mine & draws.c.trajectory.in_(sa.select(_rows.id).where(condition(filter)))
     committed = draws.c.state == COMMITTED
@@ -158,4 +155,4 @@ def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> Qu
 
 
 def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) -> int:
-    return connection.scalar(of_run(run, owner, sa.func.count(owner))) or 0
+    return connection.scalar(sa.select(sa.func.count(owner)).where(run_is(run, owner))) or 0

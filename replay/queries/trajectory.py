@@ -1,19 +1,22 @@
-"""One trajectory: what is known of it, where it stands among others, and every update that used it.
+"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words.
 
 Its tokens, which may be hundreds of thousands, are a question of their own: see `queries.tokens`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from context.authors import AuthorTable
-from context.messages import plain_message
+from context.authors import HISTORY, AuthorTable
+from context.messages import Message, plain_message
 from context.tokens.masks import loss_mask, response_mask
 from context.tokens.token_sequence import Segment
 from context.tokens.token_text import Decoder
+from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.queries.filters.query import QueryResult
 from replay.queries.tokens import CodecOf, no_codec, replies, same_start, whole_segments
@@ -21,10 +24,13 @@ from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import known
-from replay.storage.format.schema import draws, groups, iterations, policies, reclaimed, tasks, token_scores
+from replay.storage.format.schema import draws, groups, iterations, messages, policies, reclaimed, tasks, token_scores
 from replay.storage.read import author_table, load
 from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
+from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
@@ -136,29 +142,17 @@ def _left(connection: sa.Connection, id: str) -> QueryResult:
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """One trajectory whole: its record, tokens, messages, and every update that used it.
+    """One trajectory whole: its overview, with every token of its segments as numbers.
 
-    Of an evicted one, `state` says so, `state_reason` when and why, and fewer facts are left. Raises CorruptTrajectory
-    where tokens are not what was written.
+    Raises CorruptTrajectory where tokens are not what was written.
     """
-    id = find(store, id_prefix)
-    with store.reading() as connection:
-        loaded = load(connection, [id])
-        if id in loaded.reclaimed:
-            left = _left(connection, id)
-            task = _row_of(connection, tasks.c.hash, left["group"]["task"])
-            rest = {"state": EVICTED, "task": task, "segments": [], "messages": [], "uses": _uses(connection, id)}
-            return {**left, **rest}
-        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.in_order([id])[0]
-        return {
-            **record_of(found),
-            "state_reason": connection.scalar(sa.select(_rows.state_reason).where(_rows.id == id)),
-            "group": _row_of(connection, groups.c.id, found.record.group),
-            "task": _row_of(connection, tasks.c.hash, found.record.task),
-            "segments": whole_segments(connection, found, author_table(connection, found.record.run)),
-            "messages": [*map(plain_message, found.messages)],
-            "uses": _uses(connection, id),
-        }
+    answer = overview(store, id_prefix)
+    if answer["problem"] is None or answer["problem"]["kind"] == "corrupt":
+        with store.reading() as connection:
+            (found,) = load(connection, [answer["id"]]).in_order([answer["id"]])
+            authors = author_table(connection, found.record.run)
+            answer["segments"] = whole_segments(connection, found, authors)
+    return answer
 
 
 def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
@@ -285,3 +279,67 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
         collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
         uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
         return {**dict(collected.one()), "uses": uses, "children": children}
+
+
+MOST_SHORT = 200
+"""Characters of a prompt or an answer in few words."""
+_READ = 8 * MOST_SHORT
+"""Characters of which the first are taken, once ends of lines and rows of spaces have become one space."""
+NONE: QueryResult = {"prompt": None, "answer": None}
+
+
+def excerpts(store: ReplayStore, ids: Sequence[str]) -> dict[str, QueryResult]:
+    """`prompt` and `answer` by the ids of trajectories, whether they are stored or not: see `excerpts_of`."""
+    with store.reading() as connection:
+        found = excerpts_of(connection, ids)
+    return {id: found.get(id, NONE) for id in ids}
+
+
+def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, QueryResult]:
+    """By id, of the rows whose messages are stored.
+
+    `prompt`: the last message of a user before the policy's first reply. `answer`: its last reply; where that only
+    called tools, the calls. None where nothing of the kind was said, or where it does not read as it was written, which
+    `replay verify` finds.
+    """
+    columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
+    found = {}
+    for row in selected(connection, columns, messages.c.trajectory, ids):
+        try:
+            found[row.trajectory] = in_few_words(messages_of(row.num_messages, row.said, row.checksum))
+        except BlobError:
+            found[row.trajectory] = NONE
+    return found
+
+
+def in_few_words(conversation: Sequence[Message]) -> QueryResult:
+    asked = list(opening(conversation))
+    prompt = next((message for message in reversed(asked) if message.role == "user"), None) or (
+        asked[-1] if asked else None
+    )
+    answers = [message for message in conversation if _is_reply(message)]
+    return {
+        "prompt": None if prompt is None else in_one_line(prompt.content),
+        "answer": in_one_line(_answer(answers[-1])) if answers else None,
+    }
+
+
+def opening(conversation: Iterable[Message]) -> Iterator[Message]:
+    """All before the policy's first reply; what an assistant of the task's own history said is among it."""
+    for message in conversation:
+        if _is_reply(message):
+            return
+        yield message
+
+
+def in_one_line(text: str, most: int = MOST_SHORT) -> str:
+    return excerpt(" ".join(text[:_READ].split()), most)
+
+
+def _is_reply(message: Message) -> bool:
+    return message.role == "assistant" and message.author != HISTORY
+
+
+def _answer(reply: Message) -> str:
+    calls = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in reply.tool_calls)
+    return reply.content.strip() or " ".join(calls) or (reply.reasoning or "")

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
+from replay.pages.app import create_app
 from replay.queries.open_buffer import open_buffer
-from tests.replay.inspector.conftest import hostile_store, inspector
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.conftest import hostile_store, inspector
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -41,7 +40,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path
 @pytest.fixture(scope="session")
 def server(run_folder: Path) -> Iterator[Served]:
     """An inspector of the demonstration."""
-    with open_buffer(str(run_folder)) as source, served(create_app(source, Guard())) as found:
+    with open_buffer(str(run_folder)) as source, served(create_app(source)) as found:
         yield found
 
 

@@ -15,14 +15,13 @@ from pathlib import Path
 from playwright.sync_api import Browser
 
 from replay import queries
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.server.query_string import address
+from replay.pages.addresses import address
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer, open_buffer
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import served
+from tests.replay.pages.serving import served
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PHONE = (390, 844)
@@ -66,7 +65,7 @@ def shots(source: OpenBuffer) -> list[Shot]:
         Shot("updates", address("trajectories", id, view="updates")),
         Shot("iteration", address("runs", run, "iterations", iteration)),
         Shot("task", address("tasks", task)),
-        Shot("compare", address("compare", a=id, b=other)),
+        Shot("compare", address("compare", id=[id, other])),
         Shot("mixing", address("mixing", run=run)),
     ]
 
@@ -104,7 +103,7 @@ def main() -> int:
     parser.add_argument("run", nargs="?", help="run folder; the newest under ./runs when left out")
     given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    with open_buffer(given.run) as source, served(create_app(source, Guard())) as here, launched() as browser:
+    with open_buffer(given.run) as source, served(create_app(source)) as here, launched() as browser:
         troubles = [line for shot in shots(source) for line in _take(browser, here.address, shot)]
     print("\n".join(troubles))
     return 1 if troubles else 0

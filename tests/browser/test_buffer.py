@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.browser.conftest import Watched
 from tests.browser.demonstration import OTHER
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -39,10 +37,6 @@ def listed(page: Page) -> list[str]:
 
 def wait_until_listed(page: Page, ids: list[str]) -> None:
     page.wait_for_function(f"(ids) => {LISTED}.join() === ids", arg=",".join(ids))
-
-
-def cells(page: Page, column: int) -> list[str]:
-    return page.locator(f"table.list tbody td:nth-child({column})").all_inner_texts()
 
 
 def conditions(page: Page) -> list[str]:
@@ -75,31 +69,6 @@ def test_a_condition_filters_and_a_chip_takes_it_away(page: Page, server: Served
     wait_until_listed(page, whole)
 
 
-def test_a_condition_that_is_none_is_told_where_it_was_typed(
-    watch: Callable[[], Watched], server: Served, run: str
-) -> None:
-    watched = watch()
-    open_buffer(watched.page, server, run)
-    watched.page.locator("#where").fill("reward >")
-    watched.page.keyboard.press("Enter")
-    watched.page.wait_for_url("**where=*")
-    assert "reward" in watched.page.locator("[role=alert]").inner_text()
-    # The browser says that the answer was a 400, and nothing else went wrong.
-    assert [trouble for trouble in watched.troubles if "400" not in trouble] == []
-    watched.troubles.clear()
-
-
-def test_a_title_sorts_down_and_then_up(page: Page, server: Served, run: str) -> None:
-    open_buffer(page, server, run, "&limit=100")
-    page.locator("th a", has_text="tokens").click()
-    page.locator("th[aria-sort=descending]", has_text="tokens").wait_for()
-    down = [int(text.replace(",", "")) for text in cells(page, 13)]
-    assert down == sorted(down, reverse=True) and len(set(down)) > 5
-    page.locator("th a", has_text="tokens").click()
-    page.locator("th[aria-sort=ascending]", has_text="tokens").wait_for()
-    assert [int(text.replace(",", "")) for text in cells(page, 13)] == sorted(down)
-
-
 def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served, run: str, run_folder: Path) -> None:
     open_buffer(page, server, run, "&limit=20&sort=reward")
     pages = [listed(page)]
@@ -130,19 +99,6 @@ def test_a_clicked_bar_filters_by_what_it_counts(page: Page, server: Served, run
     page.wait_for_function("() => !location.search.includes('where=')")
 
 
-def test_words_of_a_conversation_are_found(page: Page, server: Served, run: str, run_folder: Path) -> None:
-    open_buffer(page, server, run)
-    page.keyboard.press("/")
-    assert page.evaluate("document.activeElement.id") == "text"
-    page.keyboard.type("fence of plot 1")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**where=*")
-    found = listed(page)
-    assert 0 < len(found) < counted(run_folder, run, "true")
-    page.goto(f"{server.address}/trajectories/{found[0]}")
-    assert "fence of plot 1" in page.locator("main").inner_text()
-
-
 def test_keys_walk_the_rows_and_open_one(page: Page, server: Served, run: str) -> None:
     open_buffer(page, server, run)
     ids = listed(page)
@@ -152,16 +108,9 @@ def test_keys_walk_the_rows_and_open_one(page: Page, server: Served, run: str) -
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/trajectories/{ids[1]}*")
-    page.go_back()
-    assert listed(page) == ids
-
-
-def test_a_question_mark_tells_the_keys(page: Page, server: Served, run: str) -> None:
-    open_buffer(page, server, run)
     page.keyboard.press("?")
     assert page.get_by_role("dialog").is_visible()
     page.keyboard.press("Escape")
-    assert not page.get_by_role("dialog").is_visible()
     page.keyboard.press("g")
     page.keyboard.press("m")
     page.wait_for_url("**/mixing*")
@@ -193,16 +142,3 @@ def test_a_filter_that_cannot_be_read_is_told_beside_its_field(page: Page, serve
     page.locator("#overview:not([aria-busy])").wait_for()
     assert conditions(page) == ["turns>1", "reward > 0.5"]
     assert page.locator("#wrong-where").count() == 0
-
-
-def test_an_address_is_all_that_a_page_is_made_of(watch: Callable[[], Watched], server: Served, run: str) -> None:
-    first, second = watch().page, watch().page
-    open_buffer(first, server, run, "&sort=turns&limit=10")
-    first.locator("#where").fill("not success")
-    first.keyboard.press("Enter")
-    first.wait_for_url("**where=*")
-    first.keyboard.press("n")
-    first.wait_for_url("**after=*")
-    second.goto(first.url)
-    assert listed(second) == listed(first)
-    assert second.locator("#command").inner_text() == first.locator("#command").inner_text()

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from tests.browser.conftest import Watched
 from tests.fakes.records import RUN, new_store
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.serving import Served, served
 from tests.replay.storage.collecting.episodes import claim, issue
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def live(writer: ReplayStore) -> Iterator[Served]:
     assert writer.path is not None
     with (
         closing(ReplayStore.open(writer.path, read_only=True)) as reader,
-        served(create_app(OpenBuffer(reader), Guard())) as found,
+        served(create_app(OpenBuffer(reader))) as found,
     ):
         yield found
 
@@ -47,8 +46,11 @@ def says(page: Page, text: str) -> None:
     page.locator("#waits").filter(has_text=text).wait_for()
 
 
-def test_sentence_and_tables_follow_the_run(watch: Callable[[], Watched], writer: ReplayStore, live: Served) -> None:
-    page = watch().page
+def test_page_follows_the_run_and_asks_no_more_once_it_has_ended(
+    watch: Callable[[], Watched], writer: ReplayStore, live: Served
+) -> None:
+    watched = watch()
+    page = watched.page
     page.goto(live.address + HERE)
     says(page, "and no worker has claimed it")
     claim(writer, "worker-1")
@@ -56,26 +58,8 @@ def test_sentence_and_tables_follow_the_run(watch: Callable[[], Watched], writer
     says(page, "is with worker-1")
     assert page.locator("td code").all_inner_texts() == ["worker-1", "<img src=/x.png>"]
     assert page.locator("main img, main b:text('node')").count() == 0
-
-
-def test_page_of_a_run_that_has_ended_asks_no_more(
-    watch: Callable[[], Watched], writer: ReplayStore, live: Served
-) -> None:
-    watched = watch()
-    watched.page.goto(live.address + HERE)
     writer.roles.end_run(RUN)
-    says(watched.page, "The run has ended")
+    says(page, "The run has ended")
     asked = len(watched.requests)
-    watched.page.wait_for_timeout(4000)
-    assert len(watched.requests) == asked
-
-
-def test_what_somebody_marks_stays(watch: Callable[[], Watched], writer: ReplayStore, live: Served) -> None:
-    page = watch().page
-    page.goto(live.address + HERE)
-    page.locator("td code").first.click(click_count=3)
-    claim(writer, "worker-1")
     page.wait_for_timeout(4000)
-    assert page.evaluate("String(getSelection())").strip().startswith("worker-1")
-    page.evaluate("getSelection().removeAllRanges()")
-    says(page, "is with worker-1")
+    assert len(watched.requests) == asked

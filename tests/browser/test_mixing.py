@@ -12,7 +12,7 @@ import yaml
 from agentloop.config import RunConfig
 from tests.browser.demonstration import OTHER
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.serving import Served
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -54,20 +54,6 @@ def test_other_settings_make_another_batch(mixing: Page) -> None:
     assert mixing.locator("#sampler").input_value() == "recency"
 
 
-def test_a_slider_that_moves_on_is_answered_once(mixing: Page) -> None:
-    asked: list[str] = []
-    mixing.on("request", lambda request: asked.append(request.url))
-    mixing.evaluate("""() => {
-      const slider = document.getElementById("fraction-slider");
-      for (let step = 0; step < 40; step += 1) {
-        slider.stepUp();
-        for (const kind of ["input", "change"]) slider.dispatchEvent(new Event(kind, {bubbles: true}));
-      }
-    }""")
-    mixing.locator(".value.replay", has_text="11").wait_for()  # 0.5 and 40 times 0.005 of 16
-    assert sum("/mixing?" in address for address in asked) == 1
-
-
 def test_the_settings_are_copied_as_yaml_that_a_run_takes(mixing: Page, run_folder: Path) -> None:
     set_fraction(mixing, "0.25")
     mixing.locator(".value.replay", has_text="4").wait_for()
@@ -80,19 +66,6 @@ def test_the_settings_are_copied_as_yaml_that_a_run_takes(mixing: Page, run_fold
     for section, values in copied.items():
         whole[section] |= values
     assert RunConfig.model_validate(whole).replay.fraction == 0.25
-
-
-def test_a_wrong_setting_is_told_beside_its_field(mixing: Page) -> None:
-    mixing.locator("#fraction").fill("1.5")
-    mixing.keyboard.press("Tab")
-    mixing.locator("#wrong-fraction", has_text="fraction").wait_for()
-
-
-def test_a_button_that_was_pressed_twice_gets_its_name_back(mixing: Page) -> None:
-    for _ in range(2):
-        mixing.locator("#copy-yaml").click()
-        mixing.locator("#copy-yaml", has_text="copied").wait_for()
-    mixing.locator("#copy-yaml", has_text="Copy YAML").wait_for()
 
 
 @pytest.mark.parametrize("status", [503, None])

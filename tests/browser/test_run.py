@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from agentloop.runs.run_report import report_run
 from replay import ReplayStore
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
-from replay.inspector.server.query_string import address
+from replay.pages.addresses import address
+from replay.pages.app import create_app
+from replay.pages.templating import visible_text
 from replay.queries.open_buffer import open_buffer
+from tests.browser.conftest import Watched
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
+from tests.browser.legible import FAINT
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served, served
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page, Route
+    from playwright.sync_api import Locator, Page
 
 
 def values(page: Page, panel: str) -> Locator:
@@ -51,54 +56,13 @@ def test_curves_of_both_streams_are_drawn_and_can_be_read(page: Page, server: Se
     assert told[-1][2] == "\u2013"
 
 
-def test_an_iteration_shows_what_went_in_and_how_far_it_had_drifted(
-    page: Page, server: Served, run_folder: Path
-) -> None:
-    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
-    page.goto(server.address + address("runs", run))
-    page.locator("#iterations tbody tr").first.click()
-    page.wait_for_url(f"**/iterations/{ITERATIONS}")
-    drawn = rows(
-        run_folder / "replay.sqlite",
-        f"select trajectory from draws where run = '{run}' and iteration = {ITERATIONS} "
-        "order by stream <> 'replay', slot",
-    )
-    shown = page.locator("tbody[data-rows] tr")
-    assert [shown.nth(at).get_attribute("data-href") for at in range(shown.count())] == [
-        address("trajectories", id) for (id,) in drawn
-    ]
-    # Ratio and drift of both streams, and of replay's ages besides.
-    assert page.locator("figure.spread svg.bars").count() >= 4
-    page.keyboard.press("p")
-    page.wait_for_url(f"**/iterations/{ITERATIONS - 1}")
-    page.keyboard.press("n")
-    page.wait_for_url(f"**/iterations/{ITERATIONS}")
-    page.locator("tbody[data-rows] a[href^='/tasks/']").first.click()
-    page.wait_for_url("**/tasks/*")
-    (attempts,) = rows(
-        run_folder / "replay.sqlite",
-        f"""select count(*) from trajectories where run = '{run}' and task =
-        (select task from trajectories where id = '{drawn[0][0]}')""",
-    )[0]
-    assert page.locator("main a[href^='/trajectories/']").count() >= attempts
-
-
-def test_two_runs_are_laid_over_each_other(page: Page, server: Served, run_folder: Path) -> None:
-    (run,) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")[0]
-    page.goto(server.address + address("runs", run))
-    page.get_by_role("link", name=OTHER).click()
-    page.wait_for_url("**/compare*")
-    page.locator(".chart canvas").nth(4).wait_for()
-    assert "fraction" in page.locator("main").inner_text()
-
-
 def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, run_folder: Path, tmp_path: Path) -> None:
     database = tmp_path / "replay.sqlite"
     shutil.copy(run_folder / "replay.sqlite", database)
     (task,) = rows(database, "select hash from tasks order by hash limit 1")[0]
     store = ReplayStore.open(database)
     add_iteration(store, database, 3, task=task)
-    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source)) as live:
         page.goto(live.address + address("runs", OTHER))
         page.get_by_text("live, iteration 3").wait_for()
         before = values(page, "policy-loss").count()
@@ -111,6 +75,7 @@ def test_a_live_page_gains_a_point_when_an_iteration_is_committed(page: Page, ru
         page.locator('#iterations [data-at="4"]').wait_for(timeout=15_000)
         page.get_by_text("live, iteration 4").wait_for()
         assert values(page, "policy-loss").count() == before + 1
+        page.close()  # before its server ends
     store.close()
 
 
@@ -123,7 +88,7 @@ def long(run_folder: Path, tmp_path: Path) -> Iterator[tuple[ReplayStore, str]]:
     store = ReplayStore.open(database)
     for iteration in range(3, 257):
         log(store, iteration, iteration / 128)
-    with open_buffer(str(database)) as source, served(create_app(source, Guard())) as live:
+    with open_buffer(str(database)) as source, served(create_app(source)) as live:
         yield store, live.address + address("runs", OTHER)
     store.close()
 
@@ -164,32 +129,38 @@ def test_a_live_page_of_a_long_run_is_told_in_points_of_several_iterations(
     page.locator("#panel-gradient-norm .u-over").dblclick()
     page.get_by_text("Each point is 2 iterations").wait_for()
     assert values(page, "gradient-norm").first.inner_text() == "257\u2013258\t4"
+    page.close()  # before its server ends
 
 
-def test_a_stretch_without_a_point_and_answers_that_come_late_leave_a_way_back(
-    long: tuple[ReplayStore, str], page: Page
-) -> None:
-    store, page_of_run = long
-    log(store, 257, 3.0)
-    page.goto(page_of_run)
-    several, single = (page.get_by_text(f"Each point is {text}") for text in ("2 iterations", "an iteration."))
-    whole = values(page, "staleness-of-replayed-rows").all_inner_texts()
-    zoom(page, "gradient-norm", 0.1, 0.4)
-    single.wait_for()
-    zoom(page, "staleness-of-replayed-rows", 0.9, 0.95)
-    page.wait_for_timeout(300)
-    page.locator("#panel-staleness-of-replayed-rows .u-over").dblclick()
-    several.wait_for()
-    assert values(page, "staleness-of-replayed-rows").all_inner_texts() == whole
-    assert page.locator("#panel-staleness-of-replayed-rows canvas").is_visible()
-    # What was asked for a zoom that has been undone meanwhile counts for nothing.
-    held: list[Route] = []
-    page.route("**/runs/*.json?first=*", lambda route: held.append(route))
-    zoom(page, "gradient-norm", 0.1, 0.4)
-    page.wait_for_timeout(300)
-    page.locator("#panel-gradient-norm .u-over").dblclick()
-    page.wait_for_timeout(300)
-    with page.expect_response("**/runs/*.json?first=*"):
-        held.pop().continue_()
-    page.wait_for_timeout(200)
-    assert several.is_visible() and single.count() == 0
+def test_a_report_is_drawn_from_its_file_alone(watch: Callable[[], Watched], run_folder: Path, tmp_path: Path) -> None:
+    with closing(ReplayStore.open(run_folder / "replay.sqlite", read_only=True)) as store:
+        ((run,),) = rows(run_folder / "replay.sqlite", f"select id from runs where id <> '{OTHER}'")
+        path = report_run(store, tmp_path / "report.html", run=run)
+    watched = watch()
+    page = watched.page
+    page.goto(path.as_uri())
+    page.locator(".chart canvas").nth(9).wait_for()
+    assert page.locator("main h1").inner_text() == f"{NAME}-001"
+    assert values(page, "drift").count() == ITERATIONS
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert page.evaluate(FAINT) == []
+    assert watched.requests == [path.as_uri()]
+    watched.requests.clear()
+
+
+VISIBLE = """async (texts) => {
+  const { visibleText } = await import("/static/scales.js");
+  return texts.map(visibleText);
+}"""
+
+
+def test_scripts_and_templates_write_out_the_same_characters(page: Page, server: Served) -> None:
+    page.goto(server.address + "/buffer")
+    # A browser may know a newer Unicode than Python, and halves of characters meet only in Python.
+    known = [
+        character for character in map(chr, range(0x110000)) if unicodedata.category(character) not in ("Cn", "Cs")
+    ]
+    texts = ["".join(known[at : at + 97]) for at in range(0, len(known), 97)]
+    found = zip(texts, page.evaluate(VISIBLE, texts), strict=True)
+    assert [ascii(text)[:200] for text, shown in found if shown != visible_text(text)] == []

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from context.authors import ENV, LLM, TEMPLATE
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.pages.app import create_app
+from replay.pages.reading import spelled
+from replay.queries.open_buffer import OpenBuffer
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
+from tests.fakes.records import group, new_store, task, tokens, trajectory
 from tests.fakes.runs import rows
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 EVERY_COLOR = """() => {
   const classes = [...Array(8).keys()].map((i) => `q${i}`).concat([...Array(9).keys()].map((i) => `d${i}`));
@@ -46,8 +55,8 @@ def found(run_folder: Path) -> dict[str, str]:
     }
 
 
-def twin(server: Served, target: str) -> Any:
-    return json.loads(server.ask(target).text)
+def tokens_of(server: Served, id: str) -> Any:
+    return json.loads(server.ask(f"/trajectories/{id}/tokens.json?segment=0").text)
 
 
 def detail(page: Page) -> dict[str, str]:
@@ -57,20 +66,10 @@ def detail(page: Page) -> dict[str, str]:
     return dict(page.evaluate(pairs))
 
 
-def test_a_conversation_shows_who_said_what(page: Page, server: Served, found: dict[str, str]) -> None:
-    page.goto(f"{server.address}/trajectories/{found['scored']}")
-    said = twin(server, f"/trajectories/{found['scored']}.json")["messages"]
-    shown = page.locator(".said")
-    assert shown.count() == len(said)
-    assert page.locator(".said.by-env").count() == sum(message["author"] == "env" for message in said)
-    calls = [message for message in said if message["tool_calls"]]
-    assert page.locator(".said.by-llm", has_text="measure").count() == len(calls) > 1
-
-
 def test_a_clicked_token_tells_its_numbers_and_the_address_remembers_it(
     page: Page, server: Served, found: dict[str, str]
 ) -> None:
-    tokens = twin(server, f"/trajectories/{found['scored']}/tokens.json?segment=0")
+    tokens = tokens_of(server, found["scored"])
     at = tokens["action_mask"].index(True)
     page.goto(f"{server.address}/trajectories/{found['scored']}")
     page.get_by_role("link", name="Tokens").click()
@@ -89,24 +88,6 @@ def test_a_clicked_token_tells_its_numbers_and_the_address_remembers_it(
     assert detail(page)["id"] == str(tokens["token_ids"][at + 1])
 
 
-def test_the_card_of_a_token_can_be_put_away(page: Page, server: Served, found: dict[str, str]) -> None:
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens&token=3")
-    card = page.locator("#detail")
-    for put_away in (card.get_by_role("button", name="close").click, lambda: page.keyboard.press("Escape")):
-        page.locator('.t[data-at="3"]').click()
-        card.locator("dl").wait_for()
-        put_away()
-        card.wait_for(state="hidden")
-        assert "token=" not in page.url and page.locator(".t.chosen").count() == 0
-
-
-def test_a_token_under_the_mouse_tells_its_numbers(page: Page, server: Served, found: dict[str, str]) -> None:
-    page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens")
-    page.locator('.t[data-at="1"]').hover()
-    assert "author" in page.locator("#tip").inner_text()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, found: dict[str, str], scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -121,14 +102,6 @@ def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, found: d
     assert page.evaluate(FAINT) == []
 
 
-def test_every_other_segment_says_why_it_was_begun(page: Page, server: Served, found: dict[str, str]) -> None:
-    page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens")
-    page.get_by_role("navigation", name="Segments").get_by_role("link", name="1", exact=True).click()
-    page.wait_for_url("**segment=1*")
-    assert "strategy rewrite" in page.locator(".why").inner_text()
-    assert "parts from the conversation before it at token" in page.locator(".parting").inner_text()
-
-
 def test_what_was_never_scored_names_the_command_that_scores_it(
     page: Page, server: Served, found: dict[str, str]
 ) -> None:
@@ -141,29 +114,6 @@ def test_what_was_never_scored_names_the_command_that_scores_it(
     assert page.evaluate("navigator.clipboard.readText()") == command
 
 
-def test_two_trajectories_are_compared_from_the_first_token_that_differs(
-    page: Page, server: Served, found: dict[str, str]
-) -> None:
-    page.goto(f"{server.address}/trajectories/{found['scored']}")
-    page.get_by_text("compare with").click()
-    page.locator(".beside a").first.click()
-    page.wait_for_url("**/compare*")
-    ids = [parse_qs(urlsplit(page.url).query)[name][0] for name in "ab"]
-    assert ids[0] == found["scored"]
-    texts, tokens = [], []
-    for letter, id in zip("AB", ids, strict=True):
-        tokens.append(twin(server, f"/trajectories/{id}/tokens.json?segment=0"))
-        marked = page.locator(f"#first-difference-{letter}")
-        assert marked.count() == 1
-        texts.append((page.evaluate("(e) => getComputedStyle(e).outlineStyle", marked.element_handle()), marked))
-    sides = zip(*(each["token_ids"] for each in tokens), strict=False)
-    same = next(place for place, (ours, theirs) in enumerate(sides) if ours != theirs)
-    assert [style for style, _ in texts] == ["solid", "solid"]
-    assert f"part at token {same} of segment 0" in page.locator("main").inner_text()
-    for (_, marked), each in zip(texts, tokens, strict=True):
-        assert str(each["token_ids"][same]) in (marked.get_attribute("title") or "")
-
-
 def test_every_draw_is_a_line_and_a_point(page: Page, server: Served, found: dict[str, str], run_folder: Path) -> None:
     query = f"""select iteration, drift_mean from draws where trajectory = '{found["drawn"]}' and state = 'committed'
         order by iteration, slot"""
@@ -173,3 +123,66 @@ def test_every_draw_is_a_line_and_a_point(page: Page, server: Served, found: dic
     assert [(int(row[0]), row[5]) for row in cells] == [(iteration, f"{drift:.4f}") for iteration, drift in used]
     assert len(used) > 2
     page.locator(".chart canvas").nth(2).wait_for()
+
+
+@pytest.fixture
+def codec(run_folder: Path) -> TokenCodec:
+    return TokenCodec((run_folder / "model" / "tokenizer.json").read_text())
+
+
+@pytest.fixture
+def ids(codec: TokenCodec) -> list[int]:
+    return codec.encode_text("The fence of plot 7 is 12 metres long.\n  ") * 20_000
+
+
+@pytest.fixture
+def big(codec: TokenCodec, ids: list[int], tmp_path: Path) -> Iterator[str]:
+    """The address of a trajectory of 500 turns of 200 tokens."""
+    stretch = [TEMPLATE] * 10 + [LLM] * 90 + [TEMPLATE] * 10 + [ENV] * 90
+    writers = stretch * 500
+    row = trajectory("many", segments=(Segment(tokens(ids[:100_000], writers, log_prob=-1e-5)),), num_turns=500)
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        store.append([task()], [group()], [row])
+    with (
+        closing(ReplayStore.open(path, read_only=True)) as store,
+        served(create_app(OpenBuffer(store, tokenizer=lambda: codec))) as server,
+    ):
+        yield f"{server.address}/trajectories/many"
+
+
+def test_a_hundred_thousand_tokens_open_a_block_at_a_time(
+    big: str, codec: TokenCodec, ids: list[int], page: Page
+) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{big}?view=tokens&color=behavior")
+    page.locator('.t[data-at="0"]').wait_for()
+    assert page.locator(".block").count() == 49  # 100,000 / 2,048
+    assert sum("tokens.json" in address for address in asked) <= 2
+    assert page.locator('.t[data-at="5"]').inner_html() == spelled(codec.decode([ids[5]]))
+    page.goto(f"{big}?segment=0&token=77777")
+    page.locator('.t.chosen[data-at="77777"]').wait_for()
+    assert page.locator(".t").count() <= 6 * 2_048
+    top = page.evaluate("document.querySelector('.chosen').getBoundingClientRect().top")
+    assert 0 < top < 800
+    page.keyboard.press("End")
+    page.locator('.t.chosen[data-at="99999"]').wait_for()
+    assert "turn" in page.locator("#detail").inner_text()
+
+
+def test_an_arrow_goes_no_further_than_to_tokens_that_are_still_to_come(big: str, page: Page) -> None:
+    page.goto(f"{big}?segment=0&token=77777")
+    page.locator('.t.chosen[data-at="77777"]').wait_for()
+    page.wait_for_load_state("networkidle")
+    held: list[Route] = []
+    page.route("**/tokens.json?*", lambda route: held.append(route))
+    at, before = 77777, 0
+    while at != before:
+        before = at
+        page.keyboard.press("ArrowUp")
+        at = page.evaluate("Number(document.querySelector('.chosen').dataset.at)")
+    assert held and 60_000 < at < 77_777
+    for route in held:
+        route.continue_()
+    page.locator(f'.t.chosen[data-at="{at - 1}"]').wait_for()

@@ -90,11 +90,11 @@ def constants(*paths: str) -> set[str]:
 
 
 def error_classes() -> set[str]:
-    """Public exceptions of the packages; those of the inspector are answers of a server."""
+    """Public exceptions of the packages; those of its pages are answers of a server."""
     classes = [
         (node.name, {base.id for base in node.bases if isinstance(base, ast.Name)})
         for path, node in nodes()
-        if isinstance(node, ast.ClassDef) and "inspector" not in path.parts
+        if isinstance(node, ast.ClassDef) and "pages" not in path.parts
     ]
     found: set[str] = set()
     while True:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
 from agentloop.algorithms.advantages import group_advantages
 from agentloop.config.config_file import load_config, to_plain
 from agentloop.user_code import load_sampler

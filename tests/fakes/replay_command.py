@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from click.testing import Result
 from typer.testing import CliRunner
 
+from agentloop.cli.replay import app
 from replay import ReplayStore, queries
-from replay.cli import app
 from replay.config import stored_config
 from replay.queries import Patience, Query, QueryResult, Sort
-from replay.queries.preview.settings import changed
+from replay.queries.preview_settings import changed
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 

@@ -21,15 +21,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replay.inspector.server.query_string import address
+from replay.pages.addresses import address
 from replay.storage.databases import Location
 from tests.browser.executable import found
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import AGENTLOOP, Training, assert_sound, write_config
 from tests.fakes.records import RUN
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
-from tests.replay.inspector.addresses import page_addresses, twin_of
-from tests.replay.inspector.serving import Served
+from tests.replay.pages.addresses import page_addresses
+from tests.replay.pages.serving import Served
 from tests.replay.storage.steady_writers import writing
 
 MINUTES = float(os.environ.get("AGENTLOOP_SOAK_MINUTES", "60"))
@@ -42,7 +42,7 @@ MIB = 2**20
 
 @dataclass
 class Visitor:
-    """Asks for one page or twin after another, in an order of its own."""
+    """Asks for one page after another, in an order of its own."""
 
     served: Served
     database: Location
@@ -64,7 +64,7 @@ class Visitor:
                 if self.stop.is_set():
                     return
                 began = time.monotonic()
-                status = self.served.ask(chance.choice((target, twin_of(target)))).status
+                status = self.served.ask(target).status
                 self.seconds.append(time.monotonic() - began)
                 self.slow = sorted([*self.slow, (self.seconds[-1], target)], reverse=True)[:5]
                 self.statuses[status] = self.statuses.get(status, 0) + 1

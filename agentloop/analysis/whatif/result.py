@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replay.cli.tables import number, table
+from replay.tables import number, table
 
 ALL = "all"
 """The part that holds every row."""

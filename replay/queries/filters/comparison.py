@@ -40,7 +40,7 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
     if field.kind is FieldKind.calls:
         # Each call is stored with its name first: see `conversation`.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
-        calls = _any([_starts(_Call(), begin) for begin in begins])
+        calls = joined(sa.or_, [_starts(_Call(), begin) for begin in begins])
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
     if field.of_group is not None:
         # Groups that fit are found once, not looked up for every member.
@@ -58,14 +58,18 @@ def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.
     """
     mine = messages.c.trajectory == trajectories.c.id
     in_json = [json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)]
-    likely = _any([_contains(_Plain(messages.c.said), needle) for needle in dict.fromkeys(in_json)])
+    likely = joined(sa.or_, [_contains(_Plain(messages.c.said), needle) for needle in dict.fromkeys(in_json)])
     return sa.exists().where(mine, likely, _AnyMessage(messages.c.said, says)).correlate(trajectories)
 
 
-def _any(conditions: Sequence[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
-    """Some at a time in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as long."""
-    batches = (conditions[at : at + 20] for at in range(0, len(conditions), 20))
-    return sa.or_(*(_Parentheses(sa.or_(*batch)) for batch in batches))
+def joined(join: Callable[..., Any], conditions: Sequence[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
+    """All of the conditions, or any of them, by sa.and_ or sa.or_.
+
+    Some at a time stand in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as long.
+    """
+    batches = (conditions[at : at + 50] for at in range(0, len(conditions), 50))
+    whole: sa.ColumnElement[bool] = join(*(_Parentheses(join(*batch)) for batch in batches))
+    return whole
 
 
 def _holds(expression: sa.ColumnElement[Any], sign: str, values: Sequence[Value]) -> sa.ColumnElement[bool]:

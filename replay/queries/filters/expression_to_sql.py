@@ -22,17 +22,13 @@ import sqlalchemy as sa
 
 from context.wording import excerpt, suggest
 from replay.errors import ReplayError
-from replay.queries.filters.comparison import Known, Value, compared
+from replay.queries.filters.comparison import Known, Value, compared, joined
 from replay.queries.filters.fields import FIELDS, Field, FieldKind
-from replay.queries.filters.old_spelling import in_python
 
-_LONGEST = 50_000
-"""Characters of one filter."""
-_LONGEST_QUOTE = 40
+_LONGEST = 20_000
+"""Characters of all filters together."""
 _DEEPEST = 50
-_MOST_FIELDS = 200
-_MOST_VALUES = 500
-"""In all filters together: SQLite takes a condition of a certain depth, and so many parameters."""
+_LONGEST_QUOTE = 40
 
 _EQUAL = ("==", "in")
 _ORDER = ("<", "<=", ">", ">=")
@@ -73,7 +69,7 @@ warnings.filterwarnings("ignore", module=_FILE)  # A text such as '\d' is read a
 
 
 class WrongFilter(ReplayError):
-    """A filter that can't be read; the error says where."""
+    """A filter that can't be read; the error quotes the part of it."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +89,15 @@ def condition(text: str) -> sa.ColumnElement[bool]:
 
 def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCondition:
     """All of them hold. `known`: expressions that take the place of fields' own. Raises WrongFilter."""
-    filters = [_Filter(text, known or {}) for text in texts]
-    for kind, counted, most in ((ast.Name, "fields", _MOST_FIELDS), (ast.Constant, "values", _MOST_VALUES)):
-        found = sum(isinstance(node, kind) for filter in filters for node in ast.walk(filter.tree))
-        if found > most:
-            raise WrongFilter(f"where must hold at most {most} {counted} in all, got {found}. Leave some of them out.")
+    given = list(texts)
+    if (length := sum(map(len, given))) > _LONGEST:
+        raise WrongFilter(f"where must have at most {_LONGEST:,} characters in all, got {length:,}. Shorten it.")
     columns: list[sa.ColumnElement[bool]] = []
     messages: list[sa.ColumnElement[bool]] = []
-    for filter in filters:
+    for filter in (_Filter(text, known or {}) for text in given):
         for part in _all_parts(filter.tree):
             (messages if _asks_messages(part) else columns).append(filter.condition(part))
-    return SplitCondition(sa.and_(sa.true(), *columns), sa.and_(*messages) if messages else None)
+    return SplitCondition(joined(sa.and_, [sa.true(), *columns]), joined(sa.and_, messages) if messages else None)
 
 
 def _all_parts(node: ast.expr) -> Iterator[ast.expr]:
@@ -125,17 +119,15 @@ class _Filter:
     def __init__(self, text: str, known: Known) -> None:
         self._text = text.strip()
         self._known = known
-        if len(text) > _LONGEST:
-            raise WrongFilter(f"where must have at most {_LONGEST:,} characters, got {len(text):,}. Shorten it.")
         if odd := _UNWRITABLE.search(self._text):
             advice = f"Leave it out, or write {ascii(odd[0])[1:-1]} between quotes."
-            raise self._wrong("hold such a character as an escape", odd.start(), odd[0], advice)
+            raise _wrong("hold such a character as an escape", odd[0], advice)
         try:
             self.tree = ast.parse(self._text, _FILE, "eval").body
         except SyntaxError as error:
-            start = error.offset - 1 if error.offset else len(self._text)
+            rest = self._text[error.offset - 1 :] if error.offset else ""
             advice = f"Python says: {error.msg}. For example: {_example()}"
-            raise self._wrong("be a Python expression", start, self._text[start:], advice) from None
+            raise _wrong("be a Python expression", rest, advice) from None
         except (MemoryError, RecursionError):
             raise _too_deep() from None
 
@@ -145,7 +137,7 @@ class _Filter:
         match node:
             case ast.BoolOp(op=op, values=parts):
                 join = sa.and_ if isinstance(op, ast.And) else sa.or_
-                return join(*(self.condition(part, depth + 1) for part in parts))
+                return joined(join, [self.condition(part, depth + 1) for part in parts])
             case ast.UnaryOp(op=ast.Not(), operand=part):
                 return sa.not_(self.condition(part, depth + 1).self_group())
             case ast.Compare(left=left, ops=operators, comparators=others):
@@ -212,19 +204,15 @@ class _Filter:
         return value
 
     def _source(self, node: ast.expr) -> str:
-        return self._text.encode()[node.col_offset : node.end_col_offset].decode()  # Offsets count bytes.
+        return ast.get_source_segment(self._text, node) or ""
 
     def _wrong_node(self, rule: str, node: ast.expr, advice: str = "") -> WrongFilter:
-        start = len(self._text.encode()[: node.col_offset].decode())
-        return self._wrong(rule, start, self._source(node), advice)
+        return _wrong(rule, self._source(node), advice)
 
-    def _wrong(self, rule: str, start: int, source: str, advice: str) -> WrongFilter:
-        if (spelled := in_python(self._text)) is not None:
-            return WrongFilter(
-                f"where must be a Python expression, got {excerpt(self._text, _LONGEST_QUOTE)!r}. Write: {spelled}"
-            )
-        got = repr(excerpt(source, _LONGEST_QUOTE)) if source else "its end"
-        return WrongFilter(f"where must {rule}, got {got} at character {start + 1}. {advice}".rstrip())
+
+def _wrong(rule: str, source: str, advice: str) -> WrongFilter:
+    got = repr(excerpt(source, _LONGEST_QUOTE)) if source else "its end"
+    return WrongFilter(f"where must {rule}, got {got}. {advice}".rstrip())
 
 
 def _too_deep() -> WrongFilter:

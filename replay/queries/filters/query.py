@@ -50,23 +50,21 @@ class Query:
     """The greatest come first; rows whose value is unknown come last either way."""
 
 
+def run_is(run: str | None, column: sa.Column[str]) -> sa.ColumnElement[bool]:
+    """The condition that a column names this run; None: any."""
+    return sa.true() if run is None else column == run
+
+
 def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
     """Rows of a run, or of all, that a filter holds for."""
-    mine = sa.true() if run is None else _rows.run == run
+    mine = run_is(run, _rows.run)
     return mine if filter is None else mine & condition(filter)
-
-
-def of_run(run: str | None, owner: sa.Column[str], *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    query = sa.select(*columns)
-    return query if run is None else query.where(owner == run)
 
 
 def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[str, int]:
     """Each run's newest policy, or this run's; one that has published nothing is not there."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
-    query = sa.select(runs.c.id, newest)
-    if run is not None:
-        query = query.where(runs.c.id == run)
+    query = sa.select(runs.c.id, newest).where(run_is(run, runs.c.id))
     return {id: int(version) for id, version in connection.execute(query) if version is not None}
 
 

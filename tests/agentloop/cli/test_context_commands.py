@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentloop.cli.context_commands import app
+from agentloop.cli.replay import app as replay_app
 from context import RenderError
-from replay.cli import app as replay_app
 from replay.queries import page
 from replay.sampling.samplers import make_sampler
 from tests.fakes.families import CHATML, family

@@ -76,7 +76,7 @@ def test_help_has_an_example(words: list[str], shell: Shell, tmp_path: Path) -> 
 
 def test_commands_are_those_of_the_documentation() -> None:
     found = {" ".join(words) for words in commands()}
-    looking = ["stats", "ls", "show", "diff", "lineage", "task", "tasks", "mix", "cluster", "held-out"]
+    looking = ["stats", "ls", "show", "lineage", "tasks", "mix"]
     changing = ["import", "prune", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check", "context show"}

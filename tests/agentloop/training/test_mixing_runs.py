@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import to_plain
 from agentloop.errors import TrainingStopped
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from replay import queries
-from replay.config import StoredConfig, stored_config
+from replay.config import stored_config
 from replay.queries.filters import condition
-from replay.queries.preview.forecast import Horizon, new_run
-from replay.queries.preview.settings import changed
+from replay.queries.preview_settings import changed
 from replay.store import ReplayStore
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
@@ -50,12 +48,6 @@ def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
     return found
 
 
-def told(config: RunConfig) -> list[tuple[int, int]]:
-    """(fresh, replayed) rows of each iteration as they are foretold, every fresh row being one that can be drawn."""
-    answer = new_run(StoredConfig.model_validate(to_plain(config)), Horizon(config.run.iterations, success=1.0))
-    return [(batch["fresh"], batch["replay"]) for batch in answer["batches"]]
-
-
 def done(result: TrainResult) -> list[tuple[int, int]]:
     return rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")  # type: ignore[return-value]
 
@@ -69,7 +61,7 @@ def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
 def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwen2: Path) -> None:
     config = pooled(tmp_path, qwen2, {"unit": "trajectory"})
     result = train(config, display=SilentDisplay())
-    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
+    assert done(result) == [(16, 0), (8, 8), (8, 8), (8, 8)]
     found = batches(result)
     assert by_task(found[1]) == [(4, 0)] * 4
     assert all(by_task(found[iteration]) == [(2, 2)] * 4 for iteration in (2, 3, 4))
@@ -91,7 +83,7 @@ def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Pa
     replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
     config = pooled(tmp_path, qwen2, replay)
     result = train(config, display=SilentDisplay())
-    assert done(result) == told(config) == [(16, 0), (10, 6), (10, 6), (10, 6)]
+    assert done(result) == [(16, 0), (10, 6), (10, 6), (10, 6)]
     found = batches(result)
     assert by_task(found[1]) == [(4, 0)] * 4
     assert all(by_task(found[iteration]) == [(1, 3), (1, 3), (4, 0), (4, 0)] for iteration in (2, 3, 4))
@@ -100,7 +92,7 @@ def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Pa
 def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
     config = pooled(tmp_path, qwen2, {"unit": "group"})
     result = train(config, display=SilentDisplay())
-    assert done(result) == told(config) == [(16, 0), (8, 8), (8, 8), (8, 8)]
+    assert done(result) == [(16, 0), (8, 8), (8, 8), (8, 8)]
     found = batches(result)
     for iteration in (2, 3, 4):
         members = Counter((stream, group, collected) for stream, _, group, collected in found[iteration])

@@ -12,12 +12,12 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from agentloop.cli.replay import app as replay_commands
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.errors import UserError
 from agentloop.training.train import train
 from replay import DatabaseRefused
-from replay.cli import app as replay_commands
 from tests.fakes.processes import assert_same_run, assert_sound
 from tests.fakes.runs import SilentDisplay, buffer_of, rows, small_config
 

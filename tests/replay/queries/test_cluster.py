@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replay import ReplayStore, queries
-from replay.queries.collecting.who_waits import advised_command, seconds
+from replay.queries.who_waits import advised_command, seconds
 from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.ticket_records import EVALUATION, TRAIN
 from tests.fakes.records import RUN, iteration_record, measured, policy, run_record, sql
-from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue
+from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue
 
 
 def cluster(store: ReplayStore) -> dict[str, Any]:
@@ -107,60 +106,7 @@ def test_a_lost_row_shows(store: ReplayStore) -> None:
     assert (counts["done"], counts["rows"], counts["adds_up"]) == (2, 1, False)
 
 
-def test_staleness_of_fresh_rows_is_told_by_iteration(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    issue(store, [1], size=3, iteration=2)
-    collect(store, 1)
-    close(store, 0)
-    learn(store, 1)
-    collect(store, 1, version=0)
-    collect(store, 2, version=1)
-    close(store, 1, version=1)
-    learn(store, 2)
-    assert cluster(store)["staleness"] == [
-        {"iteration": 1, "rows": 1, "mean": 0.0, "max": 0},
-        {"iteration": 2, "rows": 3, "mean": pytest.approx(1 / 3), "max": 1},  # ages 1, 0 and 0
-    ]
-
-
-def test_staleness_is_of_the_newest_iterations(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    collect(store, 1)
-    close(store, 0)
-    learn(store, 1)
-    store.commit(iteration_record(201, replay=0), [], sampler_state={})
-    assert cluster(store)["staleness"] == []
-    assert cluster(store)["iteration"] == 201
-
-
-def test_bound_is_the_configured_one(store: ReplayStore) -> None:
-    assert cluster(store)["max_staleness"] is None
-    config = {"collection": {"by": "workers", "max_staleness": 3, "lease_s": 5}}
-    store.add_run(replace(run_record("run-2"), config=config))
-    answer = queries.cluster(store, store.run("run-2"))
-    assert (answer["max_staleness"], answer["lease_s"], answer["collected_by"]) == (3, 5.0, "workers")
-
-
 # Tickets
-
-
-def test_oldest_tickets_are_shown_with_their_holder(store: ReplayStore) -> None:
-    issue(store, [0, 1])
-    sql(store, "update tickets set issued_at = issued_at - 100 where number = 0")
-    claim(store, "worker-2")
-    found = cluster(store)["oldest"]
-    queued, leased = found["queued"], found["leased"]
-    assert (queued["number"], queued["member"], queued["holder"]) == (0, 1, None)
-    assert (leased["number"], leased["member"], leased["holder"], leased["tries"]) == (0, 0, "worker-2", 1)
-    assert 100 <= queued["age_s"] < 700
-    assert 0 < leased["lease_s"] <= 600
-
-
-def test_tickets_that_were_claimed_again_are_counted(store: ReplayStore) -> None:
-    issue(store, [0, 1])
-    claim(store, "worker-1", count=3, lease_s=OVER)
-    claim(store, "worker-2", count=2)
-    assert cluster(store)["tried_again"] == 2
 
 
 def test_reasons_are_grouped_the_most_frequent_first(store: ReplayStore) -> None:
@@ -236,7 +182,6 @@ def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStor
 def test_a_run_of_the_loop_waits_for_nobody(store: ReplayStore) -> None:
     lead(store)
     assert sentence(store) == "No ticket has been issued: the training process collects by itself."
-    assert cluster(store)["collected_by"] == "loop"
 
 
 def test_workers_wait_for_the_first_tickets(store: ReplayStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from context.messages import Message, ToolCall
 from replay import queries
-from replay.queries.excerpts import MOST, in_few_words
+from replay.queries.trajectory import MOST_SHORT, in_few_words
 from tests.fakes.records import MESSAGES, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
@@ -43,7 +43,7 @@ def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_
 
 def test_long_texts_are_cut() -> None:
     found = in_few_words((Message("user", "ab " * 1000), Message("assistant", "x" * 201)))
-    assert found == {"prompt": ("ab " * 67)[:MOST] + "...", "answer": "x" * MOST + "..."}
+    assert found == {"prompt": ("ab " * 67)[:MOST_SHORT] + "...", "answer": "x" * MOST_SHORT + "..."}
 
 
 def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:

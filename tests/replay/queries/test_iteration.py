@@ -173,17 +173,6 @@ def test_answers_take_as_many_queries_for_much_as_for_little(location: Location)
     assert len(few) == len(many) <= 20
 
 
-def test_task_command_prints_the_task(tmp_path: Path) -> None:
-    tried(tmp_path / "replay.sqlite").close()
-    output = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--limit", "2").output
-    assert "attempts  12 in 3 groups, 58.3 % successful" in output
-    groups = [line.split()[:4] for line in output.splitlines() if " of 4" in line]
-    assert groups == [["3", "4", "of", "4"], ["2", "2", "of", "4"]]
-    after = output.splitlines()[-1].removeprefix("further rows: add --after ")
-    rest = ask("task", "task-1", str(tmp_path / "replay.sqlite"), "--after", after, "--json").output
-    assert len(json.loads(rest)["trajectories"]) == 10
-
-
 def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = trained(path)

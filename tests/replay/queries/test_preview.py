@@ -13,14 +13,13 @@ import pytest
 from replay import ReplayError, ReplayStore
 from replay.config import StoredConfig
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.queries.preview.settings import WrongSettings, changed
+from replay.queries.preview_settings import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import (
     RUN,
     iterate,
     new_store,
-    run_record,
     set_state,
     sql,
 )
@@ -90,17 +89,6 @@ def test_preview_follows_a_run_that_goes_on(tmp_path: Path) -> None:
         answer = before(reader, **THREE)
     assert (answer["iteration"], answer["policy_version"]) == (4, 3)
     assert answer["funnel"][-1]["left"] == 24
-    store.close()
-
-
-def test_rows_in_memory_are_those_of_the_run_that_was_asked_for_last(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite", 2)
-    store.add_run(run_record("run-2"))
-    first = before(store, **THREE)
-    assert store.has_read(RUN)
-    preview_of(store, "run-2", THREE)
-    assert (store.has_read(RUN), store.has_read("run-2")) == (False, True)
-    assert before(store, **THREE) == first
     store.close()
 
 
@@ -242,23 +230,12 @@ def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
     assert changed(stored, {"sampler": "uniform", "recency.half_life": "4"}).replay.sampler_options == {}
 
 
-def test_batches_to_come_begin_with_the_next_one(three_iterations: ReplayStore) -> None:
-    answer = before(three_iterations, fraction="0.5")
-    first, second = answer["batches"][:2]
-    assert {name: first[name] for name in ("fresh", "replay")} == {"fresh": 119, "replay": 9}
-    assert (first["iteration"], len(answer["batches"])) == (4, 20)
-    # Half of 119 is added to the 9 successes there are, in groups of 8 and one of 7, and 64 are asked for.
-    assert answer["success"] == 0.5
-    assert (second["iteration"], second["planned_replay"], second["replay"]) == (5, 64, 64)
-
-
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
     store = lived(tmp_path / "replay.sqlite", 2)
     schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
     configure(tmp_path / "replay.sqlite", {"run": {"iterations": 2}, "replay": schedule})
     answer = before(store)
     assert (answer["plan"]["fraction"], answer["plan"]["replay"]) == (0.0625, 8)
-    assert [batch["iteration"] for batch in answer["batches"]] == [3]
     configure(tmp_path / "replay.sqlite", {"run": {"iterations": 3}, "replay": schedule})
     assert before(store)["plan"]["replay"] == 0
     store.close()
@@ -267,9 +244,8 @@ def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
 def test_spreads_are_shares_of_the_batch_and_of_the_buffer(three_iterations: ReplayStore) -> None:
     answer = before(three_iterations, **THREE, max_staleness="1", sampler="uniform")
     by_name = {spread["name"]: spread["bins"] for spread in answer["spreads"]}
-    assert [(bin["label"], bin["rows"]) for bin in by_name["staleness"]] == [("0", 0), ("1", 8), ("2-3", 16)]
-    assert [bin["batch"] for bin in by_name["staleness"]] == [0.0, 1.0, 0.0]
+    assert [(bin["label"], bin["rows"]) for bin in by_name["staleness"]] == [("1", 8), ("2-3", 16)]
+    assert [bin["batch"] for bin in by_name["staleness"]] == [1.0, 0.0]
     # 2 + 1 of 8 rows succeed; groups of rates 0.5 and 0.25 are of one size.
     assert [(bin["label"], bin["buffer"]) for bin in by_name["reward"]] == [("0", 15 / 24), ("1", 9 / 24)]
     assert [(bin["label"], bin["buffer"]) for bin in by_name["difficulty"]] == [("0.25", 0.5), ("0.5", 0.5)]
-    assert [(bin["label"], bin["batch"]) for bin in by_name["source"]] == [("self", 1.0)]

@@ -19,9 +19,8 @@ from context.messages import Message as Said
 from context.tokens.token_sequence import Segment
 from replay import ReplayError, ReplayStore, queries
 from replay.exchange import export_file
-from replay.inspector.app import create_app
-from replay.inspector.server.guard import Guard
 from replay.mixing.request import Limits
+from replay.pages.app import create_app
 from replay.queries.open_buffer import OpenBuffer
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
@@ -43,7 +42,7 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-from tests.replay.inspector.addresses import page_addresses, twin_of
+from tests.replay.pages.addresses import page_addresses
 from tests.replay.storage.collecting.episodes import claim, collect, issue
 
 OTHER = "run-2"
@@ -140,7 +139,7 @@ class Asked:
         """The buffer is whole now."""
         self._location = path
         self._looking = ReplayStore.open(path, read_only=True)
-        self._app = create_app(OpenBuffer(self._looking), Guard())
+        self._app = create_app(OpenBuffer(self._looking))
         self._database = open_database(path, read_only=False)
         store = ReplayStore(self._database)
         with store.reading() as connection:
@@ -249,8 +248,7 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
 }
 
 
-_PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
-PAGES = (*_PAGES, *map(twin_of, _PAGES))
+PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
 
 
 def _failures(app: ASGIApp, pages: Sequence[str]) -> dict[str, BaseException]:

@@ -17,10 +17,9 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-import agentloop.cli.buffer_commands  # noqa: F401  # whose `import` is one of the commands of `replay`
+from agentloop.cli.replay import app
 from context.messages import Message
 from replay import DatabaseRefused, ReplayError, ReplayStore
-from replay.cli import app
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import disk
 from tests.fakes.records import group, iterate, new_store, sql, task, trajectory

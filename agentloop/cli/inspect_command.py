@@ -1,0 +1,51 @@
+"""`agentloop inspect`."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentloop.cli.replay.common import Run, fail
+from replay.locate import is_folder_of_runs
+
+
+def inspect(
+    run: Run = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs --token.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any that is free; 7717 or the next free one when left out.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="AGENTLOOP_INSPECT_TOKEN", help="What a browser must bring, 16 characters or more; auto makes one."
+        ),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+) -> None:
+    """Show a buffer and its runs in a browser, live: read-only, on this machine, without a model.
+
+    RUN may be a folder of runs: all of them in one list, their curves in the same charts, and the pages of each.
+    """
+    try:
+        from replay.pages.app import create_app, create_folder_app
+        from replay.pages.opened_runs import OpenedRuns
+        from replay.pages.serve import check_token, serve
+    except ModuleNotFoundError as error:
+        fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
+    from replay.queries.open_buffer import open_buffer
+
+    token = secrets.token_urlsafe(24) if token == "auto" else token
+    check_token(host, token)
+    with ExitStack() as stack:
+        if run is not None and is_folder_of_runs(Path(run)):
+            runs = stack.enter_context(closing(OpenedRuns(Path(run))))
+            app, shown = create_folder_app(runs, token=token, host=host), run
+        else:
+            source = stack.enter_context(open_buffer(run))
+            app, shown = create_app(source, token=token, host=host), source.store.url
+        serve(app, shown, host=host, port=port, token=token, browser=browser)

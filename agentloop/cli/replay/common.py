@@ -1,0 +1,76 @@
+"""What all `replay` commands share: the app, their arguments, and a buffer that was opened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from context.visible import visible_lines
+from replay.errors import ReplayError
+from replay.queries.open_buffer import OpenBuffer, open_buffer
+
+if TYPE_CHECKING:
+    from agentloop.runs.run_folder import RunFolder
+
+app = typer.Typer(
+    help="Look into a replay buffer.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", help="Run folder, database file or postgresql:// URL; the newest under ./runs when left out."
+    ),
+]
+RunId = Annotated[
+    str | None, typer.Option("--run", metavar="ID", help="Id or name of the run, in a database that several share.")
+]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="FILTER",
+        help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\".",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@contextmanager
+def opened(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
+    """The buffer of RUN; what is wrong with it, or with what it is asked, is printed in one line."""
+    try:
+        with open_buffer(run, read_only=read_only) as buffer:
+            yield buffer
+    except ReplayError as error:
+        fail(str(error))
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print what a command found. Nothing that was stored acts on the terminal."""
+    print(visible_lines(text), file=sys.stderr if error else sys.stdout)
+
+
+def say_json(answer: Any) -> None:
+    say(json.dumps(answer, indent=1))
+
+
+def fail(message: str) -> NoReturn:
+    say(f"agentloop: {message}", error=True)
+    raise typer.Exit(2)
+
+
+def run_folder_of(buffer: OpenBuffer) -> RunFolder:
+    from agentloop.runs.run_folder import open_run_folder
+
+    if buffer.folder is None:
+        fail("RUN must be a run folder where a model is asked, for its configuration is there, got a database's URL.")
+    return open_run_folder(buffer.folder)

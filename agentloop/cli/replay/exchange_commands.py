@@ -1,0 +1,208 @@
+"""`replay export | import | demonstrations`: experience to files and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
+from replay import queries
+from replay.exchange import ExportReport, ImportReport, export_file, import_file
+from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
+from replay.locate import run_identity, start_folder
+from replay.queries.filters import condition
+
+_ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
+_CHAT_ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
+
+
+@app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
+    filter: Filter = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write rows with all they refer to: tokens, authors, log-probs, messages, rewards, task, group and run.
+
+    Exit code 1 if a row is corrupt and was left out.
+    """
+    with opened(run) as buffer, _progress_line() as show:
+        report = export_file(
+            buffer.store,
+            file,
+            run=buffer.run,
+            where=None if filter is None else condition(filter),
+            limit=limit,
+            force=force,
+            progress=lambda done, total: show("export", done, total),
+        )
+    size = file.stat().st_size
+    if as_json:
+        left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
+        say(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
+    else:
+        say(_export_text(report, file, size))
+    raise typer.Exit(1 if report.left.corrupt else 0)
+
+
+class Format(StrEnum):
+    """What a file to import holds."""
+
+    agentloop = "agentloop"
+    openai_chat = "openai-chat"
+
+
+@app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {_ENDINGS}.")],
+    run: Run = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line.")
+    ] = Format.agentloop,
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the set is called: the source of its rows. [import, or teacher for conversations]"),
+    ] = None,
+    keep_source: Annotated[
+        bool, typer.Option("--keep-source", help="Let every row keep the source it was exported with.")
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count bad rows and leave them out; without it, one is enough to stop.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Conversations: tokenizer and chat template; the run's own when left out."),
+    ] = None,
+    reward: Annotated[float | None, typer.Option(help="Conversations: of rows that name none.")] = None,
+    advantage: Annotated[
+        float | None, typer.Option(help="Conversations: of every row; from the rewards of its group when left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store the rows of a file. Rows that are stored already stay as they are, so a file can be imported again.
+
+    Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
+    ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
+    """
+    if form is not Format.openai_chat and (model, reward, advantage) != (None, None, None):
+        fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
+    if form is Format.openai_chat and keep_source:
+        fail("--keep-source must come with exported rows, got conversations, which have no source.")
+    report: ImportReport
+    source: str | None
+    with opened(run, read_only=False) as buffer, _progress_line() as show:
+        learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
+        if form is Format.openai_chat:
+            from agentloop.algorithms.advantages import group_advantages
+
+            own = None if buffer.folder is None else start_folder(buffer.folder)
+            teaching = teaching_of(
+                buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
+            )
+            source = name or SOURCE
+            report = import_chat(buffer.store, file, teaching, name=source, skip_bad=skip_bad, progress=show)
+        else:
+            source = None if keep_source else name or "import"
+            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
+        if report.learner is not None:
+            named = [] if source is None else [source]
+            report.empty_sources = queries.empty_sources(buffer.store, report.learner, named=named)
+    say(json.dumps(asdict(report)) if as_json else _import_text(report, file))
+
+
+@app.command(
+    epilog="Example: agentloop replay demonstrations runs/quickstart-001 wins.jsonl --where 'success and turns < 4'"
+)
+def demonstrations(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_CHAT_ENDINGS}.")],
+    filter: Annotated[
+        str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
+    ] = "success",
+    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+) -> None:
+    """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from.
+
+    Rows of another environment or version are left out, for their tools are not known. Exit code 1 if a row is corrupt
+    and was left out.
+    """
+    from agentloop.analysis.stored_demonstrations import write_demonstrations
+    from agentloop.environments import open_tasks
+
+    with opened(run) as buffer, _progress_line() as show:
+        folder = run_folder_of(buffer)
+        environments, _ = open_tasks(folder.config, folder.environments)
+        found = write_demonstrations(
+            buffer.store,
+            environments,
+            file,
+            run=buffer.run,
+            where=condition(filter),
+            limit=limit,
+            force=force,
+            progress=lambda done, total: show("write", done, total),
+        )
+    say(_export_text(found, file, file.stat().st_size))
+    raise typer.Exit(1 if found.left.corrupt else 0)
+
+
+def _export_text(report: ExportReport, file: Path, size: int) -> str:
+    lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
+    if report.left.states:
+        lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.states.items()))
+    lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.left.corrupt.items()]
+    return "\n".join(lines)
+
+
+def _import_text(report: ImportReport, file: Path) -> str:
+    lines = [
+        f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
+        f"{report.bad:,} bad rows left out"
+    ]
+    if report.learner is not None:
+        others = [f", not from {count:,} of another {name}" for name, count in report.differing.items()]
+        lines.append(f"run {report.learner} can learn from {report.learnable:,} of them{''.join(others)}")
+    if report.clipped:
+        lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
+    lines += report.problems
+    if isinstance(report, TeacherReport):
+        lines += _about_conversations(report)
+    return "\n".join([*lines, *report.empty_sources])
+
+
+def _about_conversations(report: TeacherReport) -> list[str]:
+    replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
+    lines = [f"{report.groups:,} groups; {replies}"]
+    lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
+    lines += report.refused_at
+    if report.without_signal:
+        lines.append(
+            f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach nothing; "
+            "give them one with --advantage"
+        )
+    if report.ignored:
+        lines.append("fields not looked at: " + ", ".join(sorted(report.ignored)[:20]))
+    return lines
+
+
+@contextmanager
+def _progress_line() -> Iterator[Callable[..., None]]:
+    """A line on stderr that people see and programs don't."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda phase, done, total=None: progress.update(task, description=phase, completed=done, total=total)

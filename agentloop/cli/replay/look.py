@@ -1,0 +1,255 @@
+"""`replay stats | ls | show | tasks`: what is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from agentloop.cli.replay.common import AsJson, Filter, Run, app, opened, say, say_json
+from context.authors import AuthorTable
+from context.view import token_view
+from context.visible import visible
+from context.wording import excerpt
+from replay import queries
+from replay.locate import tokenizer
+from replay.queries import Sort, TaskSort
+from replay.queries.open_buffer import OpenBuffer
+from replay.records import REMOVED_TASK
+from replay.tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
+
+_ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
+"""Whoever asks in a terminal waits, and can stop waiting."""
+
+
+@app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
+def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
+    """What is in the buffer, and what was drawn from it."""
+    with opened(run) as buffer:
+        answer = queries.summary(buffer.store, buffer.run, filter=filter)
+    say_json(answer) if as_json else say(_summary_text(answer))
+
+
+@app.command(epilog="Example: agentloop replay ls --where \"success and tool == 'lookup'\" --sort tokens")
+def ls(
+    run: Run = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="FILTER",
+            help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\"; all of several.",
+        ),
+    ] = None,
+    success: Annotated[bool | None, typer.Option("--success/--failed", help="Only these; both when left out.")] = None,
+    sort: Annotated[Sort, typer.Option(help="The greatest come first.")] = Sort.iteration,
+    ascending: Annotated[bool, typer.Option("--ascending", help="The least come first.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows printed.")] = 20,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="Go on behind the row of this id, the last of an earlier page.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List trajectories, one line each."""
+    chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
+    with opened(run) as buffer:
+        asked = queries.Query(buffer.run, chosen, sort, ascending)
+        answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+    rows = answer["rows"]
+    say_json(rows) if as_json else say(row_table(rows, _LISTED) if rows else "no trajectories")
+    if answer["after"]:
+        say(f"further rows: add --after {answer['after']}", error=True)
+
+
+@app.command(epilog="Example: agentloop replay show 3f9a21 runs/quickstart-001")
+def show(
+    id: Annotated[str, typer.Argument(metavar="ID", help="A trajectory's id, or the beginning of it.")],
+    run: Run = None,
+    as_json: AsJson = False,
+) -> None:
+    """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
+    with opened(run) as buffer:
+        answer = queries.trajectory(buffer.store, id)
+        say_json(answer) if as_json else _print_trajectory(buffer, answer)
+
+
+def _summary_text(answer: dict[str, Any]) -> str:
+    drawn = answer["draws"]
+    lines = [
+        f"{answer['database']}  ({answer['bytes'] / 1e6:.1f} MB)",
+        f"iterations    {answer['iterations']:,}, policies {answer['policies']:,}, runs {answer['runs']:,}",
+        f"trajectories  {answer['trajectories']:,} in {counted(answer['groups'], 'group')}"
+        f" of {counted(answer['tasks'], 'task')}",
+        *(
+            f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
+            for state, row in answer["states"].items()
+        ),
+        *(
+            f"  {visible(source):<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
+            for source, row in (answer["sources"].items() if len(answer["sources"]) > 1 else ())
+        ),
+        *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
+        f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
+        f"success       {share(answer['successes'], answer['trajectories'])}"
+        f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
+        f"staleness     {_staleness_text(answer['staleness'])}",
+        "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
+        f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
+        f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
+        f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
+        f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
+    ]
+    return "\n".join(lines)
+
+
+def _staleness_text(found: dict[str, Any]) -> str:
+    if not found["known"]:
+        return "not known of any row that can be drawn"
+    mean = number(found["mean"], 1)
+    return f"{mean} on average, {found['max']:,} at most, of {counted(found['known'], 'row')} that can be drawn"
+
+
+_LISTED: dict[str, Cell] = {
+    "id": lambda row: row["id"][:12],
+    "iter": "iteration",
+    "task": lambda row: row["task"][:8],
+    "reward": lambda row: f"{row['reward']:g}",
+    "success": yes_or_no("success"),
+    "turns": "num_turns",
+    "tools": "num_tool_calls",
+    "tokens": "num_tokens",
+    "stop": ended,
+    "advantage": lambda row: f"{row['advantage']:+.2f}",
+    "uses": "uses",
+    "stale": ("staleness", 0),
+    "drift": ("drift", 3),
+    "most": ("drift_max", 2),
+    "state": "state",
+    "prompt": quoted("prompt", 48),
+    "last answer": quoted("answer", 32),
+}
+_USES: dict[str, Cell] = {
+    "iter": "iteration",
+    "slot": "slot",
+    "stream": "stream",
+    "share": ("probability", 4),
+    "stale": ("staleness", 0),
+    "advantage": ("advantage", 3),
+    "drift": ("drift_mean", 4),
+    "most": ("drift_max", 3),
+    "ess": ("ess_share", 4),
+    "kl": ("approx_kl", 5),
+    "clipped": ("clip_fraction", 3),
+}
+
+
+def uses_text(uses: Sequence[dict[str, Any]]) -> str:
+    return row_table(uses, _USES) if uses else "no update used it"
+
+
+def _print_trajectory(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
+    say(_facts_text(answer))
+    if answer["segments"]:
+        _print_tokens(buffer, answer["id"])
+    else:
+        say("its tokens are gone")
+    say("every update that used it:\n" + uses_text(answer["uses"]))
+
+
+def _print_tokens(buffer: OpenBuffer, id: str) -> None:
+    (trajectory,) = buffer.store.read([id])
+    authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
+    decoder, console = tokenizer(buffer.folder), Console(highlight=False, soft_wrap=True)
+    if decoder is None:
+        say("token ids, for want of start/tokenizer.json in the run folder:")
+    for position, segment in enumerate(trajectory.segments):
+        say(f"\nsegment {position} ({visible(segment.reason)}), log-probs in nats after every sampled token\n")
+        console.print(token_view(segment.tokens, authors, decoder, log_probs=True))
+
+
+def _facts_text(answer: dict[str, Any]) -> str:
+    """A line for each kind of facts; of an evicted row fewer are left."""
+    group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
+    payload = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
+    lines = [
+        ("trajectory", answer["id"], state_text(answer), f"source {row['source']}"),
+        ("collected", f"iteration {row['iteration']}", f"slot {row['slot']}", f"policy {row['policy_version_min']}"),
+        (
+            "group",
+            f"member {row['member'] + 1} of {group['size']}",
+            f"{share(group['success_rate'], 1)} successful",
+            f"reward {group['reward_mean']:g} on average",
+        ),
+        ("task", task["hash"][:16], task["environment"]),
+        ("payload", payload_text(payload)),
+        (
+            "outcome",
+            f"reward {row['reward']:g}",
+            "success" if row["success"] else "no success",
+            f"advantage {row['advantage']:+.3f}",
+        ),
+    ]
+    if answer["record"]:
+        means, least = number(row["mean_behavior_log_prob"], 3), number(row["min_behavior_log_prob"], 3)
+        entropy = number(row["mean_entropy"], 3)
+        lines += [
+            ("ended by", row["stop_reason"], f"error: {row['error_kind'] or 'none'}"),
+            ("length", f"{row['num_turns']} turns", f"{row['num_tool_calls']} tool calls"),
+            ("tokens", str(row["num_tokens"]), f"{row['num_action_tokens']} sampled"),
+            ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
+            ("log-probs", f"mean {means}", f"least {least}"),
+        ]
+    return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
+
+
+_LONGEST_PAYLOAD = 2_000
+"""Characters shown; --json has all of them."""
+
+
+def payload_text(payload: dict[str, Any] | None) -> str:
+    """What the environment was given, as JSON; None: it is no longer stored."""
+    if payload is None:
+        return "gone with the last row of the task"
+    return excerpt(json.dumps(payload, ensure_ascii=False), _LONGEST_PAYLOAD)
+
+
+@app.command(epilog="Example: agentloop replay tasks runs/quickstart-001 --sort replayed")
+def tasks(
+    run: Run = None,
+    sort: Annotated[
+        TaskSort, typer.Option(help="What comes first: those that never succeeded, or the greatest of a column.")
+    ] = TaskSort.unsolved,
+    limit: Annotated[int, typer.Option(min=1, help="Most tasks printed.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List tasks: attempts, successes, when each was tried last, how often its rows were replayed and had drifted."""
+    with opened(run) as buffer:
+        answer = queries.task_list(buffer.store, buffer.run, sort=sort, limit=limit)
+    say_json(answer) if as_json else say(_tasks_text(answer))
+
+
+def _tasks_text(answer: dict[str, Any]) -> str:
+    if not answer["rows"]:
+        return "no tasks"
+    shown, known = len(answer["rows"]), answer["tasks"]
+    lines = [f"{counted(known, 'task')} tried, {answer['never_solved']:,} never solved", ""]
+    lines += [row_table(answer["rows"], _TASKS)]
+    return "\n".join([*lines, f"{known - shown:,} more: add --limit {known}"] if known > shown else lines)
+
+
+_TASKS: dict[str, Cell] = {
+    "task": lambda row: row["hash"][:12],
+    "attempts": "attempts",
+    "solved": "successes",
+    "success": lambda row: share(row["successes"], row["attempts"]),
+    "last": "last_iteration",
+    "stored": "eligible",
+    "replayed": "replayed",
+    "drift": ("drift_mean", 3),
+    "most": ("drift_max", 2),
+    "prompt": quoted("prompt", 60),
+}

@@ -1,1 +1,0 @@
-"""One file per page: what it asks, and what its template needs beyond the answer."""

@@ -1,1 +1,0 @@
-"""Two of something, side by side."""

@@ -1,0 +1,82 @@
+"""What an address asks, and how addresses are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote
+
+from context.wording import excerpt
+from replay.errors import ReplayError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class BadQuery(ReplayError):
+    """A parameter that breaks its rule."""
+
+
+def in_path(request: Request, name: str) -> str:
+    """A part of the path, which was quoted twice."""
+    return unquote(request.path_params[name])
+
+
+def text(request: Request, name: str) -> str | None:
+    """The last value; an empty one, as forms send it, counts as none."""
+    return next(iter(reversed(texts(request, name))), None)
+
+
+def texts(request: Request, name: str) -> list[str]:
+    """All values that are not empty."""
+    return [value for value in request.query_params.getlist(name) if value]
+
+
+def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
+    return whole_number(name, text(request, name) or str(default), least=least, most=most)
+
+
+def whole_number(name: str, given: str, *, least: int = 0, most: int = 2**53) -> int:
+    if not (re.fullmatch("-?[0-9]{1,18}", given) and least <= int(given) <= most):
+        upper = f" to {most}" if most < 2**53 else ""
+        raise BadQuery(f"{name} must be a whole number from {least}{upper}, got {excerpt(given, 60)!r}.")
+    return int(given)
+
+
+def choice(request: Request, name: str, default: Choice) -> Choice:
+    kind, given = type(default), text(request, name)
+    if given is not None and given not in kind.__members__.values():
+        raise BadQuery(f"{name} must be one of {', '.join(kind)}, got {excerpt(given, 60)!r}.")
+    return default if given is None else kind(given)
+
+
+_below: ContextVar[str] = ContextVar("below", default="")
+
+
+@contextmanager
+def addresses_below(path: str) -> Iterator[None]:
+    """Let all addresses that are made meanwhile begin with this path, as those of a run among others."""
+    before = _below.set(path)
+    try:
+        yield
+    finally:
+        _below.reset(before)
+
+
+def address(*parts: object, **parameters: object) -> str:
+    """The path of some parts, with a query: lists give a parameter several times, None and empty ones are left out.
+
+    A part is quoted twice, for servers read %2F in a path as a slash.
+    """
+    path = "/" + "/".join(quote(quote(str(part), safe=":@,=+$!~*'()"), safe=":@,=+$!~*'()") for part in parts)
+    pairs = []
+    for name, value in parameters.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        pairs += [f"{quote(name)}={quote(str(v), safe='')}" for v in values if v is not None and v != ""]
+    return _below.get() + path + ("?" + "&".join(pairs) if pairs else "")

@@ -1,0 +1,71 @@
+"""The inspector of one buffer; and of a folder of runs, with the pages of each below /in/FOLDER."""
+
+from __future__ import annotations
+
+from functools import partial
+from urllib.parse import unquote
+
+from anyio import to_thread
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from replay.pages.addresses import address, addresses_below
+from replay.pages.guard import LOOPBACK, guarded
+from replay.pages.opened_runs import OpenedRuns
+from replay.pages.page import Page, app_of
+from replay.pages.views import (
+    buffer_page,
+    cluster_page,
+    compare_page,
+    held_out_page,
+    iteration_page,
+    mixing_page,
+    run_page,
+    runs_page,
+    task_page,
+    trajectory_page,
+)
+from replay.queries.open_buffer import OpenBuffer
+
+PAGES: tuple[Page[OpenBuffer], ...] = (
+    runs_page.OF_DATABASE,
+    run_page.PAGE,
+    cluster_page.PAGE,
+    iteration_page.PAGE,
+    held_out_page.TASK,
+    held_out_page.PAGE,
+    buffer_page.PAGE,
+    buffer_page.OVERVIEW,
+    trajectory_page.TOKENS,
+    trajectory_page.MESSAGE,
+    trajectory_page.PAGE,
+    task_page.PAGE,
+    compare_page.PAGE,
+    mixing_page.PAGE,
+)
+
+
+def create_app(source: OpenBuffer, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
+    """The inspector of one buffer, for any ASGI server. Reads, and never writes."""
+    return guarded(_of_buffer(source), token=token, host=host)
+
+
+def create_folder_app(runs: OpenedRuns, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
+    """The inspector of a folder of runs, for any ASGI server. Reads, and never writes."""
+    of_each = Mount("/in/{folder}", app=partial(_of_one_run, runs))
+    app = app_of((runs_page.OF_FOLDER,), runs, of_each, place=str(runs.folder), has_buffer=False)
+    return guarded(app, token=token, host=host)
+
+
+def _of_buffer(source: OpenBuffer) -> ASGIApp:
+    return app_of(PAGES, source, place=source.store.url, naming_damage=source.store.naming_damage)
+
+
+async def _of_one_run(runs: OpenedRuns, scope: Scope, receive: Receive, send: Send) -> None:
+    name = unquote(scope["path_params"]["folder"])
+    app = await to_thread.run_sync(partial(runs.app, name, _of_buffer))
+    if app is None:
+        raise HTTPException(404)
+    with addresses_below(address("in", name)):
+        await app(scope, receive, send)

@@ -1,0 +1,132 @@
+"""Charts as data: curves over iterations, a panel for each question. `static/charts.js` draws them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Series = Sequence[tuple[int, float]]
+"""(iteration, value), ascending."""
+Metrics = Mapping[str, Series]
+"""Series by the name of the metric."""
+Config = Mapping[str, Any]
+"""A run's configuration as it is stored."""
+COLOURS = 7
+"""Roles `s0` to `s6`."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, or one layer of its bars."""
+
+    label: str
+    series: Series
+    role: str
+    """The colour, by its name in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
+    dashed: bool = False
+    marker: Literal["circle", "square"] = "circle"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The vertical axis; the horizontal one counts iterations."""
+
+    unit: str = ""
+    percent: bool = False
+    """True: shares, shown in percent."""
+    whole: bool = False
+    """True: fixed from 0 to 1, so that runs can be compared at a glance."""
+    from_zero: bool = False
+    reference: float | None = None
+    """A thin horizontal line: the value that means that nothing happened, or a limit."""
+    least_span: float = 0.0
+    """The scale never spans less, so that rounding noise does not look like a signal."""
+    log_if_wide: bool = False
+    """True: logarithmic where the values span more than a factor of 10."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    how: str
+    """One line on how to read it."""
+    curves: tuple[Curve, ...]
+    """Curves without a point are listed as not measured."""
+    axis: Axis = Axis()
+    kind: Literal["lines", "bars"] = "lines"
+    steps: Curve | None = None
+    """A stepped line over the bars."""
+
+
+@dataclass(frozen=True)
+class PanelGroup:
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def finite(metrics: Metrics, name: str) -> Series:
+    """A metric's points, without those that are no numbers; empty where it was never logged."""
+    return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
+
+
+def number(value: float, *, percent: bool = False) -> str:
+    """A value for people: three significant digits, thousands apart; a share is 100 % only when nothing is missing."""
+    if percent:
+        rounded = f"{100 * value:.3g}"
+        return f"{100 * value:.5g} %" if rounded == "100" else f"{rounded} %"
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def plain_groups(groups: Sequence[PanelGroup], *, merged: int) -> dict[str, Any]:
+    """`groups` of panels as JSON, and `charts`, the same panels by their keys; `merged` iterations to a point."""
+    plain: list[dict[str, Any]] = [
+        {"title": group.title, "panels": [plain_panel(panel, merged) for panel in group.panels]} for group in groups
+    ]
+    return {"groups": plain, "charts": {panel["key"]: panel for group in plain for panel in group["panels"]}}
+
+
+def plain_panel(panel: Panel, merged: int = 1) -> dict[str, Any]:
+    return {
+        "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
+        "title": panel.title,
+        "how": panel.how,
+        "kind": panel.kind,
+        "axis": asdict(panel.axis),
+        "merged": merged,
+        "curves": [*map(_plain_curve, panel.curves)],
+        "steps": _plain_curve(panel.steps) if panel.steps and panel.steps.series else None,
+        "summary": _in_words(panel),
+    }
+
+
+def _plain_curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "label": curve.label,
+        "role": curve.role,
+        "dashed": curve.dashed,
+        "marker": curve.marker,
+        "points": list(curve.series),
+        "absent": None if curve.series else _why_absent(curve),
+    }
+
+
+def _why_absent(curve: Curve) -> str:
+    if curve.role == "replay":
+        return "Nothing was drawn from the buffer (replay.fraction was 0, or it was empty), or only to be observed."
+    return "No finished iteration logged it."
+
+
+def _in_words(panel: Panel) -> str:
+    """The chart for people who can't see it."""
+    found = []
+    for curve in panel.curves:
+        if curve.series:
+            (first, start), (last, end) = curve.series[0], curve.series[-1]
+            start_text, end_text = (number(value, percent=panel.axis.percent) for value in (start, end))
+            found.append(f"{curve.label} from {start_text} at iteration {first:,} to {end_text} at {last:,}")
+    return f"{panel.title}: {'; '.join(found) or 'not measured'}."

@@ -1,0 +1,86 @@
+"""Who may look, and what a browser may do with what it gets.
+
+Pages show what agents said and saw. Without a token only this machine is answered, by its own names: a page of another
+site could bind its name to this address, but a browser then still asks for that name. With a token, whoever brings it.
+"""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+from urllib.parse import quote, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TOKEN = "token"
+"""The parameter that brings the token once."""
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
+    """The app that answers only whom it may, each answer with the headers. `host` is what the server listens on."""
+    if token is not None:
+        return _WithHeaders(_WithToken(app, token))
+    return _WithHeaders(TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", host], www_redirect=False))
+
+
+class _WithHeaders:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class _WithToken:
+    """An app that is asked only with the token: as a parameter once, from then on as a cookie."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request, cookie = Request(scope), _cookie_name(Headers(scope=scope))
+        answer: ASGIApp = PlainTextResponse(
+            "A token is needed. Open the address that agentloop inspect printed.\n", 401
+        )
+        if self._fits(request.query_params.get(TOKEN)):
+            # The address that is kept, or shown to others, goes without it.
+            rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN])
+            path = "/" + quote(scope["path"].lstrip("/\\"))
+            answer = response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+            # Lax: a link that is followed from elsewhere brings it, a request of another site does not.
+            response.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+        elif self._fits(request.cookies.get(cookie)):
+            answer = self._app
+        await answer(scope, receive, send)
+
+    def _fits(self, given: str | None) -> bool:
+        return given is not None and compare_digest(given.encode("utf-8", "surrogatepass"), self._token.encode())
+
+
+def _cookie_name(headers: Headers) -> str:
+    """Browsers keep cookies by host alone: inspectors of several runs, each on its port, would take each other's."""
+    return "agentloop_inspector_" + headers.get("host", "").rpartition("]")[2].partition(":")[2]

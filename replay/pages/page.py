@@ -1,0 +1,120 @@
+"""What a page is: an address, what it shows, and the template that shows it; and the app of some pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from context.wording import excerpt
+from replay import queries
+from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
+from replay.pages.addresses import BadQuery, text
+from replay.pages.templating import environment
+from replay.queries.filters import WrongFilter
+from replay.queries.open_buffer import OpenBuffer
+
+Source = TypeVar("Source")
+"""What pages ask: a buffer that was opened, or a folder of runs."""
+_JSON = ".json"
+_LONGEST_MESSAGE = 1000
+"""Characters: a message holds what was asked, which may be long."""
+_THREADS = 3
+"""Each keeps a connection and some megabytes of its own; more of them would answer no sooner."""
+
+
+@dataclass(frozen=True)
+class Page(Generic[Source]):
+    path: str
+    """With parameters in braces."""
+    template: str | None
+    """None: scripts ask for it, and what `shows` gives is sent as JSON."""
+    shows: Callable[[Source, Request], dict[str, Any] | Response]
+    """The values of the template; or another answer, such as a redirect."""
+    tab: str = ""
+    """The link of the navigation that is the current one."""
+
+
+def app_of(
+    pages: Sequence[Page[Source]],
+    source: Source,
+    *others: BaseRoute,
+    place: str,
+    has_buffer: bool = True,
+    naming_damage: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Starlette:
+    """The pages under their addresses, `others`, and the static files.
+
+    `place` names the source on every page; `has_buffer`: there is a buffer to be listed.
+    """
+    templates = environment()
+
+    def rendered(template: str, values: dict[str, Any], *, tab: str = "", status: int = 200) -> Response:
+        common = {"place": place, "has_buffer": has_buffer, "tab": tab, "run": None}
+        # A lone surrogate, which models do write, has no UTF-8.
+        shown = templates.get_template(template).render(**{**common, **values})
+        return HTMLResponse(shown.encode("utf-8", "replace"), status)
+
+    def answer(page: Page[Source], request: Request) -> Response:
+        with naming_damage():
+            found = page.shows(source, request)
+            if isinstance(found, Response):
+                return found
+            return _json(found) if page.template is None else rendered(page.template, found, tab=page.tab)
+
+    def refused(request: Request, error: Exception) -> Response:
+        status, message = _problem(error)
+        message = excerpt(message, _LONGEST_MESSAGE)
+        if request.url.path.endswith(_JSON):
+            return _json({"error": message}, status)
+        return rendered("error.html", {"status": status, "message": message}, status=status)
+
+    routes = [*others, *(Route(page.path, partial(answer, page)) for page in pages)]
+    routes.append(Mount("/static", StaticFiles(packages=[("replay.pages", "static")])))
+    kinds: list[type[Exception]] = [HTTPException, ReplayError, Exception]
+    return Starlette(routes=routes, lifespan=_few_threads, exception_handlers=dict.fromkeys(kinds, refused))
+
+
+@asynccontextmanager
+async def _few_threads(app: Starlette) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    yield
+
+
+def _problem(error: Exception) -> tuple[int, str]:
+    if isinstance(error, HTTPException):
+        return error.status_code, "There is no such page. The links above lead to those there are."
+    if not isinstance(error, ReplayError):
+        # The server prints the error; it may hold what nobody else should read.
+        return 500, "The inspector failed to answer; its terminal says why. Other pages may work."
+    if isinstance(error, BadQuery | WrongFilter):
+        return 400, str(error)
+    return 503 if isinstance(error, DatabaseFailed | DatabaseRefused) else 404, str(error)
+
+
+def _json(answer: dict[str, Any], status: int = 200) -> Response:
+    # ASCII: a lone surrogate is written as it was stored.
+    return Response(json.dumps(answer, allow_nan=False), status, media_type="application/json")
+
+
+def run_of(source: OpenBuffer, request: Request) -> str | None:
+    """The run a page is about: as asked, as opened, or the only one; None: all of the database's."""
+    given = text(request, "run") or source.run
+    if given == "*":
+        return None
+    if given is not None:
+        source.store.run(given)
+        return given
+    known = list(queries.run_names(source.store))
+    return known[0] if len(known) == 1 else None

@@ -1,0 +1,162 @@
+"""Tokens as text, and texts as people read them: by which tokenizer, by which author, what is folded away."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from context.authors import DISCARD_SUFFIX
+from context.tokens.codec import TokenCodec
+from replay import queries
+from replay.pages.templating import visible_text
+from replay.queries import CodecOf
+from replay.queries.open_buffer import OpenBuffer
+
+_FOLDED_FROM = 1_500
+_FOLDED_LINES = 20
+_HEAD = 800
+_HEAD_LINES = 12
+"""What of a folded text stays in sight."""
+MOST_SHOWN = 20_000
+"""Characters of one text on a page of many; the rest has an address of its own."""
+
+
+def codec_of(source: OpenBuffer) -> CodecOf:
+    """The opened run's tokenizer, for rows that were written with it."""
+
+    def find(run: str) -> TokenCodec | None:
+        return source.tokenizer() if unread(source, run) is None else None
+
+    return find
+
+
+def unread(source: OpenBuffer, run: str) -> str | None:
+    """Why a run's tokens are shown as ids; None: they are shown as text."""
+    if source.tokenizer() is None:
+        if source.folder is None:
+            return (
+                "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
+            )
+        return f"There is no start/tokenizer.json in {source.folder}."
+    if source.own_run is None or queries.same_tokenizer(source.store, source.own_run, run):
+        return None
+    return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
+
+
+_UNSEEN_SPACE = re.compile(r"(\n|\t|^ +$| {2,})")
+
+
+def spelled(text: str | None) -> Markup:
+    """One token's text: ends of lines, tabs and spaces that would not be seen are marked, as tokens.js marks them."""
+    if text is None:
+        return Markup('<span class="space">\u2025</span>')
+    shown = Markup()
+    for part in _UNSEEN_SPACE.split(text):
+        if _UNSEEN_SPACE.fullmatch(part):
+            mark = {"\n": "\u21b5", "\t": "\u21e5"}.get(part, "\u2423" * len(part))
+            shown += Markup('<span class="space">{}</span>{}').format(mark, part.strip(" "))
+        else:
+            shown += visible_text(part)
+    return shown
+
+
+@dataclass(frozen=True)
+class AuthorStyle:
+    """How an author is distinguished from others: by a shape, a colour, and always by its name."""
+
+    shape: str
+    kind: str
+
+
+_STYLES = {
+    "llm": AuthorStyle("◆", "llm"),
+    "llm(do_not_train)": AuthorStyle("◇", "llm"),
+    "user": AuthorStyle("●", "user"),
+    "env": AuthorStyle("▲", "env"),
+    "memory": AuthorStyle("■", "memory"),
+    "initialization": AuthorStyle("▼", "initialization"),
+    "template": AuthorStyle("∙", "template"),
+    "demonstration": AuthorStyle("★", "demonstration"),
+    "history": AuthorStyle("○", "history"),
+}
+_OTHER = AuthorStyle("▷", "other")
+
+
+def style_of(author: str) -> AuthorStyle:
+    return _STYLES.get(author.removesuffix(DISCARD_SUFFIX), _OTHER)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A text of which the beginning is in sight. The parts follow each other without a gap."""
+
+    head: str
+    rest: str
+    characters: int
+    left: int
+    """Characters that are not on the page at all."""
+
+
+def folded(text: str) -> Folded:
+    if len(text) <= _FOLDED_FROM and text.count("\n") < _FOLDED_LINES:
+        return Folded(text, "", len(text), 0)
+    head = "\n".join(text[:_HEAD].split("\n", _HEAD_LINES)[:_HEAD_LINES])
+    shown = text[:MOST_SHOWN]
+    return Folded(head, shown[len(head) :], len(text), len(text) - len(shown))
+
+
+_ONE_LINE = 80
+_DEEPEST = 30
+_PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+
+
+def indented(text: str) -> str | None:
+    """JSON with a line per value, its numbers and escapes as they were written.
+
+    None for what is no object or list, and for what one line does for.
+    """
+    if not _ONE_LINE < len(text) <= MOST_SHOWN or not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    depth, opened = 0, False
+    for piece in _PIECES.findall(text):
+        if piece in "}]":
+            depth -= 1
+            parts.append("" if opened else "\n" + "  " * depth)
+        elif opened:
+            parts.append("\n" + "  " * depth)
+        opened = piece in "{["
+        depth += opened
+        if depth > _DEEPEST:
+            return None
+        parts.append(piece + {",": "\n" + "  " * depth, ":": " "}.get(piece, ""))
+    return "".join(parts)
+
+
+_PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
+"""Means the same between double quotes, also to a shell that people type into."""
+
+
+def typed(words: Sequence[str]) -> str:
+    """A command as a person would type it. Filters hold single quotes, which are easier to read between double ones."""
+    return " ".join(f'"{word}"' if "'" in word and _PLAIN.fullmatch(word) else shlex.quote(word) for word in words)
+
+
+def rescore_command(source: OpenBuffer, id: str) -> str:
+    """As it must be typed to score one trajectory of this database."""
+    run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
+    return f"agentloop replay rescore {run} --where {typed([f'id == {id!r}'])}"
+
+
+def has_run(source: OpenBuffer) -> bool:
+    """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
+    return source.folder is not None and source.named is not None and source.own_run is not None

@@ -1,0 +1,127 @@
+"""The head of a run's page: what its configuration says in one line, and a few numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from replay.mixing.schedule import Schedule
+from replay.pages.charts import Config, Metrics, Series, finite, number
+from replay.pages.regime import regime
+from replay.records import stored_setting as stored
+
+
+@dataclass(frozen=True)
+class Word:
+    text: str
+    kind: Literal["plain", "arrow", "rising"] = "plain"
+    unit: str = ""
+    """Said in smaller letters after it."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    name: str
+    words: tuple[Word, ...]
+    note: str
+    hero: bool = False
+    """True: the one to look at first."""
+    streams: tuple[float, float] | None = None
+    """Fresh and replayed, drawn as a bar."""
+
+
+def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
+    """Held-out success, training time, the trajectories that fed updates, and what limits the run."""
+    limit = stored(config, "run.iterations", int)
+    found = regime(metrics, config)
+    limited = () if found is None else (Tile("limited by", (Word(found.limit),), found.text),)
+    return (_success(finite(metrics, "eval/success")), _time(metrics, limit), _rows(metrics), *limited)
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `1 min 48 s`, `3 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s" if whole >= 10 else f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _success(held_out: Series) -> Tile:
+    name = "held-out success"
+    if not held_out:
+        return Tile(name, (Word("not measured"),), "No evaluation was made in this run.", hero=True)
+    if len(held_out) == 1:
+        (iteration, success) = held_out[0]
+        return Tile(name, (Word(_percent(success)),), f"at iteration {iteration:,}, evaluated once", hero=True)
+    start, end = held_out[0][1], held_out[-1][1]
+    words = (Word(_percent(start)), Word("\u2192", "arrow"), Word(_percent(end), "rising" if end > start else "plain"))
+    note = f"from iteration {held_out[0][0]:,} to {held_out[-1][0]:,}, on tasks never trained on"
+    return Tile(name, words, note, hero=True)
+
+
+def _time(metrics: Metrics, limit: int | None) -> Tile:
+    seconds = [value for _, value in finite(metrics, "time/iteration")]
+    if not seconds:
+        return Tile("training time", (Word("not measured"),), "No iteration was finished.")
+    of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
+    each = duration(sum(seconds) / len(seconds))
+    note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
+    return Tile("training time", (Word(duration(sum(seconds))),), note)
+
+
+def _rows(metrics: Metrics) -> Tile:
+    name = "trajectories in batches"
+    fresh = sum(value for _, value in finite(metrics, "batch/fresh"))
+    replay = sum(value for _, value in finite(metrics, "batch/replay"))
+    total = fresh + replay
+    if not total:
+        return Tile(name, (Word("none"),), "No iteration was finished.")
+    words = (Word(f"{fresh:,.0f}", unit="fresh"), Word(f"+ {replay:,.0f}", unit="replayed"))
+    planned = sum(value for _, value in finite(metrics, "batch/planned_replay"))
+    note = f"{_percent(replay / total)} from the buffer, configured {_percent(planned / total)}"
+    return Tile(name, words, note, streams=(fresh, replay))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def setting(config: Config) -> str:
+    """What makes this run this run, in one line."""
+    seed, target = stored(config, "run.seed", int), stored(config, "run.stop_at_success", float)
+    parts = [
+        stored(config, "environment.name", str),
+        None if seed is None else f"seed {seed}",
+        _replay(config),
+        None if target is None else f"ends at {number(target, percent=True)} held-out success twice in a row",
+    ]
+    return " \u00b7 ".join(part for part in parts if part).replace(" %", "\u00a0%")
+
+
+def _replay(config: Config) -> str | None:
+    shares = _shares(config)
+    if shares is None:
+        return None
+    if not any(shares):
+        return "no replay"
+    drawn = " falling to " if shares[-1] < shares[0] else " rising to "
+    unit, sampler = stored(config, "replay.unit", str), stored(config, "replay.sampler", str)
+    words = "replay " + drawn.join(number(share, percent=True) for share in dict.fromkeys(shares))
+    words += f", unit {unit}" if unit not in (None, "any") else ""
+    words += f", {sampler} sampler" if sampler else ""
+    return words + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
+
+
+def _shares(config: Config) -> tuple[float, float] | None:
+    """Replay's share of the first and of the last batch."""
+    fraction, iterations = stored(config, "replay.fraction", float), stored(config, "run.iterations", int)
+    if fraction is None or iterations is None:
+        return None
+    try:
+        schedule = Schedule.model_validate(stored(config, "replay.schedule", dict) or {})
+    except ValueError:
+        return None  # another version's words
+    length = stored(config, "run.schedule_iterations", int) or iterations
+    return schedule.at(fraction, 1, length), schedule.at(fraction, iterations, length)

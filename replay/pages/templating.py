@@ -1,0 +1,66 @@
+"""Templates, and how values are shown in them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from context.visible import visible
+from replay.pages.addresses import address
+from replay.pages.charts import number
+
+_DASH = "\u2013"
+
+
+def environment() -> Environment:
+    """Every value is escaped; a name that a page does not give is an error, not a gap.
+
+    What can't be seen is written out wherever a template does not ask for a value as it is (`| e`), as the fields of
+    a form must have it.
+    """
+    templates = Environment(
+        loader=PackageLoader("replay.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_seen,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {
+        "digits": digits,
+        "number": lambda value: _DASH if value is None else number(value),
+        "short": _short,
+        "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
+        "signed": signed,
+    }
+    templates.globals |= {"address": address, "saved": False}
+    return templates
+
+
+def visible_text(text: str) -> str:
+    """The text as a page shows it: what can't be seen, or would change how the rest is read, is written out.
+
+    Line breaks and tabs stay. `static/scales.js` does the same.
+    """
+    return "".join(part if part in "\n\t" else visible(part) for part in re.split(r"([\n\t])", text))
+
+
+def _short(id: str, length: int = 10) -> str:
+    return id[:length]
+
+
+def _seen(value: Any) -> Any:
+    return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def digits(value: float | None, places: int = 3) -> str:
+    """A fixed number of decimals; a dash where nothing is known."""
+    return _DASH if value is None else f"{value:,.{places}f}"
+
+
+def signed(value: float | None, places: int = 3) -> str:
+    """The value with its sign; the minus is as wide as the plus."""
+    return digits(value, places) if value is None else f"{value:+,.{places}f}".replace("-", "\u2212")

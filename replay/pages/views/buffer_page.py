@@ -1,0 +1,151 @@
+"""The buffer as a list: filtered, sorted, page by page; and how its rows are spread."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from replay import queries
+from replay.pages.addresses import address, choice, text, texts, whole
+from replay.pages.bars import Bar, bars
+from replay.pages.page import Page, run_of
+from replay.pages.reading import typed
+from replay.queries import Query, QueryResult, Sort
+from replay.queries.filters import WrongFilter, conditions
+from replay.queries.open_buffer import OpenBuffer
+
+_ROWS = 50
+_KEPT = ("run", "sort", "order", "limit")
+_TITLES = {
+    "reward": "Reward",
+    "tokens": "Length in tokens",
+    "turns": "Turns",
+    "staleness": "Staleness",
+    "uses": "Uses",
+    "group_success": "Group success",
+}
+_SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.startswith({!r})"}
+"""Fields of the form that become a condition of the address: there is one way to say it."""
+
+
+class Order(StrEnum):
+    desc = "desc"
+    asc = "asc"
+
+
+def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
+    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and said
+    beside their field."""
+    kept, asked_for = _kept(request), texts(request, "where")
+    short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
+    if short:
+        return RedirectResponse(address("buffer", **kept, where=list(dict.fromkeys([*asked_for, *short]))), 303)
+    filters, mistakes = _readable(asked_for)
+    query = _query(source, request, filters)
+    after, before = text(request, "after"), text(request, "before")
+    limit = whole(request, "limit", _ROWS, least=1, most=500)
+    found = queries.page(source.store, query, limit=limit, after=after, before=before)
+    base = {**kept, "where": filters}
+
+    def without(condition: str) -> str:
+        return address("buffer", **kept, where=[other for other in filters if other != condition])
+
+    def sorted_by(sort: Sort) -> str:
+        turned = query.sort == sort and not query.ascending
+        return address("buffer", **{**base, "sort": sort, "order": Order.asc if turned else None})
+
+    return {
+        **vars(query),
+        **found,
+        "mistakes": mistakes,
+        "chips": [(each, without(each)) for each in filters],
+        "sorts": {sort: sorted_by(sort) for sort in Sort},
+        "kept": list(kept.items()),
+        "command": _command(source, query),
+        "overview": address("buffer", "overview", **base),
+        "first_page": address("buffer", **base) if after or before else None,
+        "next_page": address("buffer", **base, after=found["after"]) if found["after"] else None,
+        "previous_page": address("buffer", **base, before=found["before"]) if found["before"] else None,
+    }
+
+
+def overview(source: OpenBuffer, request: Request) -> QueryResult:
+    """Bars and choices that add their condition to the list's, or take it away."""
+    kept, chosen = _kept(request), texts(request, "where")
+    query = _query(source, request, chosen)
+    found = queries.distributions(source.store, query)
+
+    def toggled(condition: str) -> str:
+        rest = [other for other in chosen if other != condition]
+        return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
+
+    def drawn(name: str) -> Markup:
+        shown = [
+            Bar(_label(bar), bar["count"], toggled(bar["filter"]), selected=bar["filter"] in chosen)
+            for bar in found["fields"][name]["bars"]
+        ]
+        return bars(shown, summary=f"{_TITLES[name]}: a bar filters by it", size=(200, 74))
+
+    def choices(name: str, counts: dict[str, int]) -> list[dict[str, Any]]:
+        filters = {given: f"{name} == {given!r}" for given in counts}
+        return [
+            {"label": given, "count": counts[given], "href": toggled(filter), "chosen": filter in chosen}
+            for given, filter in filters.items()
+        ]
+
+    facets = [
+        (name.replace("_", " "), choices(name, counts))
+        for name, counts in (found["choices"] or {}).items()
+        if len(counts) > 1 or any(name in condition for condition in chosen)
+    ]
+    fields = found["fields"] or {}
+    spreads = [{"title": _TITLES[name], "drawn": drawn(name), **fields[name]} for name in _TITLES if name in fields]
+    listed = address("buffer", **kept, where=chosen)
+    return {**vars(query), **found, "listed": listed, "spreads": spreads, "facets": facets}
+
+
+def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
+    """Those that can be read, also together with those before them; and the others, each with its error."""
+    kept: list[str] = []
+    mistakes = []
+    for given in filters:
+        try:
+            conditions([*kept, given])
+            kept.append(given)
+        except WrongFilter as error:
+            mistakes.append({"text": given, "error": str(error)})
+    return kept, mistakes
+
+
+def _query(source: OpenBuffer, request: Request, filters: list[str]) -> Query:
+    order = choice(request, "order", Order.desc)
+    return Query(run_of(source, request), filters, choice(request, "sort", Sort.iteration), order is Order.asc)
+
+
+def _label(bar: QueryResult) -> str:
+    return f"{bar['low']:g}" if bar["low"] == bar["high"] else f"{bar['low']:g}\u2013{bar['high']:g}"
+
+
+def _kept(request: Request) -> dict[str, str]:
+    return {name: given for name in _KEPT if (given := text(request, name))}
+
+
+def _command(source: OpenBuffer, query: Query) -> str:
+    """The command that asks this query in a terminal."""
+    words, filters = source.run_words, list(query.filters)
+    if query.run != source.run and len(queries.run_names(source.store)) > 1:
+        # A run's folder names its run alone; its database names all there are.
+        words = words if source.run is None else [source.store.url]
+        filters += [] if query.run is None else [f"run == {query.run!r}"]
+    command = ["agentloop", "replay", "ls", *words, "--sort", str(query.sort)]
+    command += ["--ascending"] if query.ascending else []
+    command += [word for condition in filters for word in ("--where", condition)]
+    return typed(command)
+
+
+PAGE = Page("/buffer", "buffer.html", listing, tab="buffer")
+OVERVIEW = Page("/buffer/overview", "overview.html", overview, tab="buffer")

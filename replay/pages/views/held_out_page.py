@@ -1,0 +1,72 @@
+"""What a run's evaluations were asked and answered: one evaluation, and one held-out task through all of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from starlette.requests import Request
+
+from replay import queries
+from replay.pages.addresses import address, choice, in_path, text, whole
+from replay.pages.conversation import shown_message
+from replay.pages.page import Page
+from replay.queries import QueryResult
+from replay.queries.open_buffer import OpenBuffer
+
+_ROWS = 50
+_MOST_ROWS = 500
+
+
+class Only(StrEnum):
+    """Which episodes are listed."""
+
+    all = "all"
+    success = "success"
+    failed = "failed"
+
+
+_SUCCESS = {Only.all: None, Only.success: True, Only.failed: False}
+
+
+def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
+    run, only = source.store.run(in_path(request, "run")), choice(request, "only", Only.all)
+    found = queries.held_out(
+        source.store,
+        run.id,
+        None if text(request, "iteration") is None else whole(request, "iteration", 0),
+        success=_SUCCESS[only],
+        after=None if text(request, "after") is None else whole(request, "after", 0),
+        limit=whole(request, "limit", _ROWS, least=1, most=_MOST_ROWS),
+    )
+
+    def here(**more: object) -> str:
+        asked = {"iteration": found["iteration"], "only": only, "limit": text(request, "limit"), **more}
+        return address("runs", run.id, "held-out", **asked)
+
+    return {
+        **found,
+        "name": run.name,
+        "made": [
+            {**each, "href": here(iteration=each["iteration"]), "is_shown": each["iteration"] == found["iteration"]}
+            for each in found["evaluations"]
+        ],
+        "only": [(each.value, here(only=each), each is only) for each in Only],
+        "further": None if found["next"] is None else here(after=found["next"]),
+        "first": here() if text(request, "after") else None,
+    }
+
+
+def task(source: OpenBuffer, request: Request) -> QueryResult:
+    run = source.store.run(in_path(request, "run"))
+    found = queries.held_out_task(source.store, run.id, in_path(request, "task"))
+    said = [
+        None
+        if each["messages"] is None
+        else [shown_message(message, at) for at, message in enumerate(each["messages"])]
+        for each in found["episodes"]
+    ]
+    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "said": said}
+
+
+PAGE = Page("/runs/{run}/held-out", "held_out.html", evaluation, tab="run")
+TASK = Page("/runs/{run}/held-out/{task}", "held_out_task.html", task, tab="run")

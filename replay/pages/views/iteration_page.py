@@ -1,0 +1,136 @@
+"""One iteration: what went in, what it taught, what was clipped, and how far the policy had moved from its data."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from enum import StrEnum
+
+from starlette.requests import Request
+
+from replay import queries
+from replay.pages.addresses import address, choice, in_path, whole, whole_number
+from replay.pages.page import Page
+from replay.queries import QueryResult
+from replay.queries.open_buffer import OpenBuffer
+from replay.records import FRESH, REPLAY
+
+_ROWS = 100
+"""Rows of the table at once."""
+_MOST_CLIPPED = 8
+_MOST_GROUPS = 128
+
+
+class By(StrEnum):
+    """What the table of rows can be sorted by; but for streams and slots the greatest come first."""
+
+    stream = "stream"
+    slot = "slot"
+    probability = "probability"
+    staleness = "staleness"
+    reward = "reward"
+    stored_advantage = "stored_advantage"
+    advantage = "advantage"
+    drift_mean = "drift_mean"
+    drift_max = "drift_max"
+    ess_share = "ess_share"
+    approx_kl = "approx_kl"
+    clip_fraction = "clip_fraction"
+
+
+class Stream(StrEnum):
+    """Which rows of the update are listed."""
+
+    both = "both"
+    replay = REPLAY
+    fresh = FRESH
+
+
+COLUMNS = {
+    By.stream: "stream",
+    By.slot: "slot",
+    By.probability: "probability",
+    By.staleness: "stale",
+    By.reward: "reward",
+    By.stored_advantage: "stored advantage",
+    By.advantage: "advantage",
+    By.drift_mean: "drift",
+    By.drift_max: "largest",
+    By.ess_share: "ESS share",
+    By.approx_kl: "KL",
+    By.clip_fraction: "clipped",
+}
+"""The table's columns in order; texts stand between them."""
+_OF_STREAM = {
+    "ess": "ess",
+    "clipped": "pg_clipfrac",
+    "lower": "pg_clipfrac_lower",
+    "kl": "approx_kl",
+    "loss": "pg_loss",
+    **{f"{of}_{part}": f"{of}_{part}" for of in ("ratio", "drift") for part in ("p01", "p50", "p99", "mean", "max")},
+}
+"""Metrics of one stream, by the name that the template has for them."""
+
+
+def shows(source: OpenBuffer, request: Request) -> QueryResult:
+    run = source.store.run(in_path(request, "run"))
+    found = queries.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
+    rows, by, stream = found["trajectories"], choice(request, "sort", By.stream), choice(request, "stream", Stream.both)
+    first = whole(request, "from", 0)
+
+    def here(**more: object) -> str:
+        kept = {"stream": None if stream is Stream.both else stream, "sort": None if by is By.stream else by}
+        return address("runs", found["run"], "iterations", found["iteration"], **{**kept, **more}) + "#rows"
+
+    ordered = [row for row in _ordered(rows, by) if stream in (Stream.both, row["stream"])]
+    shown = ordered[first : first + _ROWS]
+    said = queries.excerpts(source.store, [row["trajectory"] for row in shown])
+    by_slot = {row["slot"]: row for row in rows}
+    groups = [{**group, "members": [by_slot[slot] for slot in group["slots"]]} for group in found["groups"]]
+    taught = [group for group in groups if not _is_flat(group)]
+    clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
+    command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
+    return {
+        **found,
+        "name": run.name,
+        "streams": [_stream(found, each) for each in (FRESH, REPLAY)],
+        "taught": taught[:_MOST_GROUPS],
+        "groups_left_out": max(0, len(taught) - _MOST_GROUPS),
+        "flat": [group for group in groups if _is_flat(group)],
+        "clipped": clipped[:_MOST_CLIPPED],
+        "rows": [{**row, **said[row["trajectory"]]} for row in shown],
+        "first": first,
+        "listed": len(ordered),
+        "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
+        "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
+        "chosen": stream,
+        "choices": [(name, _count(rows, name), here(stream=None if name is Stream.both else name)) for name in Stream],
+        "by": by,
+        "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
+        "command": shlex.join(command),
+    }
+
+
+def _count(rows: Sequence[QueryResult], stream: Stream) -> int:
+    return sum(stream in (Stream.both, row["stream"]) for row in rows)
+
+
+def _ordered(rows: Sequence[QueryResult], by: By) -> list[QueryResult]:
+    if by is By.slot:
+        return list(rows)
+    if by is By.stream:
+        return sorted(rows, key=lambda row: row["stream"] != REPLAY)
+    return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
+
+
+def _stream(found: QueryResult, stream: str) -> QueryResult:
+    """What the update did to all tokens of one stream."""
+    known = {key: found["metrics"].get(f"actor/{stream}/{name}") for key, name in _OF_STREAM.items()}
+    return {"name": stream, "rows": found[stream], "planned": found[f"planned_{stream}"], **known}
+
+
+def _is_flat(group: QueryResult) -> bool:
+    return group["stream"] == FRESH and not group["teaches"]
+
+
+PAGE = Page("/runs/{run}/iterations/{number}", "iteration.html", shows, tab="run")

@@ -1,0 +1,188 @@
+"""The next batch of a run under settings that are chosen here: what it would be made of."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+from starlette.requests import Request
+
+from replay import queries
+from replay.config import stored_config
+from replay.locate import own_folder
+from replay.mixing.mix_settings import SAME_TASK
+from replay.pages.bars import Bar, Tone, bars
+from replay.pages.page import Page, run_of
+from replay.queries import QueryResult
+from replay.queries.open_buffer import OpenBuffer
+from replay.queries.preview_settings import CONTROLS, WrongSettings, changed, options_of, shown
+from replay.sampling.samplers import SAMPLERS
+
+_MOST_SLOTS = 600
+_MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
+_UNITS = {
+    "any": "any: single rows",
+    "trajectory": "trajectory: members of every group",
+    "task": "task: members of some groups",
+    "group": "group: whole stored groups",
+}
+_WHICH = (("true", "successful ones"), ("false", "failed ones too"))
+_RULES = {
+    "stored": "stored, and eligible ones that were imported",
+    "eligible": "orphaned, quarantined, evicted, still to be fresh, or without a trained token",
+    "allow_mismatch": "of another tokenizer, template, model or sampling",
+    "iteration": "of an iteration still to come",
+    "successful_only": "not successful",
+    "sources": "of a source that is not asked for",
+    "unknown_staleness": "of other runs, whose staleness nobody knows",
+    "max_staleness": "older than {max_staleness} policy versions",
+    "hindsight.window": "of hindsight, and older than its window",
+    "retire_solved": "of tasks that are solved",
+    "max_uses": "drawn {max_uses}× or more",
+    "cooldown": "drawn lately, and resting",
+    "sampler": "without a weight by the sampler",
+    "caps": "beyond the cap of their task or group",
+    "groups": "not in a whole group of the batch's size",
+    "tasks": "not of the tasks to come",
+}
+
+
+def shows(source: OpenBuffer, request: Request) -> QueryResult:
+    """Without a run, where the database has several, only their list."""
+    run = run_of(source, request)
+    if run is None:
+        return {"runs": queries.runs(source.store)}
+    asked = dict(request.query_params)
+    given = {name: value for name, value in asked.items() if value or name in _MAY_BE_EMPTY or "." in name}
+    stored = stored_config(source.store.run(run))
+    own, errors = shown(stored.replay), {}
+    found: QueryResult = {"settings": own, "plan": None}
+    try:
+        folder = own_folder(source.folder, run)
+        found = queries.preview(source.store, run, changed(stored, given), folder=folder)
+    except WrongSettings as error:
+        errors = dict(error.errors)
+    settings = found["settings"]
+    fields = {name: asked.get(name, _text(settings[name])) for name in CONTROLS}
+    page = {
+        **found,
+        "run": run,
+        "errors": errors,
+        "fields": fields,
+        "own": {name: _text(own[name]) for name in CONTROLS}
+        | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
+        "which": _WHICH,
+        "units": _UNITS,
+        "sampler_names": [(name, name) for name in SAMPLERS],
+        "samplers": _samplers(settings, fields["sampler"], asked),
+    }
+    if found["plan"] is None:
+        return page
+    rows = found["batch"]["rows"]
+    return page | {
+        "command": _command(source, run, settings, own),
+        "fresh_groups": [size for size, count in found["plan"]["groups"] for _ in range(count)][:_MOST_SLOTS],
+        "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
+        "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
+        "ages": _ages(rows),
+        "steps": _steps(found["funnel"], settings),
+        "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def _samplers(settings: Mapping[str, Any], chosen: str, given: Mapping[str, str]) -> list[QueryResult]:
+    """Every built-in sampler with its options, as they are given, stored or by default."""
+    found = []
+    for name in SAMPLERS:
+        options = []
+        for option in options_of(name):
+            value = option["default"]
+            if name == settings["sampler"]:
+                value = settings["sampler_options"].get(option["name"], value)
+            text = value if isinstance(value, str) else json.dumps(value) if value is not None else ""
+            key = f"{name}.{option['name']}"
+            options.append({**option, "key": key, "value": given.get(key, text)})
+        found.append({"name": name, "chosen": name == chosen, "options": options})
+    return found
+
+
+def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """The command that asks this in a terminal, with what is other than the run's own."""
+    words = ["agentloop", "replay", "mix", *source.words_of(run)]
+    for name, value in settings.items():
+        if value != own[name]:
+            words += ["--set", f"replay.{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def _boxed(rows: Sequence[QueryResult], unit: str) -> list[list[QueryResult]]:
+    """Rows that belong together in the batch, side by side."""
+    slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
+    if unit != "group" and unit not in SAME_TASK:
+        return [slots] if slots else []
+    name = "group" if unit == "group" else "task"
+    return [list(members) for _, members in groupby(slots, key=lambda row: row[name])]
+
+
+_AGES = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
+"""Classes of staleness by their colours in `static/mixing.css`."""
+
+
+def _age_class(staleness: int | None) -> str:
+    if staleness is None:
+        return "unknown"
+    return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
+
+
+def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
+    """Class and meaning of the colours that occur."""
+    there = {_age_class(row["staleness"]) for row in rows}
+    return [(age, text) for age, text in _AGES.items() if age in there]
+
+
+def _steps(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[QueryResult]:
+    """The rules that leave something out, as widths of bars."""
+    whole = max(1, steps[0]["left"])
+    return [
+        {
+            **step,
+            "text": _RULES[step["rule"]].format(**settings),
+            "width": 100 * step["left"] / whole,
+            "gone": 100 * step["out"] / whole,
+        }
+        for step in steps
+        if step["out"] or step["rule"] == "stored"
+    ]
+
+
+def _picture(spread: Mapping[str, Any]) -> QueryResult:
+    """The batch above the buffer, to one scale, in percent."""
+    bins = [bin for bin in spread["bins"] if bin["rows"]]
+    largest = 100 * max(max(bin["batch"], bin["buffer"]) for bin in bins)
+
+    def drawn(which: str, of: str, tone: Tone) -> Markup:
+        each = [
+            Bar(bin["label"], round(100 * bin[which], 1), title=f"{bin['label']}: {bin[which]:.1%} of the {of}")
+            for bin in bins
+        ]
+        summary = f"{spread['name']} in the {of}: " + ", ".join(bar.title or "" for bar in each)
+        return bars(each, summary=summary, tone=tone, largest=largest, unit="%", size=(320, 72))
+
+    return {
+        "name": spread["name"],
+        "batch": drawn("batch", "replayed rows", "replay"),
+        "buffer": drawn("buffer", "buffer", "plain"),
+    }
+
+
+PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

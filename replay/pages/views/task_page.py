@@ -1,0 +1,99 @@
+"""One task: what it asks, how it was tried over time, how hard it has been, and what is stored of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+
+from markupsafe import Markup
+from starlette.requests import Request
+
+from replay import queries
+from replay.pages.addresses import address, in_path, text, whole
+from replay.pages.bars import Bar, bars
+from replay.pages.page import Page, run_of
+from replay.queries import QueryResult
+from replay.queries.open_buffer import OpenBuffer
+
+_ROWS = 50
+_GROUPS = 40
+"""Attempts over time that are shown."""
+_MOST_RUNS = 6
+_MOST_BUCKETS = 40
+_SIZE = (300, 110)
+
+
+def shows(source: OpenBuffer, request: Request) -> QueryResult:
+    run, limit = run_of(source, request), whole(request, "limit", _ROWS, least=1, most=500)
+    found = queries.task(source.store, in_path(request, "hash"), run, after=text(request, "after"), limit=limit)
+    hash = found["hash"]
+    task_is = f"task == {hash!r}"
+    payload = None if found["payload"] is None else json.dumps(found["payload"], indent=2, ensure_ascii=False)
+    given = {name: text(request, name) for name in ("run", "limit")}
+
+    def here(**more: object) -> str:
+        return address("tasks", hash, **given, **more) + "#stored"
+
+    by_run = [(name, list(rows)) for name, rows in groupby(found["versions"], key=lambda row: row["run"])]
+    return {
+        **found,
+        "payload_text": payload,
+        "by_version": [{"run": name, "drawing": _by_version(rows)} for name, rows in by_run[:_MOST_RUNS]],
+        "more_runs": max(0, len(by_run) - _MOST_RUNS),
+        "by_difficulty": _by_difficulty(found["difficulty"], run, task_is) if found["difficulty"] else None,
+        "newest": next((bucket for bucket in found["difficulty"] if bucket["newest"]), None),
+        "tried": found["groups"][:_GROUPS],
+        "in_buffer": address("buffer", run=run or "*", where=[task_is]),
+        "everywhere": address("tasks", hash, run="*") if run is not None else None,
+        "further": here(after=found["next"]) if found["next"] else None,
+        "newer": here() if text(request, "after") else None,
+        "several": run is None and found["runs"] > 1,
+    }
+
+
+def _by_version(rows: Sequence[QueryResult]) -> Markup:
+    shown = []
+    for row in rows:
+        name = str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}"
+        share = 100 * row["successes"] / row["attempts"]
+        title = f"policy {name}: {row['successes']:,} of {row['attempts']:,} attempts successful"
+        shown.append(Bar(name, share, title=title))
+    first, last = shown[0].label, shown[-1].label
+    summary = f"success by policy version, from {shown[0].count:.0f} % at {first} to {shown[-1].count:.0f} % at {last}"
+    return bars(shown, summary=summary, tone="fresh", largest=100.0, unit=" %", size=_SIZE)
+
+
+def _filled(buckets: Sequence[QueryResult]) -> list[QueryResult]:
+    """With the empty ones between, where groups are small enough to show all."""
+    found = {(bucket["size"], bucket["successes"]): bucket for bucket in buckets}
+    sizes = sorted({size for size, _ in found})
+    if sum(size + 1 for size in sizes) <= _MOST_BUCKETS:
+        none = {"groups": 0, "eligible": 0, "replayed": 0, "newest": False}
+        for key in [(size, solved) for size in sizes for solved in range(size + 1)]:
+            found.setdefault(key, {"size": key[0], "successes": key[1], **none})
+    return [found[key] for key in sorted(found)]
+
+
+def _by_difficulty(buckets: Sequence[QueryResult], run: str | None, task_is: str) -> Markup:
+    """A bar leads to the rows of its groups."""
+    shown = []
+    for bucket in _filled(buckets):
+        solved, size = bucket["successes"], bucket["size"]
+        around = f"{(solved - 0.5) / size:.6g} <= group_success < {(solved + 0.5) / size:.6g}"
+        title = f"{solved} of {size}: {bucket['groups']:,} groups, {bucket['eligible']:,} rows that can be drawn, "
+        shown.append(
+            Bar(
+                f"{solved}/{size}",
+                bucket["groups"],
+                href=address("buffer", run=run or "*", where=[task_is, f"group_size == {size} and {around}"])
+                if bucket["groups"]
+                else None,
+                title=title + f"drawn {bucket['replayed']:,} times" + ("; the newest group" * bucket["newest"]),
+                selected=bucket["newest"],
+            )
+        )
+    return bars(shown, summary="groups by successes among their members: a bar leads to its rows", size=_SIZE)
+
+
+PAGE = Page("/tasks/{hash}", "task.html", shows, tab="buffer")

@@ -1,0 +1,195 @@
+"""One trajectory: what was said, its tokens, and every update that used it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from replay import queries
+from replay.errors import ReplayError
+from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
+from replay.pages.charts import Axis, Curve, Panel, plain_panel
+from replay.pages.conversation import turns
+from replay.pages.page import Page
+from replay.pages.reading import codec_of, has_run, rescore_command, style_of, unread
+from replay.pages.views.compare_page import MOST as MOST_COMPARED
+from replay.queries import QueryResult
+from replay.queries.open_buffer import OpenBuffer
+from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
+
+_TURNS = 60
+"""Turns of a conversation on one page."""
+_MOST_CHARACTERS = 1_000_000
+"""Characters of one message on its own page."""
+
+
+class View(StrEnum):
+    """The parts of the page."""
+
+    conversation = "conversation"
+    tokens = "tokens"
+    updates = "updates"
+
+
+class Color(StrEnum):
+    """What tokens are coloured by."""
+
+    author = "author"
+    mask = "mask"
+    behavior = "behavior"
+    current = "current"
+    drift = "drift"
+    advantage = "advantage"
+
+
+_TITLES = {
+    Color.author: "who wrote it",
+    Color.mask: "whether it is trained",
+    Color.behavior: "behavior log-prob: when it was sampled",
+    Color.current: "current log-prob: under the policy that scored it",
+    Color.drift: "exp(current log-prob - behavior log-prob)",
+    Color.advantage: "what it was pushed by",
+}
+_REASONS = {
+    "clean": "what the policy was shown first, and all that only extended it",
+    "template_rewrite": "the chat template wrote earlier messages differently once the next one was there",
+    "strategy_rewrite": "the context strategy changed what was shown of the conversation",
+    "fork": "the strategy asked a question aside; the conversation then went on without it",
+}
+
+
+def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
+    given = in_path(request, "id")
+    found = queries.overview(source.store, given, codec_of=codec_of(source))
+    id, record, segments = found["id"], found["record"], found["segments"]
+    if given != id:
+        return RedirectResponse(address("trajectories", id, **dict(request.query_params)), 303)
+    about_tokens = any(text(request, name) for name in ("color", "segment", "token"))
+    view = choice(request, "view", View.tokens if about_tokens else View.conversation)
+    segment = whole(request, "segment", 0)
+    if segments and segment >= len(segments):
+        raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
+    members = [row["id"] for row in found["members"]]
+    place = members.index(id) if id in members else None
+    names = [author["name"] for author in found["authors"]]
+    others = [member for member in members if member != id][: MOST_COMPARED - 1]
+    return {
+        **found,
+        "run": (record or found["reclaimed"] or {}).get("run"),
+        "previous": members[place - 1] if place else None,
+        "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
+        "compare_all": address("compare", id=[id, *others]) if len(others) > 1 else None,
+        "unread": unread(source, record["run"]) if record else None,
+        "unscorable": _unscorable(found),
+        "rescore": rescore_command(source, id),
+        "view": view,
+        "views": list(View),
+        "color": choice(request, "color", Color.author),
+        "titles": _TITLES,
+        "segment": segment,
+        "token": whole(request, "token", -1, least=-1),
+        "reasons": _REASONS,
+        "has_run": has_run(source),
+        "here": lambda **changes: address("trajectories", id, **changes),
+        "tokens_address": address("trajectories", id, "tokens.json"),
+        **(_conversation(found, whole(request, "turn", 0)) if record and view == View.conversation else {}),
+        "charts": _charts(found) if view == View.updates else {},
+        "styles": {name: vars(style_of(name)) for own in names for name in (own, f"{own}(discard)")},
+    }
+
+
+def _unscorable(found: QueryResult) -> str | None:
+    """Why no policy can score it; None: one can."""
+    record = found["record"]
+    if not found["segments"]:
+        return "Its tokens are not there."
+    if record["state"] not in (ELIGIBLE, UNTRAINABLE, ORPHANED):
+        return f"Rows that are {record['state']} are not scored."
+    if not record["num_action_tokens"]:
+        return "None of its tokens was sampled."
+    return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
+
+
+def _conversation(found: QueryResult, turn: int) -> QueryResult:
+    """The turns of one page of the conversation, and the first turns of all its pages."""
+    count = found["record"]["num_turns"]
+    first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
+    shown = turns(found["messages"], found["authors"], count, first=first, count=_TURNS)
+    return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
+
+
+def _charts(found: QueryResult) -> QueryResult:
+    """What its own run's updates did to it, over iterations; the table has all of them."""
+    uses = [use for use in found["uses"] if found["record"] and use["run"] == found["record"]["run"]]
+    return {panel["key"]: panel for panel in map(plain_panel, _panels(uses))} if len(uses) > 1 else {}
+
+
+def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
+    def curves(name: str, label: str = "", *, dashed: bool = False) -> list[Curve]:
+        by_stream = {stream: [use for use in uses if use["stream"] == stream] for stream in (FRESH, REPLAY)}
+        return [
+            Curve(
+                f"{stream}{label}",
+                [(use["iteration"], use[name]) for use in found if use[name] is not None],
+                stream,
+                dashed=dashed,
+                marker="square" if stream == REPLAY else "circle",
+            )
+            for stream, found in by_stream.items()
+            if found
+        ]
+
+    clipped, share = curves("clip_fraction"), curves("ess_share")
+    drift = (*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True))
+    return [
+        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, _DRIFT),
+        Panel("ESS share", "Its weight over the sum of its stream's.", tuple(share), _SHARE),
+        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", tuple(clipped), _SHARE),
+    ]
+
+
+_DRIFT = Axis(reference=1.0, least_span=0.02)
+_SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
+
+
+def tokens(source: OpenBuffer, request: Request) -> QueryResult:
+    """A stretch of one segment's tokens, which the token view asks for."""
+    id = queries.find(source.store, in_path(request, "id"))
+    count = whole(request, "count", queries.MOST_TOKENS, least=1, most=queries.MOST_TOKENS)
+    segment, first = whole(request, "segment", 0), whole(request, "first", 0)
+    return queries.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
+
+
+def message(source: OpenBuffer, request: Request) -> QueryResult:
+    """One message to its last character, a million at a time."""
+    found = queries.overview(source.store, in_path(request, "id"))
+    if found["problem"] is not None:
+        reason = found["problem"]["reason"]
+        raise ReplayError(f"trajectory {found['id']} must have its messages, got one without: {reason}.")
+    position, messages = whole_number("position", in_path(request, "position")), found["messages"]
+    if position >= len(messages):
+        raise ReplayError(f"message must be from 0 to {len(messages) - 1}, got {position}.")
+    said, first = messages[position], whole(request, "first", 0)
+    last = first + _MOST_CHARACTERS
+    calls = [
+        {**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in said["tool_calls"]
+    ]
+    return {
+        "run": found["record"]["run"],
+        "id": found["id"],
+        "position": position,
+        "message": {**said, "content": said["content"][first:last]},
+        "first": first,
+        "characters": len(said["content"]),
+        "next_first": last if last < len(said["content"]) else None,
+        "calls": calls,
+    }
+
+
+PAGE = Page("/trajectories/{id}", "trajectory.html", shows, tab="buffer")
+TOKENS = Page("/trajectories/{id}/tokens.json", None, tokens)
+MESSAGE = Page("/trajectories/{id}/messages/{position}", "message.html", message, tab="buffer")

@@ -1,1 +1,0 @@
-"""Questions about a run that workers collect: its tickets, who takes part, and who waits for whom."""

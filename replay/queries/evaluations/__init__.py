@@ -1,1 +1,0 @@
-"""What was asked and answered in evaluations."""

@@ -1,1 +1,0 @@
-"""What is known of tasks: one of them, and all of them beside each other."""

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay import ReplayStore
+from replay.sampling.samplers import make_sampler
+from tests.fakes.records import iterate, new_store, policy, run_record, sql
+from tests.fakes.replay_command import ask
+from tests.replay.exchange.test_teacher import save_model
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "a").mkdir()
+    with closing(new_store(tmp_path / "a" / "replay.sqlite")) as store:
+        for iteration in (1, 2):
+            iterate(store, iteration, make_sampler("uniform", 0))
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "b").mkdir()
+    new_store(tmp_path / "b" / "replay.sqlite", "run-2").close()
+    return tmp_path / "b"
+
+
+def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wins.jsonl.zst"
+    output = ask("export", run, file, "--where", "success").output
+    # 2 iterations of 2 groups of 4, half and a quarter of them successes.
+    assert output.startswith(f"6 rows in {file} (")
+    output = ask("import", file, other, "--name", "wins").output
+    assert output == f"6 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
+    assert sql(other / "replay.sqlite", "select distinct source, success from trajectories") == [("wins", 1)]
+    assert ask("import", file, other).output.startswith("0 rows imported from")
+
+
+def named(folder: Path, run: str, *, tokenizer: str, **replay: Any) -> Path:
+    """A run folder whose run has published a policy of that tokenizer."""
+    folder.mkdir()
+    with closing(ReplayStore.create(folder / "replay.sqlite")) as store:
+        store.add_run(replace(run_record(run), config={"replay": replay}))
+        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+    (folder / "run.json").write_text(json.dumps({"id": run, "config": {"replay": replay}}))
+    return folder
+
+
+def test_import_says_how_many_rows_the_run_can_learn_from(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "top_p": 0.9 if row["slot"] < 3 else 1.0}) + "\n" for row in lines))
+    output = ask("import", file, named(tmp_path / "same", "run-2", tokenizer="tok")).output
+    # 3 of 8 slots in 2 iterations.
+    assert output.splitlines()[1] == "run run-2 can learn from 10 of them, not from 6 of another top_p"
+
+
+def test_import_of_rows_that_can_never_be_drawn_is_refused(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    strict = named(tmp_path / "strict", "run-3", tokenizer="another")
+    result = ask("import", file, strict)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr == (
+        "agentloop: rows must be ones that run run-3 can learn from, got 16, all of another tokenizer. Nothing was "
+        "stored; import them into a run of their kind, or into one with replay.allow_mismatch: [tokenizer].\n"
+    )
+    assert sql(strict / "replay.sqlite", "select count(*) from trajectories") == [(0,)]
+    lenient = named(tmp_path / "lenient", "run-3", tokenizer="another", allow_mismatch=["tokenizer"])
+    assert "run run-3 can learn from 16 of them" in ask("import", file, lenient).output
+
+
+def test_import_under_a_name_that_the_run_does_not_draw_from_says_so(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    learner = named(tmp_path / "learner", "run-2", tokenizer="tok", sources={"teacher": 1.0})
+    assert ask("import", file, learner, "--name", "techer").output.splitlines()[-2:] == [
+        "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
+        "source 'techer' can give nothing: replay.sources leaves out the last of its 16 rows.",
+    ]
+    assert ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1] == (
+        "run run-2 can learn from 16 of them"
+    )
+
+
+def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    answer = json.loads(ask("export", run, file, "--limit", "3", "--json").output)
+    assert answer == {
+        "file": str(file),
+        "rows": 3,
+        "bytes": file.stat().st_size,
+        "left_out": {},
+        "corrupt": {},
+    }
+    answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
+    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (3, 0, 0, ["run-1"])
+    assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("self",)]
+
+
+def test_export_of_a_corrupt_row_exits_1(run: Path, tmp_path: Path) -> None:
+    sql(run / "replay.sqlite", "update segments set tokens = zeroblob(9) where trajectory like '%-1-1-0-0-0'")
+    result = ask("export", run, tmp_path / "rows.jsonl")
+    assert result.exit_code == 1
+    assert "15 rows in" in result.output
+    assert "corrupt, left out: 04738-run-1-1-0-0-0: tokens with a wrong header" in result.output
+
+
+def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ask("export", run, file)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1].replace('"reward":', '"rewards":'), *lines[2:]]) + "\n")
+    result = ask("import", file, other)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"agentloop: {file}:2: row must hold known columns, got 'rewards'.")
+    result = ask("import", file, other, "--skip-bad")
+    assert result.output.startswith(
+        f"15 rows imported from {file}, 0 were there already, 1 bad rows left out\n{file}:2:"
+    )
+
+
+CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "n": 1}] * 2
+
+
+def test_conversations_are_imported_with_what_is_odd_about_them(run: Path, tmp_path: Path) -> None:
+    save_model(run / "start")
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in CHAT))
+    output = ask("import", file, run, "--format", "openai-chat", "--reward", "1").output
+    assert output.splitlines() == [
+        f"2 rows imported from {file}, 0 were there already, 0 bad rows left out",
+        "run run-1 can learn from 2 of them",
+        "1 groups; 2 replies, 0 with log-probs",
+        "2 rows have advantage 0 (groups of one or of equal rewards) and teach nothing; give them one with --advantage",
+        "fields not looked at: n",
+        "source 'teacher' can give nothing: replay.sampler success gives none of its 2 rows a weight; uniform would.",
+    ]
+    answer = json.loads(ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--json").output)
+    assert (answer["inserted"], answer["duplicates"], answer["without_signal"]) == (0, 2, 2)
+    assert len(answer["empty_sources"]) == 1
+    output = ask("import", file, run, "--format", "openai-chat", "--reward", "1", "--advantage", "1").output
+    assert output.splitlines()[-1] == "fields not looked at: n"
+    assert ask("import", file, run, "--format", "openai-chat").exit_code == 2

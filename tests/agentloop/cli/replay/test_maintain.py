@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from context.messages import Message, ToolCall
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore, queries
+from replay.records import TaskRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format import schema
+from tests.fakes.records import (
+    LLM,
+    RUN,
+    USER,
+    FreshRows,
+    group,
+    iterate,
+    new_store,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+from tests.fakes.replay_command import ask, listed
+
+SECRET = "the vault opens with 31-07-19"
+LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
+"""Over many pages of the file."""
+EVICTED = "select count(*) from reclaimed"
+
+
+def filled(location: Location) -> ReplayStore:
+    store = new_store(location)
+    sampler = make_sampler("uniform", 0)
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, sampler, count=2)
+    return store
+
+
+def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
+    filled(location).close()
+    where = "iteration == 1 and not success"
+    dry = ask("prune", str(location), "--where", where)
+    assert dry.exit_code == 0
+    assert dry.output.startswith("would evict 5 rows")
+    assert dry.output.endswith("nothing was changed; add --yes to do it\n")
+    assert sql(location, EVICTED) == [(0,)]
+    done = json.loads(ask("prune", str(location), "--where", where, "--yes", "--json").output)
+    assert (done["rows"], done["by_rule"], done["done"]) == (5, {"where": 5}, True)
+    why = "select distinct iteration, state_reason from reclaimed join groups on groups.id = group_id"
+    assert sql(location, why) == [(1, "pruned by where")]
+    assert sql(location, "select count(distinct trajectory) from segments") == [(19,)]
+    assert ask("prune", str(location), "--where", where, "--yes").output == "evicted 0 rows (0.0 MB)\n"
+
+
+def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location) -> None:
+    store = filled(location)
+    store.draw(request(4, 3), make_sampler("uniform", 5))
+    store.close()
+    # 24 - 8 = 16 are over; 3 are reserved, of which those of iterations 1 and 2 stay.
+    ((reserved,),) = sql(
+        location,
+        "select count(*) from draws join trajectories on id = trajectory "
+        "where draws.state = 'reserved' and trajectories.iteration < 3",
+    )
+    found = json.loads(ask("prune", str(location), "--rows", "8", "--yes", "--json").output)
+    assert found["by_rule"] == {"rows": 16 - reserved}
+    assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
+    assert sql(location, EVICTED) == [(24 - 3,)]
+
+
+def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
+    store = filled(tmp_path / "replay.sqlite")
+    store.add_run(run_record("imported"))
+    for iteration in (1, 2):
+        FreshRows(iteration, run="imported", size=4).append_to(store)
+    store.close()
+    everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
+    # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
+    assert everything["rows"] == 16 + 4
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
+    assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
+
+
+def secretive(location: Location) -> ReplayStore:
+    """Three rows: one with secrets in every place text can stand, one with half of them, one without."""
+    store = new_store(location)
+    shared = Message("system", "You are careful and never tell anybody anything.", author="initialization")
+    said = (
+        shared,
+        Message("user", LONG),
+        Message(
+            "assistant",
+            "",
+            author="llm",
+            reasoning=f"I recall: {SECRET}.",
+            tool_calls=(ToolCall("open", {"phrase": f"{SECRET}!"}, "1"),),
+        ),
+        Message("tool", f"NUL \x00 {SECRET}", author="env", name="open", tool_call_id="1"),
+    )
+    long = Segment(tokens([(i * 7919) % 30000 for i in range(3000)], [USER, LLM] * 1500))
+    rows = [
+        replace(trajectory("a", segments=(long,), group="g1", task="t1"), messages=said),
+        replace(trajectory("b", group="g2", task="t2"), messages=(shared, Message("user", "How is the weather?"))),
+        replace(trajectory("c", group="g2", task="t2", slot=1), messages=(shared,)),
+    ]
+    tasks = [
+        TaskRecord("t1", "lookup_chain", {"phrase": f"of the task: {SECRET}"}),
+        TaskRecord("t2", "lookup_chain", {"phrase": shared.content}),
+    ]
+    store.append(tasks, [group("g1", task="t1"), group("g2", task="t2")], rows)
+    return store
+
+
+def holding(folder: Path, *pieces: bytes) -> list[str]:
+    """Files with one of the pieces in them."""
+    return [file.name for file in sorted(folder.iterdir()) if any(piece in file.read_bytes() for piece in pieces)]
+
+
+def pieces(content: bytes) -> list[bytes]:
+    """Every 16 bytes of it that are its own: not what all blobs begin with, nor what repeats itself."""
+    return [content[at : at + 16] for at in range(16, len(content) - 16, 16)]
+
+
+CONTENT = "select tokens, said from segments join messages using (trajectory) where trajectory = 'a'"
+
+
+def test_forget_leaves_no_byte_of_it_in_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    secretive(path).close()
+    ((tokens_before, said_before),) = sql(path, CONTENT)
+    gone = [SECRET.encode(), *pieces(tokens_before), *pieces(said_before)]
+    assert len(gone) > 300
+    assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
+    dry = ask("forget", str(path), "--where", "'vault' in text")
+    assert dry.output.startswith("would remove the content of 1 trajectories, 4 messages, 1 tasks")
+    assert holding(tmp_path, SECRET.encode()) == ["replay.sqlite"]
+    # A trainer has it open: there is a log, with what was written last.
+    with closing(ReplayStore.open(path)) as trainer:
+        trainer.add_metrics(RUN, 1, {"some": 1.0})
+        done = ask("forget", str(path), "--where", "'vault' in text", "--yes")
+        assert done.exit_code == 0
+        assert done.output.startswith("removed the content of 1 trajectories, 4 messages, 1 tasks\n")
+        assert sorted(file.name for file in tmp_path.iterdir()) == [
+            f"replay.sqlite{end}" for end in ("", "-shm", "-wal")
+        ]
+        assert holding(tmp_path, *gone) == []
+    assert holding(tmp_path, *gone) == []
+    state = "select id, state, state_reason, reward, num_tokens from trajectories order by id"
+    assert sql(path, state) == [("b", "eligible", None, 1.0, 6), ("c", "eligible", None, 1.0, 6)]
+    assert sql(path, "select id, state_reason, reward from reclaimed") == [("a", "forgotten", 1.0)]
+    assert sql(path, "select hash, payload from tasks where hash = 't1'") == [("t1", '{"removed":true}')]
+    assert len(ReplayStore.open(path).read(["b", "c"])) == 2
+
+
+def leave_deleted_bytes(connection: Any, record: object) -> None:
+    """As SQLite does unless it was built otherwise."""
+    connection.execute("pragma secure_delete=off")
+
+
+def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Rows of all sizes share pages; and some were evicted before, whose bytes are in pages that are free."""
+    path, chance = tmp_path / "replay.sqlite", random.Random(3)
+    said = {f"t{n:03d}": "".join(chance.choices("abcdefgh ", k=chance.choice([30, 400, 9000]))) for n in range(200)}
+    rows = [replace(trajectory(id, slot=n), messages=(Message("user", said[id]),)) for n, id in enumerate(said)]
+    sa.event.listen(sa.Pool, "connect", leave_deleted_bytes)
+    request.addfinalizer(lambda: sa.event.remove(sa.Pool, "connect", leave_deleted_bytes))
+    with closing(new_store(path)) as store:
+        store.append([task()], [group()], rows)
+    blobs = dict(sql(path, "select trajectory, said from messages"))
+    evicted, forgotten = [f"t{n:03d}" for n in range(150, 200)], [f"t{n:03d}" for n in range(0, 150, 2)]
+    # All begin alike: with the names of the message's fields.
+    others = b"".join(blob for id, blob in blobs.items() if id not in evicted and id not in forgotten)
+    secrets = [piece for id in evicted + forgotten for piece in pieces(blobs[id]) if piece not in others]
+    assert len(secrets) > 5000
+    with closing(ReplayStore.open(path)) as store:
+        store.prune(RUN, rows=schema.trajectories.c.slot >= 150, dry_run=False)
+    where = f"id in ({', '.join(map(repr, forgotten))})"
+    assert ask("forget", str(path), "--where", where, "--yes").exit_code == 0
+    assert holding(tmp_path, *secrets) == []
+    left = [id for id in blobs if id not in evicted and id not in forgotten]
+    with closing(ReplayStore.open(path)) as store:
+        assert len(store.read(left)) == len(left) == 75
+
+
+def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Location) -> None:
+    secretive(location).close()
+    answer = json.loads(ask("forget", str(location), "--where", "id == 'a'", "--yes", "--json").output)
+    expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0}
+    assert answer == expected | {"done": True}
+    for question in (
+        "messages where trajectory = 'a'",
+        "segments where trajectory = 'a'",
+        "tasks where payload like '%vault%'",
+    ):
+        assert sql(location, f"select count(*) from {question}") == [(0,)]
+    again = ask("forget", str(location), "--where", "id == 'b'", "--yes")
+    on_server = ", a server's backups and archived write-ahead logs" if not isinstance(location, Path) else ""
+    assert again.output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
+
+
+def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "replay.sqlite"
+    secretive(path).close()
+    monkeypatch.setattr("replay.storage.databases.sqlite._BUSY_MILLISECONDS", 50)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from trajectories").fetchone()
+        result = ask("forget", str(path), "--where", "id == 'a'", "--yes")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "database must be free and have room to be written anew, got 'readers of its log' at" in result.stderr
+    assert "Stop what has been using it all this time." in result.stderr
+    assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
+
+
+def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -> None:
+    store = secretive(location)
+    store.close()
+    ask("forget", str(location), "--where", "task == 't1'", "--yes")
+    with closing(ReplayStore.open(location)) as store:
+        again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
+        store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
+    assert sql(location, "select payload from tasks where hash = 't1'") == [('{"phrase":"new"}',)]
+
+
+def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
+    secretive(location).close()
+    ask("forget", str(location), "--where", "id == 'b'", "--yes")
+    assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
+    ask("forget", str(location), "--where", "id == 'c'", "--yes")
+    assert sql(location, "select hash from tasks where payload like '%removed%'") == [("t2",)]
+
+
+def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    store = filled(path)
+    id = listed(store, sort=queries.Sort.uses)[0]["id"]
+    store.close()
+    ask("forget", str(path), "--where", f"id == '{id}'", "--yes")
+    output = ask("show", id, str(path)).output
+    assert "evicted (forgotten)" in output
+    assert "its tokens are gone" in output
+    uses = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
+    lines = output[output.index("every update that used it") :].splitlines()[2:]
+    assert [tuple(line.split()[:3]) for line in lines] == [tuple(map(str, row)) for row in sql(path, uses, id)]
+    answer = json.loads(ask("show", id, str(path), "--json").output)
+    assert (answer["state_reason"], answer["segments"], answer["messages"]) == ("forgotten", [], [])

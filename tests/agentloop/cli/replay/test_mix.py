@@ -1,0 +1,92 @@
+"""What `agentloop replay mix` prints, and what it refuses. That runs then do it is tested on the runs."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentloop.cli.main import app
+from replay import ReplayStore, make_sampler
+from tests.fakes.records import RUN, iterate, new_store
+from tests.fakes.replay_command import preview_of
+
+CONFIG = """
+run: {iterations: 6}
+environment: {task_pool: 3}
+batch: {trajectories: 12, group_size: 4, mini_batch: 12}
+replay:
+  fraction: 0.5
+  successful_only: true
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+def mix(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["replay", "mix", *map(str, arguments)])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three iterations of 8 rows, 3 of them successes, and two drawn in each."""
+    path = tmp_path / "replay.sqlite"
+    with closing(new_store(path)) as store:
+        sampler = make_sampler("uniform", 3)
+        for iteration in (1, 2, 3):
+            iterate(store, iteration, sampler)
+    return path
+
+
+def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
+    options = ("--set", "replay.sampler=recency", "--set", "replay.sampler_options={half_life: 2}")
+    asked = (run, "--set", "replay.fraction=0.0234375", "--set", "replay.successful_only=false", *options)
+    given = {"fraction": "0.0234375", "successful_only": "false", "sampler": "recency", "recency.half_life": "2"}
+    result = mix(*asked, "--json")
+    with closing(ReplayStore.open(run, read_only=True)) as store:
+        assert (result.exit_code, json.loads(result.output)) == (0, preview_of(store, RUN, given))
+    text = mix(*asked).output
+    assert "iteration  4, policy 3" in text
+    assert "replayed   3 of 3 planned (2.3 % configured)" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["eligible", "24", "0"] in lines
+    # Of staleness 1 are the 8 rows of iteration 3, and 15 of the 24 failed.
+    assert [line[-2:] for line in lines if line[:1] == ["1"] and line[-1:] == ["%"]][:1] == [["33.3", "%"]]
+    assert [line[-2:] for line in lines if line[:1] == ["0"] and line[-1:] == ["%"]][-1:] == [["62.5", "%"]]
+    assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
+
+
+def test_mix_takes_another_configuration_for_a_run(config: Path, run: Path) -> None:
+    answer = json.loads(mix(run, "--config", config, "--json").output)
+    # 6 of 12 where 9 successes are stored.
+    assert (answer["plan"]["replay"], answer["plan"]["fresh"]) == (6, 6)
+
+
+def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"question": f"{number}?", "answer": "1", "split": "train"}) for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, lines[0].replace("train", "test")]))
+    asked = ("--set", f"tasks.data={tmp_path}/rows.jsonl", "--set", "environment.task_pool=unlimited")
+    held_out = ("--set", "tasks.held_out=test", "--set", "replay.unit=trajectory")
+    plan = json.loads(mix(run, "--config", config, "--json", *asked, *held_out).output)["plan"]
+    # Three groups; one task was tried, so two of the three in the file come first.
+    assert (plan["assumed_tasks"], plan["new_tasks"]) == (3, 2)
+
+
+def test_mix_names_a_source_that_can_give_nothing(run: Path) -> None:
+    asked = (run, "--set", "replay.fraction=0.1", "--set", "replay.sources={self: 0.5, techer: 0.5}")
+    sentence = "source 'techer' can give nothing: no row has it yet: import or attach some."
+    assert json.loads(mix(*asked, "--json").output)["empty_sources"] == [sentence]
+    assert mix(*asked).output.splitlines().count(sentence) == 1
+
+
+def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
+    answer = json.loads(mix(run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
+    assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"

@@ -1,0 +1,72 @@
+"""What can't be done is one line and exit code 2, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from replay.sampling.samplers import make_sampler
+from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
+from tests.fakes.replay_command import ask
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three iterations, one row of which is damaged."""
+    folder = tmp_path_factory.mktemp("run")
+    with closing(new_store(folder / "replay.sqlite")) as store:
+        for iteration in (1, 2, 3):
+            iterate(store, iteration, make_sampler("uniform", 3))
+        store.append([task()], [group()], [trajectory("damaged", slot=99)])
+        sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("stats nowhere", "database must be an existing file, got nothing at nowhere"),
+        ("ls .", "database must be an existing file, got nothing at replay.sqlite"),
+        ("stats notes.txt", "database must be a readable SQLite file"),
+        ("stats", "RUN must be given when there is no run under"),
+        ("ls RUN --where rewrd>0.5", "where must name a field here, got 'rewrd'. Did you mean reward?"),
+        ("ls RUN --after nobody", "after must be the id of a stored row, got 'nobody'."),
+        ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),
+        ("show damaged RUN", "trajectory damaged must read back as it was written"),
+        ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
+        ("lineage zz RUN", "ID must be the beginning of one trajectory's id"),
+        ("lineage . RUN", "WHAT must be a checkpoint's folder"),
+        ("mix RUN --set replay.fraction=0.5 --set replay.shortfall=error", "replay.fraction must be what the buffer"),
+        ("mix RUN --run nobody", "RUN must be one run of"),
+        ("prune RUN", "prune must be given --where or limits, got neither"),
+        ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
+        ("forget RUN", "forget must be given --where or --held-out, got neither"),
+        ("export RUN x.pt", "FILE must be a format that can't run code"),
+        ("export RUN x.jsonl --where nosuch==1", "where must name a field here, got 'nosuch'"),
+        ("export nowhere x.jsonl", "database must be an existing file"),
+        ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
+        ("import x.jsonl RUN --name ../x", "--name must match"),
+        ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
+        ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
+        ("whatif RUN --iteration 1 --limit 3", "--iteration must be given without --limit"),
+    ],
+)
+def test_what_can_not_be_done_is_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("no database" * 100)
+    before = (run / "replay.sqlite").read_bytes()
+    result = ask(*(run if word == "RUN" else word for word in words.split()))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert result.stderr.startswith(f"agentloop: {message}")
+    assert os.listdir(tmp_path) == ["notes.txt"]
+    assert (run / "replay.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", ["ls --limit 0", "ls --sort colour", "lst", "prune --rows 0"])
+def test_wrong_usage_exits_2(words: str) -> None:
+    assert ask(*words.split()).exit_code == 2

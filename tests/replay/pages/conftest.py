@@ -1,0 +1,38 @@
+"""Inspectors of a buffer full of hostile text, with a token and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replay import ReplayStore
+from replay.pages.app import create_app
+from replay.queries.open_buffer import OpenBuffer
+from tests.replay.pages.hostile import hostile_buffer
+from tests.replay.pages.serving import Served, served
+
+TOKEN = "a-token-of-enough-characters"
+
+
+@pytest.fixture(scope="session")
+def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """OpenBuffer to be read only."""
+    path: Path = tmp_path_factory.mktemp("hostile") / "replay.sqlite"
+    hostile_buffer(path).close()
+    store = ReplayStore.open(path, read_only=True)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="session")
+def inspector(hostile_store: ReplayStore) -> Iterator[Served]:
+    with served(create_app(OpenBuffer(hostile_store))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def locked_inspector(hostile_store: ReplayStore) -> Iterator[Served]:
+    with served(create_app(OpenBuffer(hostile_store), token=TOKEN, host="0.0.0.0")) as server:
+        yield server

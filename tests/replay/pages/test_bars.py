@@ -1,0 +1,52 @@
+"""Distributions as bars."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+from replay.pages.bars import Bar, bars
+
+_HEIGHT = 96 - 18 - 14
+"""Pixels of a full bar: the picture without its labels and the line above the bars."""
+
+
+def _heights(svg: str) -> list[float]:
+    return [float(tall) for tall in re.findall(r'class="bar"[^>]*height="([0-9.]+)"', svg)]
+
+
+def test_bars_are_as_high_as_their_counts_and_the_smallest_stays_visible() -> None:
+    svg = bars([Bar("a", 4), Bar("b", 1), Bar("c", 0), Bar("d", 0.001)], summary="letters")
+    assert _heights(svg) == [_HEIGHT, _HEIGHT / 4, 0.0, 2.0]
+
+
+def test_bars_of_pictures_that_are_compared_share_a_scale() -> None:
+    assert _heights(bars([Bar("a", 4), Bar("b", 16)], summary="", largest=8)) == [_HEIGHT / 2, _HEIGHT]
+
+
+def test_bars_that_lead_somewhere_are_links_with_a_title_and_the_chosen_one_says_so() -> None:
+    svg = bars([Bar("a", 3, href="/buffer?x=1&y=2", selected=True), Bar("b", 1200)], summary="letters")
+    root = ElementTree.fromstring(svg)
+    (link,) = root.iter("a")
+    assert (link.get("href"), link.get("aria-current"), root.get("role")) == ("/buffer?x=1&y=2", "true", "group")
+    assert [title.text for title in root.iter("title")] == ["a: 3", "b: 1,200"]
+
+
+def test_bars_show_text_as_text() -> None:
+    hostile = '"><script>alert(1)</script>'
+    svg = bars([Bar(hostile, 1, href=hostile)], summary=hostile)
+    root = ElementTree.fromstring(svg)
+    assert root.get("aria-label") == hostile
+    assert not list(root.iter("script"))
+    assert "style=" not in svg
+
+
+def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> None:
+    svg = bars([Bar(f"label {i:02d}", 1) for i in range(32)], summary="many")
+    places = [float(x) for x in re.findall(r'class="tick" x="([0-9.]+)"', svg)]
+    # 8 characters of at most 6.2 pixels and one free: none nearer than 55.8 to the next, half of one from the edge.
+    assert 2 <= len(places) <= 6
+    assert min(b - a for a, b in pairwise(places)) >= 55.8
+    assert min(places) >= 24.8
+    assert max(places) <= 320 - 24.8

@@ -1,0 +1,251 @@
+"""The report of a run: its page as one file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.config.config_file import to_plain
+from agentloop.runs.run_report import report_run
+from context.authors import default_authors
+from replay.pages.charts import Axis, Curve, Panel, PanelGroup, number
+from replay.pages.panels import compared, panel_groups
+from replay.pages.report import panel_series, tile_series, write_report
+from replay.pages.run_facts import duration
+from replay.records import RunRecord
+from replay.store import ReplayStore
+
+TWO_STREAMS = {
+    "rollout/success": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    "eval/success": [(0, 0.172), (3, 0.961)],
+    "rollout/reward": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    **{
+        f"actor/{stream}/{name}": [(1, 1.0), (2, 1.1), (3, 1.2)]
+        for stream in ("fresh", "replay")
+        for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
+    },
+    **{f"actor/replay/ess/age_{age}": [(2, 0.9), (3, 0.8)] for age in ("1", "16-31", "2-3", "unknown")},
+    "actor/entropy": [(1, 0.9), (2, 0.8), (3, 0.7)],
+    "actor/grad_norm": [(1, 0.4), (2, 0.5), (3, 0.6)],
+    "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
+    "replay/staleness_max": [(2, 1.0), (3, 2.0)],
+    "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
+    "batch/planned_replay": [(1, 32.0), (2, 32.0), (3, 32.0)],
+    **{f"batch/{name}_fraction": [(1, 0.0), (2, 0.25), (3, 0.25)] for name in ("ruled", "achieved")},
+    "batch/fraction": [(1, 0.25), (2, 0.25), (3, 0.25)],
+    "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
+    "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
+    "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
+    "rollout/stop/max_turns": [(1, 0.25)],
+    "rollout/failed_calls": [(1, 0.5), (2, 0.25), (3, 0.0)],
+    **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
+    "time/reply": [(1, 0.02), (2, 0.02), (3, 0.02)],
+    **{f"time/tool/{name}": [(1, 0.5), (3, 0.4)] for name in ("lookup", "search")},
+    **{f"reward/{part}": [(1, 0.2), (2, 0.5), (3, 0.9)] for part in ("environment", "brevity")},
+    "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
+    "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
+}  # fmt: skip
+
+
+CONFIG = RunConfig.model_validate(
+    {
+        "run": {"seed": 7, "iterations": 60, "stop_at_success": 0.95},
+        "replay": {"fraction": 0.25, "schedule": {"shape": "linear", "final": 0.0}},
+    }
+)
+
+
+def report(folder: Path, metrics: Mapping[str, Any] = TWO_STREAMS, **more: Any) -> str:
+    """The file's text. `more`: `name`, `config` and `config_text`."""
+    given = {"name": "quickstart-001", "config": to_plain(CONFIG), "config_text": "run: {}", **more}
+    authors = default_authors()
+    store = ReplayStore.create(folder / "replay.sqlite")
+    store.add_run(RunRecord("run-a", given["name"], given["config"], authors.to_json(), authors.hash, "0.1.0"))
+    for name, series in metrics.items():
+        for iteration, value in series:
+            store.add_metrics("run-a", iteration, {name: value})
+    path = write_report(store, folder / "report.html", config_text=given["config_text"])
+    store.close()
+    return path.read_text(encoding="utf-8")
+
+
+def text_of(html: str) -> str:
+    """What a reader sees, tags, titles, styles and scripts dropped."""
+    body = re.sub(r"<(style|title|script)\b.*?</\1>", " ", html, flags=re.S)
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def charts(html: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', html, re.S)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_report_is_the_page_of_the_run(tmp_path: Path) -> None:
+    html = report(tmp_path)
+    seen = text_of(html)
+    for part in ("17.2 % → 96.1 %", "1 min 48 s", "seed 7", "run: {}", "Is it learning?"):
+        assert part in seen, part
+    found = charts(html)
+    loss = {curve["label"]: curve["points"] for curve in found["policy-loss"]["curves"]}
+    assert loss == {key: [[1, 1.0], [2, 1.1], [3, 1.2]] for key in ("fresh", "replay")}
+    for key, labels in (
+        ("parts-of-the-reward", ["brevity", "environment"]),
+        ("seconds-of-a-turn", ["reply", "lookup", "search"]),
+    ):
+        assert [curve["label"] for curve in found[key]["curves"] if curve["points"]] == labels
+    assert html.partition('<script type="module">')[0].count('<div class="chart"') == len(found)
+
+
+def test_report_needs_nothing_but_itself_and_runs_one_script(tmp_path: Path) -> None:
+    html = report(tmp_path)
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.S)
+    assert [kind.strip() for kind, _ in scripts] == ['type="application/json" id="charts"', 'type="module"']
+    own = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert unescape(policy).split("; ")[:3] == [
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        f"script-src 'sha256-{own}'",
+    ]
+    assert "import " not in scripts[1][1].partition("uPlot")[0] and not re.search(r"^import\b", scripts[1][1], re.M)
+    outside = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)
+    assert not re.findall(r"<(?:link|img|iframe|object|base|form)\b|\b(?:src|href|srcset|on\w+)=", outside)
+    (style,) = re.findall("<style>(.*?)</style>", html, re.S)
+    assert "url(" not in style and "@import" not in style
+
+
+def test_report_shows_text_as_text(tmp_path: Path) -> None:
+    evil = "</pre></script><script>alert(1)</script>\"'&\u202e"
+    html = report(tmp_path, {f"rollout/stop/{evil}": [(1, 0.5)]}, name=evil, config_text=evil)
+    assert html.count("<script") == 2 and "\u202e" not in html
+    assert html.count("&lt;script&gt;") >= 3  # title, heading, configuration
+    (curve,) = charts(html)["episodes-cut-short"]["curves"]
+    assert curve["label"] == evil
+
+
+@pytest.mark.parametrize("metrics", [{}, {"eval/success": [(0, 0.172)]}, {"actor/entropy": [(1, float("nan"))]}])
+def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: dict[str, Any]) -> None:
+    html = report(tmp_path, metrics)
+    seen = text_of(html)
+    assert "No finished iteration logged it." in json.dumps(charts(html))
+    assert "nan" not in seen.lower().split() and html.rstrip().endswith("</html>")
+    if "eval/success" in metrics:
+        assert "17.2 % at iteration 0, evaluated once" in seen and "\u2192" not in seen
+
+
+def test_curves_of_a_run_without_replay_say_why_they_are_missing(tmp_path: Path) -> None:
+    plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
+    found = charts(report(tmp_path, plain))
+    (replayed,) = [curve for curve in found["drift"]["curves"] if curve["label"].startswith("replay")][:1]
+    assert replayed["absent"].startswith("Nothing was drawn from the buffer")
+
+
+def test_report_of_another_version_leaves_out_what_its_configuration_does_not_say(tmp_path: Path) -> None:
+    plain = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
+    html = report(tmp_path, config=plain)
+    assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
+    assert "3 iterations, 36 s each" in text_of(html)
+
+
+def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
+    report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)]})
+    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
+    store.close()
+    assert asked.keys() == TWO_STREAMS.keys()
+
+
+def test_report_replaces_an_older_one_whole_and_has_the_configuration_as_it_is_printed(tmp_path: Path) -> None:
+    report(tmp_path)
+    (tmp_path / "report.html").write_text("old")
+    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
+    store.close()
+    assert "# Seed of everything that is random." in unescape(html)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_configuration_of_another_version_is_shown_as_stored(tmp_path: Path) -> None:
+    report(tmp_path, {}, config={"replay": {"forgotten_key": 3}})
+    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
+    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
+    store.close()
+    assert '"forgotten_key": 3' in unescape(html)
+
+
+# Panels
+
+
+class Numbered(Mapping[str, list[tuple[int, float]]]):
+    """Every metric has one point: the place of its name among those that were asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getitem__(self, name: str) -> list[tuple[int, float]]:
+        self.names += [] if name in self.names else [name]
+        return [(1, float(self.names.index(name)))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_no_two_panels_share_a_key_and_no_two_curves_of_one_a_metric() -> None:
+    metrics = Numbered()
+    panels = [panel for group in panel_groups(metrics, {}) for panel in group.panels]
+    assert len({panel.title.lower() for panel in panels}) == len(panels)
+    for panel in panels:
+        shown = [metrics.names[int(curve.series[0][1])] for curve in panel.curves if curve.series]
+        assert len(set(shown)) == len(shown), panel.title
+
+
+def panel(*curves: Curve, **more: Any) -> Panel:
+    return Panel("Loss", "Read it.", curves, Axis(), **more)
+
+
+def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
+    fresh, replay = Curve("fresh", [(1, 1.0)], "fresh"), Curve("replay", [(1, 2.0)], "replay")
+    dashed = Curve("planned", [(1, 3.0)], "ink", dashed=True)
+    groups = {
+        "one": (PanelGroup("Sound?", (panel(fresh, replay, dashed), panel(fresh, kind="bars"))),),
+        "two": (PanelGroup("Sound?", (panel(fresh),)), PanelGroup("Nothing", (panel(Curve("a", [], "fresh")),))),
+    }
+    (group,) = compared(groups)
+    found = {each.title: [(c.label, c.role, c.series) for c in each.curves] for each in group.panels}
+    assert found == {
+        "Loss, fresh": [("one", "s0", [(1, 1.0)])],
+        "Loss, replay": [("one", "s0", [(1, 2.0)])],
+        "Loss": [("two", "s1", [(1, 1.0)])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "shown"),
+    [
+        *((0.0, False, "0"), (0.0333333, False, "0.0333"), (1234567.0, False, "1.2e+06"), (12345.0, False, "12,345")),
+        *((-0.00002, False, "-2e-05"), (96.0, False, "96"), (0.9609, True, "96.1 %"), (1.0, True, "100 %")),
+        (0.99983, True, "99.983 %"),  # whole only when nothing is missing
+    ],
+)
+def test_number_is_short(value: float, percent: bool, shown: str) -> None:
+    assert number(value, percent=percent) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3.21, "3.2 s"), (48, "48 s"), (108, "1 min 48 s"), (11520, "3 h 12 min")]
+)
+def test_duration_is_given_in_two_units(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay import ReplayStore, queries
+from replay.pages.app import create_app
+from replay.queries.open_buffer import OpenBuffer
+from tests.fakes.records import RUN, new_store, run_record
+from tests.replay.pages.serving import Served, served
+
+OTHER = "run-2"
+HERE = f"/runs/{RUN}"
+CONFIG = {
+    "run": {"seed": 7, "iterations": 4, "stop_at_success": 0.9},
+    "replay": {"fraction": 0.25, "sampler": "success", "note": "<b>&'\u202e"},
+}
+
+
+def log(store: ReplayStore, iteration: int, *, run: str = RUN, seconds: float = 2.0, **more: float) -> None:
+    """As the loop does: with the update, and after its evaluation."""
+    values = {
+        "batch/fresh": 6.0,
+        "batch/replay": 2.0,
+        "batch/planned_replay": 2.0,
+        "rollout/success": iteration / 10,
+        "actor/fresh/pg_loss": -0.5 * iteration,
+        "actor/replay/ess/age_2-3": 0.75,
+        "rollout/stop/answered": 1.0,
+    }
+    store.add_metrics(run, iteration, values)
+    store.add_metrics(run, iteration, {"time/iteration": seconds, **more})
+
+
+def fill(store: ReplayStore, first: int, last: int) -> None:
+    for iteration in range(first, last + 1):
+        log(store, iteration)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
+    return tmp_path
+
+
+@pytest.fixture
+def writer(folder: Path) -> Iterator[ReplayStore]:
+    """A run after iteration 2 of 4, whose trainer still writes, beside another one."""
+    with closing(new_store(folder / "replay.sqlite", run=OTHER)) as store:
+        store.add_run(replace(run_record(), config=CONFIG))
+        store.add_metrics(RUN, 0, {"eval/success": 0.125})
+        log(store, 1)
+        log(store, 2, **{"eval/success": 0.5})
+        yield store
+
+
+@pytest.fixture
+def inspector(writer: ReplayStore, folder: Path) -> Iterator[Served]:
+    reading = closing(ReplayStore.open(folder / "replay.sqlite", read_only=True))
+    with reading as store, served(create_app(OpenBuffer(store, folder))) as server:
+        yield server
+
+
+def page(inspector: Served, target: str = HERE) -> str:
+    answer = inspector.ask(target)
+    assert answer.status == 200, answer.text
+    return answer.text
+
+
+def charts(html: str) -> dict[str, Any]:
+    """Panels by their keys."""
+    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', html, re.S)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def points(html: str, panel: str, label: str) -> list[list[float]]:
+    (curve,) = [curve for curve in charts(html)[panel]["curves"] if curve["label"] == label]
+    series: list[list[float]] = curve["points"]
+    return series
+
+
+def iterations(html: str) -> list[int]:
+    return [int(number) for number in re.findall(r'data-at="(\d+)"', html)]
+
+
+def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served) -> None:
+    html = page(inspector)
+    assert "<h1>quickstart-001</h1>" in html
+    assert "seed 7 \u00b7 replay 25\u00a0%, success sampler \u00b7 ends at 90\u00a0% held-out success" in html
+    assert "12.5 %" in html and "50.0 %" in html
+    assert "2 of at most 4 iterations, 2.0 s each" in html
+    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts(html)) == 19
+    assert f'<a href="/runs/{RUN}/iterations/2">2</a>' in html
+    assert f'href="/buffer?run={RUN}&amp;where=not%20success"' in html
+    assert f'href="/?all=1&amp;show={RUN}&amp;show={OTHER}"' in html
+    assert "<b>&'" not in html and "&lt;b&gt;&amp;&#39;" in html  # of the configuration's note
+    assert points(html, "success", "held-out") == [[0, 0.125], [2, 0.5]]
+    assert points(html, "policy-loss", "fresh") == [[1, -0.5], [2, -1.0]]
+    assert points(html, "effective-sample-size-by-age", "2-3") == [[1, 0.75], [2, 0.75]]
+    assert charts(html)["ratio"]["summary"] == "Ratio: not measured."
+    assert iterations(html) == [2, 1]
+
+
+def test_values_of_charts_can_not_end_their_element(writer: ReplayStore, inspector: Served) -> None:
+    writer.add_metrics(RUN, 2, {"rollout/stop/</script><script>alert(1)</script>": 0.5})
+    (curve,) = charts(page(inspector))["episodes-cut-short"]["curves"]
+    assert curve["label"] == "</script><script>alert(1)</script>"
+
+
+def test_a_poll_brings_the_page_where_something_is_new_and_nothing_where_nothing_is(
+    writer: ReplayStore, inspector: Served
+) -> None:
+    (mark,) = re.findall('data-mark="([^"]*)"', page(inspector))
+    assert inspector.ask(f"{HERE}?mark={mark}").status == 204
+    log(writer, 3)
+    html = page(inspector, f"{HERE}?mark={mark}")
+    assert iterations(html) == [3, 2, 1]
+    # An evaluation comes after its iteration, and is brought too.
+    (later,) = re.findall('data-mark="([^"]*)"', html)
+    writer.add_metrics(RUN, 3, {"eval/success": 0.75})
+    assert points(page(inspector, f"{HERE}?mark={later}"), "success", "held-out")[-1] == [3, 0.75]
+
+
+def test_points_of_a_long_run_are_several_iterations_and_of_a_stretch_fewer(
+    writer: ReplayStore, inspector: Served
+) -> None:
+    fill(writer, 3, 600)
+    writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0, "eval/success": 0.75})
+    html = page(inspector)
+    assert {panel["merged"] for panel in charts(html).values()} == {4}
+    assert points(html, "policy-loss", "fresh") == [[first, -0.5 * (first + 1.5)] for first in range(1, 601, 4)]
+    assert points(html, "largest-ratio", "fresh") == [[297, 9.0]]
+    # What happened before training, the tiles and the newest iterations stay as they were.
+    assert points(html, "success", "held-out")[:2] == [[0, 0.125], [1, 0.5]]
+    assert "600 iterations, 2.0 s each, evaluations not counted" in html
+    assert iterations(html) == list(range(600, 588, -1))
+    assert ">Each point is 4 iterations: their mean" in html
+    closer = page(inspector, f"{HERE}?first=297&last=304")
+    assert points(closer, "largest-ratio", "fresh") == [[300, 9.0]]
+    assert points(closer, "policy-loss", "fresh") == [[at, -0.5 * at] for at in range(297, 305)]
+    assert iterations(closer) == iterations(html)
+
+
+def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:
+    return queries.progress(writer, writer.run(RUN), folder)
+
+
+def fall_silent(folder: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    for file in folder.glob("replay.sqlite*"):
+        os.utime(file, (then, then))
+
+
+def test_run_that_wrote_a_moment_ago_is_live_and_one_that_fell_silent_has_stopped(
+    writer: ReplayStore, folder: Path
+) -> None:
+    assert state_of(writer, folder)["state"] == "live"
+    fall_silent(folder, 90)
+    found = state_of(writer, folder)
+    assert (found["state"], found["iteration"], found["iterations"]) == ("stopped", 2, 4)
+    assert 90 <= found["seconds_since"] < 100
+    # An iteration of 50 s may be under way for 4 x 50 s.
+    log(writer, 3, seconds=50.0)
+    fall_silent(folder, 90)
+    assert state_of(writer, folder)["state"] == "live"
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the locks of this system can't be read")
+def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: ReplayStore, folder: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    with (folder / "lock").open("w") as lock:
+        fall_silent(folder, 3600)
+        assert state_of(writer, folder)["state"] == "stopped"
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert state_of(writer, folder)["state"] == "live"
+
+
+def test_run_is_finished_after_its_iterations_or_twice_at_its_target(writer: ReplayStore, folder: Path) -> None:
+    log(writer, 3, **{"eval/success": 0.9})
+    assert state_of(writer, folder)["state"] == "live"
+    log(writer, 4)
+    assert state_of(writer, folder)["state"] == "finished"
+
+
+def test_run_that_could_not_go_on_has_stopped_at_once(writer: ReplayStore, folder: Path) -> None:
+    writer.add_metrics(RUN, 3, {"run/stopped": 1.0})
+    assert state_of(writer, folder)["state"] == "stopped"

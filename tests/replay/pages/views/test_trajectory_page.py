@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+
+from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
+from context.messages import Message, ToolCall
+from context.tokens.codec import TokenCodec
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.pages.addresses import address
+from replay.pages.app import create_app
+from replay.pages.reading import codec_of, folded, indented, rescore_command, spelled, unread
+from replay.queries.open_buffer import OpenBuffer, open_buffer
+from replay.sampling.samplers import make_sampler
+from replay.storage.format import schema
+from tests.fakes.records import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.replay.pages.serving import Served, served
+
+SPLIT = (
+    Segment(tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])),
+    Segment(tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], version=1), "strategy_rewrite"),
+)
+LONG = "x" * 1_000_000
+JSON = '{"next": "amber", "next": 1.50e3, "note": "' + "and so on " * 10 + '\\u0041", "empty": []}'
+SAID = (
+    Message("system", "You look things up.", author="initialization"),
+    Message("user", "\nWhere is the key?"),
+    Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": float("nan")}),), reasoning="hm"),
+    Message("tool", JSON, author="env", name="lookup"),
+    Message("assistant", "again", author="llm"),
+    Message("tool", LONG, author="env", name="lookup"),
+    Message("assistant", "in the drawer", author="llm"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`split`, `scored` and `gone` of one group, in the folder of a run."""
+    path = tmp_path_factory.mktemp("a run")
+    (path / "run.json").write_text(json.dumps({"id": RUN, "name": "a run", "config": {"replay": {"database": None}}}))
+    with closing(new_store(path / "replay.sqlite")) as store:
+        split = replace(trajectory("split", segments=SPLIT, num_turns=3), messages=SAID)
+        rows = [split, trajectory("scored", member=1, slot=1, reward=0.0), trajectory("gone", member=2, slot=2)]
+        store.append([task()], [group(size=3)], rows)
+        store.append([], [], [trajectory("broken", member=3, slot=3)])
+        current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, -1.0], np.float32)
+        store.add_scores(RUN, 4, {("scored", 0): current})
+        store.forget(schema.trajectories.c.id == "gone", dry_run=False)
+        sql(store, "update segments set tokens = ? where trajectory = 'broken'", bytes(40))
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Iterator[Served]:
+    store = ReplayStore.open(folder / "replay.sqlite", read_only=True)
+    with closing(store), served(create_app(OpenBuffer(store, folder, named=str(folder)))) as server:
+        yield server
+
+
+def text_of(served: Served, target: str) -> str:
+    response = served.ask(target)
+    assert response.status == 200, response.text
+    return html.unescape(re.sub(r"<[^>]*>", "", response.text))
+
+
+def tokens_of(served: Served, target: str) -> Any:
+    response = served.ask(target)
+    assert response.status == 200, response.text
+    return json.loads(response.text)
+
+
+def test_page_tells_outcome_and_leads_to_the_neighbours_of_its_group(page: Served) -> None:
+    shown = page.ask("/trajectories/scored").text
+    assert 'href="/trajectories/split" title="Previous of its group (p)"' in shown
+    assert 'href="/trajectories/broken" title="Next of its group (n)"' in shown
+    assert 'href="/compare?id=scored&amp;id=split"' in shown
+    assert 'href="/tasks/task-1"' in shown
+
+
+def test_page_of_the_beginning_of_an_id_leads_to_the_whole_id(page: Served) -> None:
+    response = page.ask("/trajectories/spl?view=tokens&segment=1")
+    assert (response.status, response.header("location")) == (303, "/trajectories/split?view=tokens&segment=1")
+    assert page.ask("/trajectories/s").status == 404
+
+
+def test_conversation_is_told_by_turns(page: Served) -> None:
+    shown = page.ask("/trajectories/split").text
+    sections = re.findall(r'<section class="turn" id="([a-z0-9-]+)"', shown)
+    assert sections == ["opening", "turn-0", "turn-1", "turn-2"]
+    text = text_of(page, "/trajectories/split")
+    for line in ("◆llm", "▲env", "▼initialization", "calls lookup", '{"key": "nan"}', "in the drawer"):
+        assert line in text
+    # A line break at the beginning of <pre> is dropped by browsers: there is one more.
+    assert "<pre>\n\nWhere is the key?</pre>" in shown
+
+
+def test_long_result_is_folded_and_whole_on_its_own_page(page: Served) -> None:
+    shown = page.ask("/trajectories/split").text
+    assert len(shown) < 60_000
+    assert "999,200 more characters" in shown
+    assert 'href="/trajectories/split/messages/5"' in shown
+    assert LONG in page.ask("/trajectories/split/messages/5").text
+    assert page.ask("/trajectories/split/messages/7").status == 404
+    assert page.ask("/trajectories/split/messages/x").status == 400
+
+
+def test_json_is_laid_out_without_changing_a_letter_of_its_values(page: Served) -> None:
+    told = indented(JSON)
+    assert told is not None
+    assert re.sub(r"\s", "", told) == re.sub(r"\s", "", JSON)
+    assert told.split("\n")[:3] == ["{", '  "next": "amber",', '  "next": 1.50e3,']
+    assert told.split("\n")[-2:] == ['  "empty": []', "}"]
+    for text in ("plain", '{"short": 1}', JSON[:-1], "[" * 90 + "]" * 90, '{"a": ' + "9" * 90):
+        assert indented(text) is None
+    assert "exactly as written" in page.ask("/trajectories/split").text
+
+
+def test_folded_text_is_the_text() -> None:
+    for text in ("", "short", "line\n" * 100, LONG, "a" * 700 + "\n" * 30):
+        parts = folded(text)
+        assert (parts.head + parts.rest + LONG[: parts.left])[: len(text)].startswith(text[:20_000])
+        assert len(parts.head) + len(parts.rest) + parts.left == len(text) == parts.characters
+
+
+def test_tokens_page_tells_why_segments_split_and_what_was_never_scored(page: Served, folder: Path) -> None:
+    text = text_of(page, "/trajectories/split?segment=1&color=drift")
+    assert "the context strategy changed what was shown of the conversation" in text
+    assert "It parts from the conversation before it at token 3" in text
+    assert "It was never scored" in text
+    assert f"agentloop replay rescore '{folder}' --where \"id == 'split'\"" in text
+    assert "There is no start/tokenizer.json in" in text
+    scored = text_of(page, "/trajectories/scored?view=tokens")
+    assert "never scored" not in scored
+    assert "Current log-probs are those of policy 4" in scored
+
+
+def test_state_of_the_token_view_stands_in_the_address(page: Served) -> None:
+    shown = page.ask("/trajectories/split?color=drift&segment=1&token=4").text
+    for part in ('data-color="drift"', 'data-segment="1"', 'data-token="4"', 'data-total="6"'):
+        assert part in shown
+    assert page.ask("/trajectories/split?segment=2").status == 404
+    assert page.ask("/trajectories/split?color=colour").status == 400
+
+
+def test_tokens_come_by_segment_and_range(page: Served) -> None:
+    answer = tokens_of(page, "/trajectories/scored/tokens.json?first=2&count=2")
+    assert (answer["token_ids"], answer["drift"], answer["texts"]) == ([7, 8], [1.0, 0.606531], None)
+    # exp(-1.5 - -1.0) = 0.606531
+    assert answer["behavior_log_probs"] == [-0.5, -1.0]
+    assert page.ask("/trajectories/scored/tokens.json?count=0").status == 400
+    assert page.ask("/trajectories/scored/tokens.json?segment=1").status == 404
+
+
+def test_corrupt_row_shows_the_error_and_nothing_else(page: Served) -> None:
+    text = text_of(page, "/trajectories/broken")
+    assert "It does not read back as it was written" in text
+    assert "tokens with a wrong header" in text
+    assert "in the drawer" not in text
+    response = page.ask("/trajectories/broken/tokens.json")
+    assert response.status == 404
+    assert "must read back as it was written" in json.loads(response.text)["error"]
+
+
+def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
+    for view in ("conversation", "tokens", "updates"):
+        text = text_of(page, f"/trajectories/gone?view={view}")
+        assert "This trajectory was evicted (forgotten)" in text
+        assert "member 3 of 3" in text
+        assert "No update used it" in text
+    assert page.ask("/trajectories/gone/messages/0").status == 404
+
+
+def test_updates_are_told_as_curves_and_as_a_table(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        sampler = make_sampler("success", 3)
+        drawn = [id for iteration in range(1, 4) for id in iterate(store, iteration, sampler, count=3)]
+        with served(create_app(OpenBuffer(store))) as server:
+            shown = server.ask(address("trajectories", drawn[0], view="updates")).text
+    charts = json.loads(re.search(r'id="charts">(.*?)</script>', shown)[1])  # type: ignore[index]
+    assert set(charts) == {"drift", "ess-share", "clip-fraction"}
+    curves = {curve["label"]: curve["points"] for curve in charts["drift"]["curves"]}
+    assert [value for _, value in curves["replay, mean"]] == [1.1] * drawn.count(drawn[0])
+    assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
+    assert set(re.findall('data-link="(.*?)"', shown)) == {f"/runs/{RUN}/iterations/{{}}"}
+
+
+def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:
+    with closing(ReplayStore.open(folder / "replay.sqlite", read_only=True)) as store:
+        source = OpenBuffer(store, folder, named="runs/a-1")
+        assert rescore_command(source, "3f9a") == "agentloop replay rescore runs/a-1 --where \"id == '3f9a'\""
+        assert rescore_command(source, "a'b$c") == ("agentloop replay rescore runs/a-1 --where 'id == \"a'\"'\"'b$c\"'")
+        assert rescore_command(OpenBuffer(store, None, named="postgresql://h/d"), "a").split()[3] == "RUN"
+        assert rescore_command(OpenBuffer(store, tmp_path, named=str(tmp_path)), "a").split()[3] == "RUN"
+
+
+def test_token_is_spelled_with_marks_where_nothing_would_be_seen() -> None:
+    assert spelled(" the") == " the"
+    assert spelled("\n") == '<span class="space">↵</span>\n'
+    assert spelled("  ") == '<span class="space">␣␣</span>'
+    assert spelled("<b>\x00") == "&lt;b&gt;&lt;U+0000&gt;"
+    assert spelled(None) == '<span class="space">‥</span>'
+
+
+def test_tokens_are_spelled_only_by_the_tokenizer_they_were_written_with(tmp_path: Path) -> None:
+    codec = TokenCodec(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str())
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
+            store.add_run(run_record(run))
+            store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+        source = OpenBuffer(store, tmp_path, tokenizer=lambda: codec)
+        assert [unread(source, run) for run in (RUN, "run-2")] == [None, None]
+        assert codec_of(source)("run-2") is codec
+        assert codec_of(source)("run-3") is None
+        assert "run-3, which is not known to have the tokenizer" in str(unread(source, "run-3"))
+        assert "a database was opened" in str(unread(OpenBuffer(store), RUN))
+
+
+def test_a_tokenizer_that_is_written_after_the_database_is_found(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "name": "r", "config": {"replay": {"database": None}}}))
+    new_store(tmp_path / "replay.sqlite").close()
+    with open_buffer(str(tmp_path)) as source:
+        assert f"There is no start/tokenizer.json in {tmp_path}" in str(unread(source, RUN))
+        (tmp_path / "start").mkdir()
+        written = Tokenizer(models.WordLevel({"a": 0, "\u00e9": 1}, unk_token="a")).to_str()
+        (tmp_path / "start" / "tokenizer.json").write_text(written, encoding="utf-8")
+        assert unread(source, RUN) is None
+        found = codec_of(source)(RUN)
+        assert found is not None and found.decode([1]) == "\u00e9"
+        assert codec_of(source)(RUN) is found
