@@ -206,8 +206,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
     (["replay", "ls", "runs/small-001", "--where", "rewrd > 1"], "where must name a field here, got 'rewrd'"),
     (["replay", "show", "zzzz", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzzz'"),
-    (["replay", "diff", "zzzz", "yyyy", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzz"),
-    (["replay", "task", "zzzz", "runs/small-001"], ""),
     (["replay", "lineage", "99", "runs/small-001"], "iteration must be a committed one, from 1 to 1, got 99."),
     (["replay", "mix", "runs/small-001", "--run", "other"], "RUN must be one run of"),
     (

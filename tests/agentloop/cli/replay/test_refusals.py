@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prune RUN", "prune must be given --where or limits, got neither"),
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
-        ("export RUN x.pt", "FILE must be a format that can't run code"),
+        ("export RUN x.pt", "FILE must end in .jsonl"),
         ("export RUN x.jsonl --where nosuch==1", "where must name a field here, got 'nosuch'"),
         ("export nowhere x.jsonl", "database must be an existing file"),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
