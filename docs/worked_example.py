@@ -23,6 +23,7 @@ from torch import Tensor
 from agentloop import Environment, RunConfig, Task
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_probs
 from agentloop.environments.factory import load_environment
+from agentloop.environments.run_environments import RunEnvironments
 from agentloop.generation import Completion, GenerationRequest
 from agentloop.learning.batch import build_batch
 from agentloop.learning.critic_update import with_values
@@ -138,7 +139,7 @@ def collect(answer: str, iteration: int, config: RunConfig):
     factory = load_environment(f"{__file__}:OnePlusOne", {})
     renderer = Renderer(CODEC, ChatTemplate(TEMPLATE, {}), authors=AUTHORS, stop_ids=frozenset({ID["<end>"]}))
     policy = WrittenPolicy(f"version {iteration - 1}", answer=answer)
-    actors = Actors(factory, policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
+    actors = Actors(RunEnvironments.of_one(factory), policy, renderer, ReactParser(), AUTHORS, vocab_size=len(ID))
     scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens)
     collector = Collector(actors, config, scorer, AdvantageEstimator(config).of_groups)
     return collector.collect([(factory.example, 1)], CollectedBy("worked", iteration, 0))

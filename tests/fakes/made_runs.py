@@ -69,7 +69,7 @@ class MadeRun:
         loop.collection.append(fresh)
         batch = loop.draw(planned, fresh)
         loop.commit(
-            iteration, batch, UpdateResult({}, {row.trajectory.id: _UNMEASURED for row in batch.rows}, (), {}), None
+            iteration, batch, UpdateResult({}, {row.trajectory.id: _UNMEASURED for row in batch.rows}, {}), None
         )
         self._store.add_policy(policy(iteration, run=self._id))
         self._sample_from(iteration)

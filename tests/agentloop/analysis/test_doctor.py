@@ -15,7 +15,7 @@ from agentloop.analysis.doctor import (
     check_sqlite,
     checks,
 )
-from replay.storage.databases import network
+from replay.storage.databases import disk
 from tests.fakes.scripted_http import scripted_server
 from tests.replay.storage.test_machine import mounted
 
@@ -59,7 +59,7 @@ def test_doctor_warns_where_the_store_refuses_to_write(
     check = check_file_system(tmp_path)
     assert check.status == status
     assert (kind in check.found) == (status == "warn")
-    monkeypatch.setattr(network, "_MOUNTS", tmp_path / "another system")
+    monkeypatch.setattr(disk, "_MOUNTS", tmp_path / "another system")
     assert check_file_system(tmp_path).status == "ok"
 
 

@@ -112,7 +112,7 @@ def test_batch_of_an_iteration_has_the_metrics_of_its_update(
     # One denominator for both streams, and the KL beside them.
     policy_loss = sum(metrics[f"actor/{s}/pg_loss"] * trained[s] for s in FRESH_REPLAY) / sum(trained.values())
     assert effect_of(found, "own").loss == pytest.approx(policy_loss + KL * metrics["actor/kl_loss"], rel=1e-4)
-    assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.1
+    assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.0  # a clip is in what is compared
 
 
 def trained_tokens(found: WhatIf) -> dict[str, int]:

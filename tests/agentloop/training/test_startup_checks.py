@@ -22,7 +22,7 @@ from transformers import (
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.model import ComputeSection
-from agentloop.environments import EnvironmentFactory, load_environment
+from agentloop.environments import EnvironmentFactory, RunEnvironments, load_environment
 from agentloop.errors import UserError
 from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
@@ -48,7 +48,7 @@ def qwen2(tmp_path: Path) -> LoadedModel:
 
 
 def check(files: ModelFiles, factory: EnvironmentFactory = FACTORY, **context: Any) -> None:
-    checked_parser(ContextSection.model_validate(context), factory, files)
+    checked_parser(ContextSection.model_validate(context), RunEnvironments.of_one(factory), files)
 
 
 def with_template(files: LoadedModel, source: str) -> LoadedModel:

@@ -90,9 +90,9 @@ def columns_of(url: str) -> list[tuple[Any, ...]]:
 
 
 def test_text_is_in_byte_order_and_blobs_are_stored_as_they_are(new_database: NewDatabase) -> None:
-    kinds = {(kind, order, storage) for table, _, kind, _, order, storage in columns_of(new_database())
-             if table != "replay_schema_version"}  # fmt: skip
-    assert {kind: order for kind, order, _ in kinds if kind == "text"} == {"text": '"C"'}
+    kinds = {(kind, order, storage) for table, name, kind, _, order, storage in columns_of(new_database())
+             if table != "replay_schema_version" and name != "said"}  # fmt: skip
+    assert {order for kind, order, _ in kinds if kind == "text"} == {'"C"'}
     assert {storage for kind, _, storage in kinds if kind == "bytea"} in ({"e"}, {b"e"})
 
 
