@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -33,8 +34,15 @@ class EpisodeHooks:
         if type(self.environment).start is Environment.start:
             self.was_started = True
             return  # it does nothing
+        starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
         try:
-            await self._called(self.environment.start, self.task)
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # `close` comes next, which must not meet a start that is under way, or is yet to come.
+            await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
         except UserCodeFailed as failed:
             raise UserError(
                 f"{name}.start must accept its tasks, got {failed} for {quoted_task(self.task)}. {self.advice}"
