@@ -160,7 +160,8 @@ def main() -> None:
     trainer.train()
     found = summary(watch.iterations)
     if torch.cuda.is_available():
-        found["memory_gb: at its peak"] = torch.cuda.max_memory_allocated() / 1e9
+        name = "at its peak, vLLM included" if order.engine == "vllm" else "at its peak"
+        found[f"memory_gb: {name}"] = torch.cuda.max_memory_allocated() / 1e9
     if config.tasks.held_out:
         learned = order.folder / "trl-model"
         trainer.save_model(str(learned))

@@ -196,7 +196,8 @@ def card_gb() -> float:
     """GB in use on the card, by all processes; 0 without one."""
     if shutil.which("nvidia-smi") is None:
         return 0.0
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    card = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={card}"]
     mib = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
     return float(mib) * 2**20 / 1e9 if mib.isdigit() else 0.0
 

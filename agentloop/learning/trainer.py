@@ -93,8 +93,8 @@ class Trainer:
         self._reference = reference
         self._ranks = ranks
         self._losses = stream_losses(config.loss)
-        self._chosen = False
-        """Whether activations are kept for backward or made again."""
+        self._said = False
+        """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
@@ -143,19 +143,25 @@ class Trainer:
         return replace(result, note=note)
 
     def _choose_checkpointing(self) -> str | None:
-        """Before the first update, when all else has its place; ranks, which must do alike, keep all activations."""
+        """Until activations are made again: what else takes memory grows. Ranks, which must do alike, keep them all.
+
+        Said at first, and when it changes.
+        """
         if self._actor.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._actor.device)
-        if self._chosen or self._ranks.several:
+        passes = self._actor.passes
+        if passes.recomputes or self._ranks.several:
             return None
-        self._chosen = True
         tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
-        learned = [part for part in (self._optimizer, self._critic) if part is not None]
-        to_come = sum(part.bytes_to_come() for part in learned)
-        note = choose_checkpointing(self._actor, tokens=tokens, to_come=to_come)
+        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
         if self._critic is not None:
-            self._critic.critic.passes.recomputes = self._actor.passes.recomputes
-        return note
+            self._critic.critic.passes.recomputes = passes.recomputes
+        said, self._said = self._said, True
+        return None if said and not passes.recomputes else note
+
+    def bytes_to_come(self) -> int:
+        """Of gradients and of the optimizers' states that are not there yet."""
+        return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
     def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""

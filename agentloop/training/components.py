@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
@@ -223,21 +225,30 @@ def _connected(
     _check_environment(config, environments)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
-    loaded, local, reference = policy.loaded, policy.local, policy.reference
+    loaded, actor, reference, scores_are_stored = (
+        policy.loaded, policy.actor, policy.reference, policy.scores_are_stored
+    )  # fmt: skip
+    version, local = policy.local.policy_version, policy.local if config.rollout.engine == "local" else None
+    del policy  # its sampler may have a copy of the weights, and an engine is about to measure what is free
+    if local is None and actor.device.type == "cuda":
+        torch.cuda.empty_cache()
     checked_parser(config.context, environments, loaded)  # before an engine is waited for
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     store = ReplayStore.create(folder.database)
     served = opened.enter_context(_serve(folder, first, loaded, display)) if config.engine.serve else None
     engines = _engines(folder, loaded, display, store, served)
-    generator: Generator | ConcurrentGenerator = engines.engine if engines else local
+    sampler = engines or local
+    assert sampler is not None
+    generator: Generator | ConcurrentGenerator = sampler.engine if isinstance(sampler, EnginePublisher) else sampler
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
     spec = TrainerSpec(config, first, saved, authors)
-    trainer, weights, gather = _make_trainer(spec, ranks, policy.actor, reference)
-    if generator is local and policy.actor.device.type == "cuda":
-        display.note(check_sampling_memory(local, config, free=free_memory(policy.actor.device)))
-    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=local.policy_version)
+    trainer, weights, gather = _make_trainer(spec, ranks, actor, reference)
+    if local is not None and actor.device.type == "cuda":
+        to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
+        display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
     actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
@@ -262,12 +273,12 @@ def _connected(
         hindsight=_make_hindsight(actors, config, episodes, source),
         generator=generator,
         trainer=trainer,
-        publisher=Publisher(loaded, engines or local, store, folder=folder, weights=weights, gather=gather),
+        publisher=Publisher(loaded, sampler, store, folder=folder, weights=weights, gather=gather),
         sinks=sinks,
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=policy.scores_are_stored,
+        scores_are_stored=scores_are_stored,
         opened=opened,
     )
 

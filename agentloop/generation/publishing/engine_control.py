@@ -157,7 +157,11 @@ class EngineControl:
             ("/update_weights", {"update_info": update}),
             ("/finish_weight_update", None),
         ]
-        self._replace(steps, label)
+        try:
+            self._replace(steps, label)
+        except EngineRefused as error:
+            advice = "Where memory can't be shared, as in WSL2 and with expandable_segments: engine.transfer: file."
+            raise EngineRefused(f"{error} {advice}", status=error.status) from error
 
     def _replace(self, steps: Sequence[tuple[str, Any]], label: str) -> None:
         self._wake("weights")

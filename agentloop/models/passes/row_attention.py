@@ -96,6 +96,8 @@ def _row_by_row(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, sca
     each = zip(query.split(rows.new), key.split(rows.whole), value.split(rows.whole), strict=True)
     for new, keys, values in each:
         shared = len(keys) - len(new)
+        if new.is_cuda and keys.shape[1] < new.shape[1]:  # with fewer heads, the kernel that keeps all scores is left
+            keys, values = (states.repeat_interleave(new.shape[1] // keys.shape[1], dim=1) for states in (keys, values))
         states = scaled_dot_product_attention(
             new.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

@@ -190,7 +190,7 @@ def test_memory_of_keys_and_values_is_named_or_refused(qwen2: LoadedModel) -> No
     taken = generator.bytes_of(64, 1024)
     assert check_sampling_memory(generator, config, free=taken) == (
         f"sampling: keys and values of 64 episodes at once take {taken / 1e9:.1f} GB once they have 1024 tokens; "
-        f"{taken / 1e9:.1f} GB of the GPU are free before the first update"
+        f"{taken / 1e9:.1f} GB of the GPU are free beside gradients and optimizer"
     )
     with pytest.raises(
         UserError,
