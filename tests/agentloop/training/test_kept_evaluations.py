@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -13,7 +12,6 @@ from agentloop.config import RunConfig
 from agentloop.training.train import train
 from replay import ReplayStore, queries
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
-from tests.fakes.shell import Shell
 
 REDACTOR = """
 from dataclasses import replace
@@ -75,23 +73,3 @@ def test_kept_messages_are_redacted_as_all_that_is_stored(tmp_path: Path, qwen2:
     with closing(ReplayStore.open(result.folder / "replay.sqlite", read_only=True)) as store:
         found = queries.held_out(store, store.run().id)["rows"]
     assert {(row["prompt"], row["answer"]) for row in found} == {("hidden", "hidden")}
-
-
-def test_held_out_command_lists_and_shows_them(
-    tmp_path: Path, qwen2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(config(tmp_path / "runs", qwen2, keep=1, run={"iterations": 1}), display=SilentDisplay())
-    shell = Shell(monkeypatch, capsys)
-    code, listed, _ = shell.type(["replay", "held-out", "--limit", "2"], tmp_path)
-    first, titles, *lines = listed.splitlines()
-    assert code == 0
-    assert first.startswith("evaluation after iteration 1: 6 episodes, ")
-    assert titles.split()[:4] == ["number", "task", "reward", "success"]
-    assert len([line for line in lines if "Say something of" in line]) == 2
-    task = next(line for line in lines if "Say something of" in line).split()[1]
-    _, shown, _ = shell.type(["replay", "held-out", "--task", task], tmp_path)
-    assert shown.startswith(f"held-out task {task}")
-    assert shown.count("after iteration 1: reward ") == 2
-    assert shown.count("user: Say something of even length") == 2
-    refused = shell.refusal(["replay", "held-out", "--iteration", "0"], tmp_path)
-    assert refused.startswith("iteration must be one whose evaluation's episodes are kept (1), got 0.")

@@ -128,9 +128,8 @@ LOOKS = (
     ["stats"],
     ["ls"],
     ["show", "a"],
-    ["diff", "a", "b"],
+    ["tasks"],
     ["lineage", "1"],
-    ["task", "a"],
     ["export", "{run}", "{rows}.copy"],
     ["prune", "--age", "3"],
 )

@@ -25,7 +25,7 @@ from tests.replay.storage.writers import Writer, begin, check_acknowledged, chec
 
 pytestmark = pytest.mark.every_database
 
-GROUPS, SIZE = 16, 4
+GROUPS, SIZE = 30, 4
 
 
 @pytest.fixture
