@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.soak.test_quickstart import evaluations
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
@@ -32,8 +33,7 @@ def trained(folder: Path) -> tuple[float, float]:
     started(folder, "agentloop", "sft", "examples/calculator_agent/sft.yaml")
     start = "model.path=runs/calculator-agent-sft-001/model"
     started(folder, "agentloop", "train", "examples/calculator_agent/train.yaml", "--set", start)
-    lines = (folder / "runs/calculator-agent-001/metrics.jsonl").read_text().splitlines()
-    success = [row["eval/success"] for row in map(json.loads, lines) if "eval/success" in row]
+    success = evaluations(folder / "runs/calculator-agent-001")
     return success[0], success[-1]
 
 
