@@ -38,7 +38,7 @@ def settings(folder: Path, model: Path, **sections: dict[str, Any]) -> Any:
         "run": {"iterations": 3},
         "batch": {"mini_batch": 16, "micro_batch_tokens": 2000},
         "replay": {"fraction": 0.5},
-        "optimizer": {"learning_rate": 5e-3},
+        "optimizer": {"learning_rate": 1e-2},
         "loss": LOSS,
         "kl": {"loss_coef": KL},
         "evaluation": {"every": 0, "tasks": 2},
@@ -112,7 +112,7 @@ def test_batch_of_an_iteration_has_the_metrics_of_its_update(
     # One denominator for both streams, and the KL beside them.
     policy_loss = sum(metrics[f"actor/{s}/pg_loss"] * trained[s] for s in FRESH_REPLAY) / sum(trained.values())
     assert effect_of(found, "own").loss == pytest.approx(policy_loss + KL * metrics["actor/kl_loss"], rel=1e-4)
-    assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.0  # a clip is in what is compared
+    assert iteration != 3 or metrics["actor/replay/pg_clipfrac"] > 0.1
 
 
 def trained_tokens(found: WhatIf) -> dict[str, int]:
