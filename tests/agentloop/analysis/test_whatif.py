@@ -328,3 +328,11 @@ def test_question_that_has_no_answer_is_one_line(
     result = command(finished[0], *words)
     assert told in (result.stderr if isinstance(result.exception, SystemExit) else str(result.exception))
     assert result.exit_code != 0
+
+
+def test_corrupt_rows_are_named(copied: Path) -> None:
+    ((id,),) = rows(copied / "replay.sqlite", "select id from trajectories where iteration = 2 and slot = 0")
+    sql(copied / "replay.sqlite", "delete from segments where trajectory = ?", id)
+    found = asked(copied, "own", filter="slot == 0")
+    assert [(part.why, part.ids) for part in found.left_out] == [("corrupt: agentloop replay verify says why", (id,))]
+    assert rows(copied / "replay.sqlite", "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
