@@ -102,6 +102,14 @@ def test_environments_are_closed_when_one_of_them_ends_the_run(fault: str, kind:
     assert counts(factory)["closed"] == counts(factory)["started"]
 
 
+def test_an_environment_whose_start_is_under_way_when_the_run_ends_is_closed_after_it() -> None:
+    factory = loaded("Holding")
+    with pytest.raises(UserError, match="start must"):
+        late = [faulty("late start")] * 4
+        list(run_episodes(actors_of(factory, [["done"]] * 5), [*late, faulty("start")], config(tool_timeout_s=5)))
+    assert counts(factory)["closed"] == counts(factory)["started"] == 5
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
     """As a worker does that has lost a claim, or is asked to leave."""

@@ -24,6 +24,8 @@ class Holding(Environment):
     def start(self, task: Task) -> None:
         self.counts["started"] += 1
         self.fault = task.payload["fault"]
+        if self.fault == "late start":
+            time.sleep(0.1)
         self.closed = False
         if self.fault == "start":
             raise ConnectionError("no answer")
