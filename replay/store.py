@@ -175,11 +175,6 @@ class ReplayStore:
 
         return retried(counted)
 
-    def has_read(self, run: str) -> bool:
-        """Whether the run's rows are in memory; the first draw or trial reads every one."""
-        run_draws = self._newest
-        return run_draws is not None and run_draws.run == run and not run_draws.is_new
-
     @contextmanager
     def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
         """The moment before a draw. Nothing is reserved, also by what is drawn there.
@@ -357,11 +352,6 @@ class ReplayStore:
     def quarantine(self, reasons: Mapping[str, str]) -> None:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
         self._write(lambda connection: read.quarantine(connection, reasons))
-
-    @property
-    def groups_by_sorting(self) -> bool:
-        """See `Database`."""
-        return self._database.groups_by_sorting
 
     def size(self, connection: sa.Connection) -> int:
         """Bytes of the database on disk."""

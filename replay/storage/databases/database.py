@@ -33,8 +33,6 @@ class Database(ABC):
     path: Path | None
     """None: the database is no file."""
     read_only: bool
-    groups_by_sorting: bool
-    """Whether it sorts all rows to count them by a value, which takes longer than to hand them over."""
     compresses_text: bool
     """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
 

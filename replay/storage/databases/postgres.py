@@ -58,7 +58,6 @@ class PostgresDatabase(Database):
 
     path = None
     compresses_text = False
-    groups_by_sorting = False
 
     def __init__(self, url: sa.URL, *, read_only: bool) -> None:
         self.url = shown(url)

@@ -130,7 +130,6 @@ class SqliteDatabase(Database):
 
     path: Path
     compresses_text = True
-    groups_by_sorting = True
 
     def __init__(self, path: Path, *, mode: OpenMode) -> None:
         self.path = path
