@@ -225,21 +225,13 @@ def _connected(
     _check_environment(config, environments)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
     policy = load_trained_policy(config, first, checkpoint)
-    loaded, actor, reference, scores_are_stored = (
-        policy.loaded, policy.actor, policy.reference, policy.scores_are_stored
-    )  # fmt: skip
-    version, local = policy.local.policy_version, policy.local if config.rollout.engine == "local" else None
-    del policy  # its sampler may have a copy of the weights, and an engine is about to measure what is free
-    if local is None and actor.device.type == "cuda":
-        torch.cuda.empty_cache()
+    loaded, actor, local, reference = policy.loaded, policy.actor, policy.local, policy.reference
     checked_parser(config.context, environments, loaded)  # before an engine is waited for
     _keep_tokenizer(loaded, folder)
     authors = config.context.author_table()
     store = ReplayStore.create(folder.database)
     served = opened.enter_context(_serve(folder, first, loaded, display)) if config.engine.serve else None
-    engines = _engines(folder, loaded, display, store, served)
-    sampler = engines or local
-    assert sampler is not None
+    sampler = local or _engines(folder, loaded, display, store, served)
     generator: Generator | ConcurrentGenerator = sampler.engine if isinstance(sampler, EnginePublisher) else sampler
     display.note(f"chat template: {check_template(loaded).summary()}")
     saved = checkpoint.model if checkpoint else None
@@ -248,7 +240,7 @@ def _connected(
     if local is not None and actor.device.type == "cuda":
         to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
         display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
-    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=version)
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=policy.version)
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
     actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
@@ -278,7 +270,7 @@ def _connected(
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=scores_are_stored,
+        scores_are_stored=policy.scores_are_stored,
         opened=opened,
     )
 
@@ -288,6 +280,8 @@ def _serve(
 ) -> AbstractContextManager[ServedEngine]:
     """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""
     config = folder.config
+    if loaded.model.device.type == "cuda":
+        torch.cuda.empty_cache()
     options = serve_options(config, first, shares_gpu=loaded.model.device.type == "cuda")
     variable = config.engine.api_key_env
     return served_engine(options, key_variable=variable, run=folder.path, note=display.note)
@@ -295,9 +289,7 @@ def _serve(
 
 def _engines(
     folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store: ReplayStore, served: ServedEngine | None
-) -> EnginePublisher | None:
-    if folder.config.rollout.engine == "local":
-        return None
+) -> EnginePublisher:
     strings = stop_strings(folder.config, loaded)
     if strings:
         raise UserError(

@@ -26,7 +26,9 @@ class TrainedPolicy:
 
     loaded: LoadedModel
     actor: Actor
-    local: LocalGenerator
+    version: int
+    local: LocalGenerator | None
+    """None where an engine samples: on a GPU it has buffers and a copy of the weights."""
     reference: Actor | None
     """None where no part of the configuration measures a KL."""
     scores_are_stored: bool
@@ -40,13 +42,21 @@ def load_trained_policy(config: RunConfig, first: Path | str, checkpoint: Checkp
     """
     loaded = load_policy(config, first, saved=checkpoint.model if checkpoint else None)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
+    version = checkpoint.values["loop"]["iteration"] if checkpoint else 0
     local = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
         stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
-        policy_version=checkpoint.values["loop"]["iteration"] if checkpoint else 0,
+        policy_version=version,
         compute=actor.compute,
     )
     agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT)[:16])
-    sampled_here = config.rollout.engine == "local" and config.compute.old_log_probs == "auto"
-    return TrainedPolicy(loaded, actor, local, reference_policy(config, first, actor), agree and sampled_here)
+    sampled_here = config.rollout.engine == "local"
+    return TrainedPolicy(
+        loaded,
+        actor,
+        version,
+        local if sampled_here else None,
+        reference_policy(config, first, actor),
+        scores_are_stored=agree and sampled_here and config.compute.old_log_probs == "auto",
+    )
