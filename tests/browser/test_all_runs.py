@@ -32,7 +32,7 @@ def test_the_list_leads_into_a_run_whose_pages_work_below_its_address(page: Page
         page.keyboard.press("Enter")
         page.wait_for_url(f"{below}/buffer?*where=success*")
         page.get_by_role("link", name="Mixing").click()
-        page.locator("#result").wait_for()
+        page.wait_for_url(f"{below}/mixing*")  # until its scripts listen to the form
         page.locator("select[name=unit]").select_option("group")
         page.wait_for_url("**unit=group*")
         assert page.url.startswith(f"{below}/mixing?")
