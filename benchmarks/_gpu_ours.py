@@ -13,7 +13,7 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.loop import Loop
 from agentloop.training.train import train
 from benchmarks._gpu_work import asked, summary
-from replay.queries import metric_series
+from replay.questions import metric_series
 
 DRIFT = "actor/fresh/drift_max"
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import median
 
 from agentloop.config import RunConfig
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.serving.engine_process import EngineProcess
-from agentloop.serving.vllm_command import ServeOptions, serve_command, serve_environment
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.vllm_command import ServeOptions, serve_command, serve_environment
 from benchmarks._goals import show
 from benchmarks._replay_arms import TARGET
 from benchmarks._replay_runs import ROOT, configuration, starting_point

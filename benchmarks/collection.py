@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.config import RunConfig
+from agentloop.engines import Completion, GenerationRequest
 from agentloop.environments import Environment, EnvironmentFactory, RunEnvironments, Task, load_environment, tool
-from agentloop.generation import Completion, GenerationRequest
 from agentloop.models.tiny import END_OF_TURN, build_tokenizer
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.run_episodes import run_episodes

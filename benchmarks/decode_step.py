@@ -19,10 +19,10 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.generation.cache import EpisodeCache, KeyValueCache
-from agentloop.generation.fixed_cache import FixedCache
-from agentloop.generation.generator import GenerationRequest
-from agentloop.generation.local import LocalGenerator
+from agentloop.engines.generator import GenerationRequest
+from agentloop.engines.local.cache import EpisodeCache, KeyValueCache
+from agentloop.engines.local.fixed_cache import FixedCache
+from agentloop.engines.local.local_generator import LocalGenerator
 from benchmarks._goals import show
 
 PROMPT = 256

@@ -27,7 +27,7 @@ from benchmarks._buffer import LONG, TASKS, add_long, add_workers, fill
 from benchmarks._goals import show
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.queries import Query, Sort, page
+from replay.questions import Query, Sort, page
 
 SIZE = 100_000
 GOALS = {

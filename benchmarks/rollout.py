@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentloop.generation import GenerationRequest
-from agentloop.generation.local import LocalGenerator
+from agentloop.engines import GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
 
 GOALS = {"speedup": ">= 2"}
 EPISODES = 128

@@ -27,8 +27,8 @@ import torch
 from safetensors.torch import load_model as load_weights
 
 from agentloop.config.config_file import load_config
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.environments import open_tasks
-from agentloop.generation.local import LocalGenerator
 from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import make_actors
 from agentloop.rollouts.evaluation import evaluate

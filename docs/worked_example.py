@@ -22,9 +22,9 @@ from torch import Tensor
 
 from agentloop import Environment, RunConfig, Task
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_probs
+from agentloop.engines import Completion, GenerationRequest
 from agentloop.environments.factory import load_environment
 from agentloop.environments.run_environments import RunEnvironments
-from agentloop.generation import Completion, GenerationRequest
 from agentloop.learning.batch import build_batch
 from agentloop.learning.critic_update import with_values
 from agentloop.learning.gradients import accumulate_gradients

@@ -1,4 +1,4 @@
-"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `queries`.
+"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `questions`.
 
 The annotation of a field is also its rule: the store and the files of `replay.exchange` check records by it.
 """

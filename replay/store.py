@@ -359,7 +359,7 @@ class ReplayStore:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A consistent view for questions (`replay.queries`)."""
+        """A consistent view for questions (`replay.questions`)."""
         with self._database.reading() as connection:
             yield connection
 

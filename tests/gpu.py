@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[1]
-CONFORMANCE = "tests/agentloop/generation/test_engine_conformance.py"
+CONFORMANCE = "tests/agentloop/engines/test_engine_conformance.py"
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.rollouts.intervals import wilson
 from agentloop.runs.run_folder import RunFolder
-from replay import queries
+from replay import questions
 from replay.store import ReplayStore
 
 _SUCCESS = "eval/success"
@@ -72,8 +72,8 @@ def _front_matter(config: RunConfig) -> list[str]:
 
 def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> list[tuple[str, str]]:
     config, record = folder.config, store.run(folder.run_id)
-    evaluated = queries.metric_series(store, folder.run_id, names=[_SUCCESS]).get(_SUCCESS, [])
-    draws = queries.summary(store, folder.run_id)["draws"]
+    evaluated = questions.metric_series(store, folder.run_id, names=[_SUCCESS]).get(_SUCCESS, [])
+    draws = questions.summary(store, folder.run_id)["draws"]
     hashes = record.fingerprint or {}
     return [
         *_held_out(evaluated, _tasks(store, folder)),
@@ -98,7 +98,7 @@ def _named(model: str | None) -> str:
 
 def _tasks(store: ReplayStore, folder: RunFolder) -> int:
     """How many an evaluation has: fewer than configured where data holds out fewer rows."""
-    section, kept = folder.config.evaluation, queries.held_out(store, folder.run_id, limit=1)["evaluations"]
+    section, kept = folder.config.evaluation, questions.held_out(store, folder.run_id, limit=1)["evaluations"]
     return math.ceil(kept[-1]["episodes"] / section.samples) if kept else section.tasks
 
 

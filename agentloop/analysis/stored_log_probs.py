@@ -25,7 +25,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from context.authors import AuthorTable
-from replay.queries import chosen
+from replay.questions import chosen
 from replay.records import ELIGIBLE, ORPHANED, UNTRAINABLE, BatchRow, Trajectory
 from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore

@@ -11,10 +11,10 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
+from agentloop.engines.local.local_generator import LocalGenerator
+from agentloop.engines.local.stopping import StopStrings
 from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
-from agentloop.generation.local import LocalGenerator
-from agentloop.generation.stopping import StopStrings
 from agentloop.models.adapters import load_policy
 from agentloop.models.passes.backbone_passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings

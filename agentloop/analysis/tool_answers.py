@@ -12,7 +12,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from context.messages import ToolCall
-from replay import queries
+from replay import questions
 from replay.records import ObservationRecord
 from replay.store import ReplayStore
 
@@ -56,7 +56,7 @@ def _check_environment(
 
 def _task(store: ReplayStore, factory: EnvironmentFactory, hash: str) -> Task | None:
     """None where no trajectory of it can be read."""
-    listed = queries.task(store, hash, limit=1)["trajectories"]
+    listed = questions.task(store, hash, limit=1)["trajectories"]
     rows = store.read([row["id"] for row in listed])
     episode = next(iter(StoredEpisodes(RunEnvironments.of_one(factory), store).of(rows)), None)
     return None if episode is None else episode.task

@@ -13,7 +13,7 @@ from agentloop.cli.env_commands import app as env_app
 from agentloop.cli.inspect_command import inspect
 from agentloop.cli.replay import app as replay_app
 from agentloop.cli.replay.common import Run, RunId, opened
-from replay.queries.open_buffer import asked_run
+from replay.questions.open_buffer import asked_run
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(context_app, name="context", epilog="Example: agentloop context check template.jinja")

@@ -37,7 +37,7 @@ def inspect(
         from replay.pages.serve import check_token, serve
     except ModuleNotFoundError as error:
         fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
-    from replay.queries.open_buffer import open_buffer
+    from replay.questions.open_buffer import open_buffer
 
     token = secrets.token_urlsafe(24) if token == "auto" else token
     check_token(host, token)

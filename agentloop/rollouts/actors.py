@@ -9,10 +9,10 @@ from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
+from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserCodeFailed, UserError
-from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.user_code import guarded, load_class, users_code
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.message_checks import visible

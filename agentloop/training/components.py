@@ -18,9 +18,10 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.engines import ConcurrentGenerator, Generator
+from agentloop.engines.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.environments import RunEnvironments, TaskSource, load_environments, makes_tasks, open_tasks
 from agentloop.errors import UserCodeFailed, UserError
-from agentloop.generation import ConcurrentGenerator, Generator
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
 from agentloop.learning.trainer import Trainer
@@ -40,7 +41,6 @@ from agentloop.runs.checkpoint import Checkpoint, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.supervised.warm_up import Demonstrator, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines

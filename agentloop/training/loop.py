@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 from agentloop.config.config_file import to_plain
+from agentloop.engines.publish.engine_control import EngineRefused
+from agentloop.engines.publish.proof import ProofFailed
+from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.generation.publishing.engine_control import EngineRefused
-from agentloop.generation.publishing.proof import ProofFailed
 from agentloop.learning.scoring import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
@@ -18,7 +19,6 @@ from agentloop.rollouts.by_environment import environment_metrics
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
-from agentloop.serving.served_engine import EngineEnded
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
 from agentloop.training.collecting.collection import Collection

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from agentloop.config import RunConfig
+from agentloop.engines import GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
-from agentloop.generation import GenerationRequest
-from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5

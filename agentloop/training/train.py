@@ -49,8 +49,8 @@ from context import RenderError
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach, check_attachable
 from replay.pages.report import REPORT_NAME
-from replay.queries import empty_sources
-from replay.queries.filters import condition
+from replay.questions import empty_sources
+from replay.questions.filters import condition
 from replay.records import RunRecord
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore

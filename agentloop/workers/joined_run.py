@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
+from agentloop.engines.remote.connect import connect_engine
+from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
-from agentloop.generation.remote.connect import connect_engine
-from agentloop.generation.remote.engine_client import RemoteEngine
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder

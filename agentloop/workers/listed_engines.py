@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop.generation.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.engine_client import RemoteEngine
 from replay.ticket_records import SERVING, Participant
 
 

@@ -1,5 +1,5 @@
 """A buffer and its runs in a browser: read-only, on this machine, without a model.
 
-`views` say what each page asks of `replay.queries`, `app` puts them under addresses, `guard` keeps others out. The
+`views` say what each page asks of `replay.questions`, `app` puts them under addresses, `guard` keeps others out. The
 page of a run can be saved as one file, its report.
 """

@@ -26,7 +26,7 @@ from replay.pages.views import (
     task_page,
     trajectory_page,
 )
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
     runs_page.OF_DATABASE,

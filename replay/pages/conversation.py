@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replay.pages.reading import AuthorStyle, Folded, folded, indented, style_of
-from replay.queries import QueryResult
+from replay.questions import QueryResult
 
 
 @dataclass(frozen=True)

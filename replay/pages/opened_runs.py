@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp
 
-from replay import queries
+from replay import questions
 from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer, open_buffer
-from replay.queries.runs import LIVE
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer, open_buffer
+from replay.questions.runs import LIVE
 
 Answer = TypeVar("Answer")
 _WRITTEN = (DATABASE, f"{DATABASE}-wal", "metrics.jsonl", "run.json")
@@ -24,12 +24,12 @@ _Marks = tuple[tuple[int, int], ...]
 
 
 def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
-    """A line for each run of a buffer, or for one: what `queries.runs` and `queries.progress` say of it."""
+    """A line for each run of a buffer, or for one: what `questions.runs` and `questions.progress` say of it."""
     lines = []
-    for row in queries.runs(buffer.store):
+    for row in questions.runs(buffer.store):
         if run in (None, row["id"]):
             record = buffer.store.run(row["id"])
-            progress = queries.progress(buffer.store, record, own_folder(buffer.folder, record.id))
+            progress = questions.progress(buffer.store, record, own_folder(buffer.folder, record.id))
             reached = {"state": progress["state"], "iteration": row["iterations"], "of": progress["iterations"]}
             known = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
             lines.append({"run": record.id, **known, **reached, "problem": None})

@@ -18,12 +18,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from context.wording import excerpt
-from replay import queries
+from replay import questions
 from replay.errors import DatabaseFailed, DatabaseRefused, ReplayError
 from replay.pages.addresses import BadQuery, text
 from replay.pages.templating import environment
-from replay.queries.filters import WrongFilter
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.filters import WrongFilter
+from replay.questions.open_buffer import OpenBuffer
 
 Source = TypeVar("Source")
 """What pages ask: a buffer that was opened, or a folder of runs."""
@@ -116,5 +116,5 @@ def run_of(source: OpenBuffer, request: Request) -> str | None:
     if given is not None:
         source.store.run(given)
         return given
-    known = list(queries.run_names(source.store))
+    known = list(questions.run_names(source.store))
     return known[0] if len(known) == 1 else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from replay.pages.charts import COLOURS, Axis, Config, Curve, Metrics, Panel, PanelGroup, finite, number
-from replay.queries.runs import STOPS
+from replay.questions.runs import STOPS
 from replay.records import StopReason, age_order
 from replay.records import stored_setting as stored
 

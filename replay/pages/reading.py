@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from context.authors import DISCARD_SUFFIX
 from context.tokens.codec import TokenCodec
-from replay import queries
+from replay import questions
 from replay.pages.templating import visible_text
-from replay.queries import CodecOf
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import CodecOf
+from replay.questions.open_buffer import OpenBuffer
 
 _FOLDED_FROM = 1_500
 _FOLDED_LINES = 20
@@ -43,7 +43,7 @@ def unread(source: OpenBuffer, run: str) -> str | None:
                 "A tokenizer stands in a run's folder, and a database was opened. Open the run's folder to read text."
             )
         return f"There is no start/tokenizer.json in {source.folder}."
-    if source.own_run is None or queries.same_tokenizer(source.store, source.own_run, run):
+    if source.own_run is None or questions.same_tokenizer(source.store, source.own_run, run):
         return None
     return f"They are of run {run}, which is not known to have the tokenizer of the run that was opened."
 

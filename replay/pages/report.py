@@ -19,8 +19,8 @@ from replay.pages.charts import Config, Metrics, Series, plain_groups
 from replay.pages.panels import FAMILIES, panel_groups
 from replay.pages.run_facts import setting, tiles
 from replay.pages.templating import environment
-from replay.queries import QueryResult, merging, metric_series
-from replay.queries.runs import ALL, newest_logged
+from replay.questions import QueryResult, merging, metric_series
+from replay.questions.runs import ALL, newest_logged
 from replay.records import RunRecord
 from replay.store import ReplayStore
 

@@ -9,7 +9,7 @@ from benchmarks import inspector
 from benchmarks._buffer import LONG, add_long, fill
 from benchmarks._rows import RUN
 from replay import ReplayStore
-from replay.queries import Query, page, summary
+from replay.questions import Query, page, summary
 
 
 @pytest.mark.soak

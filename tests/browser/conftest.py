@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay.pages.app import create_app
-from replay.queries.open_buffer import open_buffer
+from replay.questions.open_buffer import open_buffer
 from tests.replay.pages.conftest import hostile_store, inspector
 from tests.replay.pages.serving import Served, served
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from replay import queries
+from replay import questions
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer, open_buffer
+from replay.questions.open_buffer import OpenBuffer, open_buffer
 from tests.browser.chromium import launched
 from tests.browser.shoot import shoot
 from tests.fakes.runs import rows
@@ -72,7 +72,7 @@ def shots(source: OpenBuffer) -> list[Shot]:
 
 def _most_drifted(source: OpenBuffer, id: str) -> int | None:
     """The token that the policy has moved furthest away from; None where nothing was scored."""
-    drift = queries.tokens(source.store, id, 0)["drift"] or []
+    drift = questions.tokens(source.store, id, 0)["drift"] or []
     known = {at: abs(math.log(value)) for at, value in enumerate(drift) if value}
     return max(known, key=known.__getitem__, default=None)
 

@@ -11,7 +11,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.browser.conftest import Watched
 from tests.fakes.records import RUN, new_store
 from tests.replay.pages.serving import Served, served

@@ -17,7 +17,7 @@ from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.pages.templating import visible_text
-from replay.queries.open_buffer import open_buffer
+from replay.questions.open_buffer import open_buffer
 from tests.browser.conftest import Watched
 from tests.browser.demonstration import ITERATIONS, NAME, OTHER, add_iteration
 from tests.browser.legible import FAINT

@@ -17,7 +17,7 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.pages.reading import spelled
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
 from tests.fakes.records import group, new_store, task, tokens, trajectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentloop.generation import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest
+from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest
 
 
 def replies_of(

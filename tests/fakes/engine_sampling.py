@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentloop.generation import GenerationRequest
-from agentloop.generation.local import LocalGenerator
+from agentloop.engines import GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import muted_libraries
 from tests.fakes.engine_traps import Trap, Traps
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentloop.generation.publishing.engine_control import LIKELIEST, EngineRefused, Scored
+from agentloop.engines.publish.engine_control import LIKELIEST, EngineRefused, Scored
 from agentloop.models.loading import muted_libraries
 from tests.fakes.engine_sampling import next_log_probs, plain_log_probs
 

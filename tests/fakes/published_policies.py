@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentloop.config import ModelSection, TinyModelSection
-from agentloop.generation.publishing.published_policy import NumberType, PublishedPolicy, read_published
+from agentloop.engines.publish.published_policy import NumberType, PublishedPolicy, read_published
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model

@@ -14,10 +14,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from agentloop.cli.replay import app
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.config import stored_config
-from replay.queries import Patience, Query, QueryResult, Sort
-from replay.queries.preview_settings import changed
+from replay.questions import Patience, Query, QueryResult, Sort
+from replay.questions.preview_settings import changed
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -33,7 +33,7 @@ def listed(
     store: ReplayStore, run: str | None = None, *, filter: str = "slot >= 0", sort: Sort = Sort.iteration
 ) -> list[QueryResult]:
     """All rows that the filter holds for."""
-    answer = queries.page(store, Query(run, (filter,), sort), limit=10_000, patience=Patience(10_000, 60.0))
+    answer = questions.page(store, Query(run, (filter,), sort), limit=10_000, patience=Patience(10_000, 60.0))
     assert answer["after"] is None
     rows: list[QueryResult] = answer["rows"]
     return rows
@@ -41,7 +41,7 @@ def listed(
 
 def preview_of(store: ReplayStore, run: str, given: Mapping[str, str]) -> QueryResult:
     """The next batches of a run with settings as a page has them."""
-    return queries.preview(store, run, changed(stored_config(store.run(run)), given))
+    return questions.preview(store, run, changed(stored_config(store.run(run)), given))
 
 
 @contextmanager

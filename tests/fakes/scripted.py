@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop.generation import Completion, GenerationFailed, GenerationRequest, Generator
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest, Generator
 from tests.fakes import families as fakes
 
 CHATML = fakes.family("chatml")

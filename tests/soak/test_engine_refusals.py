@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
-from agentloop.generation.publishing.proof import ProofFailed, prove, publish
-from agentloop.generation.publishing.published_policy import RECORD, PublishedPolicy, folder_hash
+from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
+from agentloop.engines.publish.proof import ProofFailed, prove, publish
+from agentloop.engines.publish.published_policy import RECORD, PublishedPolicy, folder_hash
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import write_directory
 from tests.fakes.published_policies import label, published, save, step, tiny_learner

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from agentloop.config import ModelSection
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.generation.publishing.proof import Proof, ProofFailed, prove, publish
-from agentloop.generation.publishing.published_policy import PublishedPolicy
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.publish.proof import Proof, ProofFailed, prove, publish
+from agentloop.engines.publish.published_policy import PublishedPolicy
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.training.policies.probe import Prober
 from tests.fakes.engine_server import serving

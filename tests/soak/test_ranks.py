@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentloop.config import RunConfig
-from agentloop.generation.publishing.published_policy import RECORD, read_published
+from agentloop.engines.publish.published_policy import RECORD, read_published
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.training.train import train
 from tests.fakes.engine_server import EngineServer, serving

@@ -14,9 +14,9 @@ import httpx2
 import pytest
 import torch
 
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.generation.publishing.proof import ProofFailed, prove, publish
-from agentloop.generation.publishing.published_policy import read_published, version_in
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.publish.proof import ProofFailed, prove, publish
+from agentloop.engines.publish.published_policy import read_published, version_in
 from agentloop.models.loading import LoadedModel
 from tests.fakes.published_policies import OTHER_TEXT, label, published, step, tiny_learner, with_adapter
 from tests.vllm.environment import missing

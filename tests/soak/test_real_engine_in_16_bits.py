@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import torch
 
-from agentloop.generation.publishing.proof import ProofFailed, prove, publish
+from agentloop.engines.publish.proof import ProofFailed, prove, publish
 from tests.fakes.engine_sampling import load, next_log_probs
 from tests.fakes.published_policies import TEXT, prober, published, step, tiny_learner
 from tests.vllm.environment import missing

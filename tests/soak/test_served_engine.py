@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from agentloop.config.config_file import to_plain
-from agentloop.generation.publishing.engine_control import ASLEEP
-from agentloop.generation.publishing.proof import PROOFS, publish
+from agentloop.engines.publish.engine_control import ASLEEP
+from agentloop.engines.publish.proof import PROOFS, publish
 from tests.fakes.published_policies import published, step, tiny_learner
 from tests.fakes.run_roles import AGENTLOOP
 from tests.fakes.runs import ROOT, rows, save_vllm_llama, small_config

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.serving.engine_process import EngineProcess
-from agentloop.serving.vllm_command import LOOPBACK, ServeOptions, serve_command, serve_environment
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.vllm_command import LOOPBACK, ServeOptions, serve_command, serve_environment
 from tests.vllm.environment import EXECUTABLE
 
 KEY = "a-key-for-tests"

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from agentloop.analysis.whatif.result import LeftOut
 from agentloop.config import RunConfig
 from agentloop.runs.run_folder import RunFolder
-from replay import queries
-from replay.queries import chosen
+from replay import questions
+from replay.questions import chosen
 from replay.records import COMMITTED, ELIGIBLE, FRESH, REPLAY, BatchRow, DrawRecord, age_bucket
 from replay.sampling.compatibility import bits, names_of, run_mismatches, sampling_mismatch
 from replay.storage.format.schema import draws, trajectories
@@ -144,7 +144,7 @@ def _of_iteration(
     run, replay = folder.run_id, folder.config.replay
     with store.reading() as connection:
         within = set(connection.scalars(sa.select(_rows.id).where(chosen(None, filter))))
-    for fed in queries.iteration(store, run, iteration)["trajectories"]:
+    for fed in questions.iteration(store, run, iteration)["trajectories"]:
         id, stream, advantage = fed["trajectory"], fed["stream"], fed["advantage"]
         if filter is not None and id not in within:
             continue
@@ -161,5 +161,5 @@ def _of_iteration(
 
 def policy_of_iteration(store: ReplayStore, folder: RunFolder, iteration: int) -> int:
     """The version that the iteration's update started from."""
-    version: int = queries.iteration(store, folder.run_id, iteration)["policy_version"]
+    version: int = questions.iteration(store, folder.run_id, iteration)["policy_version"]
     return version

@@ -12,7 +12,7 @@ import typer
 
 from context.visible import visible_lines
 from replay.errors import ReplayError
-from replay.queries.open_buffer import OpenBuffer, open_buffer
+from replay.questions.open_buffer import OpenBuffer, open_buffer
 
 if TYPE_CHECKING:
     from agentloop.runs.run_folder import RunFolder

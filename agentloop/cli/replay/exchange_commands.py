@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
-from replay import queries
+from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import run_identity, start_folder
-from replay.queries.filters import condition
+from replay.questions.filters import condition
 
 _ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
 _CHAT_ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
@@ -118,7 +118,7 @@ def import_(
             report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
         if report.learner is not None:
             named = [] if source is None else [source]
-            report.empty_sources = queries.empty_sources(buffer.store, report.learner, named=named)
+            report.empty_sources = questions.empty_sources(buffer.store, report.learner, named=named)
     say(json.dumps(asdict(report)) if as_json else _import_text(report, file))
 
 

@@ -12,10 +12,10 @@ import typer
 from agentloop.cli.replay.common import AsJson, Run, RunId, app, fail, opened, say, say_json
 from agentloop.cli.replay.look import uses_text
 from context.visible import visible
-from replay import queries
-from replay.queries.iteration import lineage_up_to
-from replay.queries.open_buffer import asked_run
-from replay.queries.trajectory import lineage_of
+from replay import questions
+from replay.questions.iteration import lineage_up_to
+from replay.questions.open_buffer import asked_run
+from replay.questions.trajectory import lineage_of
 from replay.tables import Cell, row_table, share, state_text
 
 _COMPLETE = "COMPLETE"
@@ -45,7 +45,7 @@ def lineage(
             answer = lineage_up_to(buffer.store, asked_run(buffer, run_id), iteration)
             text = _checkpoint_text(answer)
         elif re.fullmatch(r"[0-9]{1,7}", what):
-            answer = queries.iteration(buffer.store, asked_run(buffer, run_id), int(what))
+            answer = questions.iteration(buffer.store, asked_run(buffer, run_id), int(what))
             answer["checkpoint"] = _first_holding(buffer.folder, answer["iteration"])
             text = _iteration_text(answer)
         elif run_id is not None:

@@ -15,14 +15,14 @@ from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
 from context.wording import excerpt
-from replay import queries
+from replay import questions
 from replay.locate import tokenizer
-from replay.queries import Sort, TaskSort
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import Sort, TaskSort
+from replay.questions.open_buffer import OpenBuffer
 from replay.records import REMOVED_TASK
 from replay.tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
 
-_ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
+_ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
 
 
@@ -30,7 +30,7 @@ _ENDLESS = queries.Patience(rows=2**62, seconds=math.inf)
 def stats(run: Run = None, filter: Filter = None, as_json: AsJson = False) -> None:
     """What is in the buffer, and what was drawn from it."""
     with opened(run) as buffer:
-        answer = queries.summary(buffer.store, buffer.run, filter=filter)
+        answer = questions.summary(buffer.store, buffer.run, filter=filter)
     say_json(answer) if as_json else say(_summary_text(answer))
 
 
@@ -57,8 +57,8 @@ def ls(
     """List trajectories, one line each."""
     chosen = [*(filters or ()), *([] if success is None else [f"success == {success}"])]
     with opened(run) as buffer:
-        asked = queries.Query(buffer.run, chosen, sort, ascending)
-        answer = queries.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
+        asked = questions.Query(buffer.run, chosen, sort, ascending)
+        answer = questions.page(buffer.store, asked, limit=limit, after=after, patience=_ENDLESS)
     rows = answer["rows"]
     say_json(rows) if as_json else say(row_table(rows, _LISTED) if rows else "no trajectories")
     if answer["after"]:
@@ -73,7 +73,7 @@ def show(
 ) -> None:
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
     with opened(run) as buffer:
-        answer = queries.trajectory(buffer.store, id)
+        answer = questions.trajectory(buffer.store, id)
         say_json(answer) if as_json else _print_trajectory(buffer, answer)
 
 
@@ -228,7 +228,7 @@ def tasks(
 ) -> None:
     """List tasks: attempts, successes, when each was tried last, how often its rows were replayed and had drifted."""
     with opened(run) as buffer:
-        answer = queries.task_list(buffer.store, buffer.run, sort=sort, limit=limit)
+        answer = questions.task_list(buffer.store, buffer.run, sort=sort, limit=limit)
     say_json(answer) if as_json else say(_tasks_text(answer))
 
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 import typer
 
 from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, say
-from replay.queries import chosen
-from replay.queries.filters import condition
+from replay.questions import chosen
+from replay.questions.filters import condition
 from replay.storage.erase import ALL_RUNS, Forgotten
 from replay.storage.retention import Capacity, Evicted
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agentloop.cli.replay.common import AsJson, Run, RunId, app, opened, say, say_json
-from replay import queries
+from replay import questions
 from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
-from replay.queries.open_buffer import OpenBuffer, asked_run
+from replay.questions.open_buffer import OpenBuffer, asked_run
 from replay.tables import row_table, share, table, yes_or_no
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def mix(
     say_json(answer) if as_json else say("\n".join(_lines(answer)))
 
 
-def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> queries.QueryResult:
+def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> questions.QueryResult:
     from agentloop.user_code import load_sampler
 
     replay = config.replay
     own_sampler = load_sampler(replay.sampler, 0, replay.sampler_options) if ":" in replay.sampler else None
     folder = own_folder(buffer.folder, run)
-    return queries.preview(buffer.store, run, _of_batches(config), folder=folder, sampler=own_sampler)
+    return questions.preview(buffer.store, run, _of_batches(config), folder=folder, sampler=own_sampler)
 
 
 def _of_batches(config: RunConfig) -> StoredConfig:

@@ -13,8 +13,8 @@ import typer
 
 from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
 from context.visible import visible
-from replay.queries import chosen
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import chosen
+from replay.questions.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
 from replay.tables import number, table
 

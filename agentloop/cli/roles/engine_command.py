@@ -12,11 +12,17 @@ from typing import Annotated
 
 import typer
 
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.remote.starter import noted_end
+from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
+from agentloop.engines.serving.vllm_command import (
+    KEY_VARIABLE,
+    ServeOptions,
+    find_vllm,
+    serve_command,
+    serve_environment,
+)
 from agentloop.errors import UserError
-from agentloop.generation.publishing.engine_control import EngineControl
-from agentloop.generation.remote.starter import noted_end
-from agentloop.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
-from agentloop.serving.vllm_command import KEY_VARIABLE, ServeOptions, find_vllm, serve_command, serve_environment
 
 _LOOK_AGAIN_S = 0.5
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentloop.config.sections.rollout import RolloutSection
+from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError, shortened
-from agentloop.generation import Completion, GenerationFailed
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from agentloop.config import RunConfig
+from agentloop.engines import ConcurrentGenerator
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.generation import ConcurrentGenerator
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
 from agentloop.rollouts.episodes.turns import ConcurrentTurns, TogetherTurns, Turns

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from agentloop.generation import (
+from agentloop.engines import (
     Completion,
     ConcurrentGenerator,
     GenerationFailed,

@@ -9,7 +9,7 @@ from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.rollouts.evaluation import EvaluationReport
 from agentloop.runs.run_folder import open_run_folder
 from replay.locate import MODEL
-from replay.queries import metric_series
+from replay.questions import metric_series
 from replay.store import ReplayStore
 
 
@@ -29,7 +29,7 @@ class TrainResult:
         return self.folder / MODEL
 
     def buffer(self) -> ReplayStore:
-        """The run's experience, open for reading: for `replay.queries`, and for `read`. Close it in the end."""
+        """The run's experience, open for reading: for `replay.questions`, and for `read`. Close it in the end."""
         return ReplayStore.open(open_run_folder(self.folder).database, read_only=True)
 
     def evaluations(self) -> dict[int, float]:

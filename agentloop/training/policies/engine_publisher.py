@@ -16,18 +16,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentloop.config import RunConfig
+from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
+from agentloop.engines.publish.one_publisher import one_publisher
+from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
+from agentloop.engines.publish.published_policy import NumberType, PublishedPolicy, read_published
+from agentloop.engines.remote.connect import connect_engine
+from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.server_facts import read_key
+from agentloop.engines.serving.served_engine import ServedEngine
 from agentloop.errors import UserError
-from agentloop.generation.publishing.engine_control import EngineControl, EngineRefused
-from agentloop.generation.publishing.one_publisher import one_publisher
-from agentloop.generation.publishing.proof import PROOFS, Proof, ProofFailed, Source, bring
-from agentloop.generation.publishing.published_policy import NumberType, PublishedPolicy, read_published
-from agentloop.generation.remote.connect import connect_engine
-from agentloop.generation.remote.engine_client import RemoteEngine
-from agentloop.generation.remote.server_facts import read_key
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.run_folder import COMPLETE
-from agentloop.serving.served_engine import ServedEngine
 from agentloop.training.policies.probe import Prober
 from agentloop.training.policies.published_folder import write_published
 from agentloop.training.policies.shared_weights import shared_weights

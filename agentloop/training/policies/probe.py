@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from agentloop.generation.publishing.engine_control import LIKELIEST
-from agentloop.generation.publishing.published_policy import NumberType, Probe
+from agentloop.engines.publish.engine_control import LIKELIEST
+from agentloop.engines.publish.published_policy import NumberType, Probe
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from replay.records import Trajectory
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentloop.generation.local import LocalGenerator
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import prune, write_directory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from agentloop.generation.publishing.published_policy import RECORD, Probe, PublishedPolicy, folder_hash
+from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import write_directory
 

@@ -9,14 +9,14 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from replay import queries
+from replay import questions
 from replay.pages.addresses import address, choice, text, texts, whole
 from replay.pages.bars import Bar, bars
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
-from replay.queries import Query, QueryResult, Sort
-from replay.queries.filters import WrongFilter, conditions
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import Query, QueryResult, Sort
+from replay.questions.filters import WrongFilter, conditions
+from replay.questions.open_buffer import OpenBuffer
 
 _ROWS = 50
 _KEPT = ("run", "sort", "order", "limit")
@@ -48,7 +48,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
     query = _query(source, request, filters)
     after, before = text(request, "after"), text(request, "before")
     limit = whole(request, "limit", _ROWS, least=1, most=500)
-    found = queries.page(source.store, query, limit=limit, after=after, before=before)
+    found = questions.page(source.store, query, limit=limit, after=after, before=before)
     base = {**kept, "where": filters}
 
     def without(condition: str) -> str:
@@ -77,7 +77,7 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
     """Bars and choices that add their condition to the list's, or take it away."""
     kept, chosen = _kept(request), texts(request, "where")
     query = _query(source, request, chosen)
-    found = queries.distributions(source.store, query)
+    found = questions.distributions(source.store, query)
 
     def toggled(condition: str) -> str:
         rest = [other for other in chosen if other != condition]
@@ -137,7 +137,7 @@ def _kept(request: Request) -> dict[str, str]:
 def _command(source: OpenBuffer, query: Query) -> str:
     """The command that asks this query in a terminal."""
     words, filters = source.run_words, list(query.filters)
-    if query.run != source.run and len(queries.run_names(source.store)) > 1:
+    if query.run != source.run and len(questions.run_names(source.store)) > 1:
         # A run's folder names its run alone; its database names all there are.
         words = words if source.run is None else [source.store.url]
         filters += [] if query.run is None else [f"run == {query.run!r}"]

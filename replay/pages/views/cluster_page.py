@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.locate import own_folder
 from replay.pages.addresses import in_path
 from replay.pages.page import Page
 from replay.pages.reading import typed
-from replay.queries import QueryResult
-from replay.queries.cluster import PARTS
-from replay.queries.open_buffer import OpenBuffer
-from replay.queries.who_waits import advised_command, seconds
+from replay.questions import QueryResult
+from replay.questions.cluster import PARTS
+from replay.questions.open_buffer import OpenBuffer
+from replay.questions.who_waits import advised_command, seconds
 from replay.ticket_records import TICKET_STATES
 
 _MOST_PARTICIPANTS = 100
@@ -21,7 +21,7 @@ _MOST_PARTICIPANTS = 100
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
-    found = queries.cluster(source.store, run)
+    found = questions.cluster(source.store, run)
     advised = advised_command(found["waits"]["advice"], own_folder(source.folder, run.id))
     counts = found["counts"]
     return {

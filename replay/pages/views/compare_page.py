@@ -6,14 +6,14 @@ from itertools import pairwise, zip_longest
 
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import BadQuery, address, text, texts, whole
 from replay.pages.conversation import shown_message
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, spelled, style_of, unread
-from replay.queries import QueryResult, compare
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import QueryResult, compare
+from replay.questions.open_buffer import OpenBuffer
 
 MOST = 8
 """Trajectories side by side."""
@@ -64,7 +64,7 @@ def _side(source: OpenBuffer, found: QueryResult, at: int, segment: int, around:
     stretches, shown = [], 0
     if total:
         codec = codec_of(source)
-        tokens = queries.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec)
+        tokens = questions.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec)
         stretches, shown = _stretches(tokens, difference), len(tokens["token_ids"])
     return {
         "letter": "ABCDEFGH"[at],
@@ -106,7 +106,7 @@ def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
 
 def _messages(source: OpenBuffer, request: Request, found: QueryResult) -> QueryResult:
     """What was said at each place, from the first that differs on: before it all said the same."""
-    talks = [queries.overview(source.store, id)["messages"] for id in found["ids"]]
+    talks = [questions.overview(source.store, id)["messages"] for id in found["ids"]]
     first, longest = found["first_different_message"], max(map(len, talks))
     begin = whole(request, "message", longest if first is None else first, most=longest)
     places = [

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.conversation import shown_message
 from replay.pages.page import Page
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
 
 _ROWS = 50
 _MOST_ROWS = 500
@@ -30,7 +30,7 @@ _SUCCESS = {Only.all: None, Only.success: True, Only.failed: False}
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
     run, only = source.store.run(in_path(request, "run")), choice(request, "only", Only.all)
-    found = queries.held_out(
+    found = questions.held_out(
         source.store,
         run.id,
         None if text(request, "iteration") is None else whole(request, "iteration", 0),
@@ -58,7 +58,7 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
 
 def task(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
-    found = queries.held_out_task(source.store, run.id, in_path(request, "task"))
+    found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
     said = [
         None
         if each["messages"] is None

@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.pages.addresses import address, choice, in_path, whole, whole_number
 from replay.pages.page import Page
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
 from replay.records import FRESH, REPLAY
 
 _ROWS = 100
@@ -74,7 +74,7 @@ _OF_STREAM = {
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
-    found = queries.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
+    found = questions.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
     rows, by, stream = found["trajectories"], choice(request, "sort", By.stream), choice(request, "stream", Stream.both)
     first = whole(request, "from", 0)
 
@@ -84,7 +84,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
 
     ordered = [row for row in _ordered(rows, by) if stream in (Stream.both, row["stream"])]
     shown = ordered[first : first + _ROWS]
-    said = queries.excerpts(source.store, [row["trajectory"] for row in shown])
+    said = questions.excerpts(source.store, [row["trajectory"] for row in shown])
     by_slot = {row["slot"]: row for row in rows}
     groups = [{**group, "members": [by_slot[slot] for slot in group["slots"]]} for group in found["groups"]]
     taught = [group for group in groups if not _is_flat(group)]

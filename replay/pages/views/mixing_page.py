@@ -11,15 +11,15 @@ from typing import Any
 from markupsafe import Markup
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.config import stored_config
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.pages.bars import Bar, Tone, bars
 from replay.pages.page import Page, run_of
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
-from replay.queries.preview_settings import CONTROLS, WrongSettings, changed, options_of, shown
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
+from replay.questions.preview_settings import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
 
 _MOST_SLOTS = 600
@@ -55,7 +55,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     """Without a run, where the database has several, only their list."""
     run = run_of(source, request)
     if run is None:
-        return {"runs": queries.runs(source.store)}
+        return {"runs": questions.runs(source.store)}
     asked = dict(request.query_params)
     given = {name: value for name, value in asked.items() if value or name in _MAY_BE_EMPTY or "." in name}
     stored = stored_config(source.store.run(run))
@@ -63,7 +63,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     found: QueryResult = {"settings": own, "plan": None}
     try:
         folder = own_folder(source.folder, run)
-        found = queries.preview(source.store, run, changed(stored, given), folder=folder)
+        found = questions.preview(source.store, run, changed(stored, given), folder=folder)
     except WrongSettings as error:
         errors = dict(error.errors)
     settings = found["settings"]

@@ -6,15 +6,15 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import Response
 
-from replay import queries
+from replay import questions
 from replay.locate import own_folder
 from replay.pages.addresses import address, in_path, text, whole
 from replay.pages.page import Page
 from replay.pages.report import run_contents
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
-from replay.queries.runs import ALL
-from replay.queries.who_waits import seconds
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
+from replay.questions.runs import ALL
+from replay.questions.who_waits import seconds
 
 _MOST_OTHERS = 12
 
@@ -23,12 +23,12 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     """The page; nothing where `mark` says that nothing has changed. From `first` to `last`, the points of a stretch."""
     record = source.store.run(in_path(request, "run"))
     run = record.id
-    progress = queries.progress(source.store, record, own_folder(source.folder, run))
+    progress = questions.progress(source.store, record, own_folder(source.folder, run))
     mark = f"{progress['mark']}.{progress['state']}"
     if text(request, "mark") == mark:
         return Response(status_code=204)
     within = range(whole(request, "first", 0), whole(request, "last", ALL.stop - 1) + 1)
-    others = [(id, name) for id, name in queries.run_names(source.store).items() if id != run]
+    others = [(id, name) for id, name in questions.run_names(source.store).items() if id != run]
     return {
         **run_contents(source.store, record, within),
         "progress": {**progress, "mark": mark},
@@ -36,7 +36,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "iteration_link": address("runs", run, "iterations") + "/{}",
         "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
-        "cluster": address("runs", run, "cluster") if queries.is_collected_by_workers(source.store, record) else None,
+        "cluster": address("runs", run, "cluster") if questions.is_collected_by_workers(source.store, record) else None,
         "finds": {
             "all trajectories": address("buffer", run=run),
             "failures": address("buffer", run=run, where="not success"),

@@ -16,9 +16,9 @@ from replay.pages.opened_runs import OpenedRuns, run_lines
 from replay.pages.page import Page
 from replay.pages.panels import compared, panel_groups
 from replay.pages.report import panel_series
-from replay.queries import QueryResult, compare
-from replay.queries.open_buffer import OpenBuffer
-from replay.queries.runs import merged_to
+from replay.questions import QueryResult, compare
+from replay.questions.open_buffer import OpenBuffer
+from replay.questions.runs import merged_to
 
 MOST = 2 * COLOURS
 """Runs in one chart: each colour once as a whole and once as a dashed line."""

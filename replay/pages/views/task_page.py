@@ -9,12 +9,12 @@ from itertools import groupby
 from markupsafe import Markup
 from starlette.requests import Request
 
-from replay import queries
+from replay import questions
 from replay.pages.addresses import address, in_path, text, whole
 from replay.pages.bars import Bar, bars
 from replay.pages.page import Page, run_of
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
 
 _ROWS = 50
 _GROUPS = 40
@@ -26,7 +26,7 @@ _SIZE = (300, 110)
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run, limit = run_of(source, request), whole(request, "limit", _ROWS, least=1, most=500)
-    found = queries.task(source.store, in_path(request, "hash"), run, after=text(request, "after"), limit=limit)
+    found = questions.task(source.store, in_path(request, "hash"), run, after=text(request, "after"), limit=limit)
     hash = found["hash"]
     task_is = f"task == {hash!r}"
     payload = None if found["payload"] is None else json.dumps(found["payload"], indent=2, ensure_ascii=False)

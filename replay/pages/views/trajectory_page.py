@@ -9,7 +9,7 @@ from enum import StrEnum
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from replay import queries
+from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
 from replay.pages.charts import Axis, Curve, Panel, plain_panel
@@ -17,8 +17,8 @@ from replay.pages.conversation import turns
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, has_run, rescore_command, style_of, unread
 from replay.pages.views.compare_page import MOST as MOST_COMPARED
-from replay.queries import QueryResult
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions import QueryResult
+from replay.questions.open_buffer import OpenBuffer
 from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 
 _TURNS = 60
@@ -64,7 +64,7 @@ _REASONS = {
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     given = in_path(request, "id")
-    found = queries.overview(source.store, given, codec_of=codec_of(source))
+    found = questions.overview(source.store, given, codec_of=codec_of(source))
     id, record, segments = found["id"], found["record"], found["segments"]
     if given != id:
         return RedirectResponse(address("trajectories", id, **dict(request.query_params)), 303)
@@ -158,15 +158,15 @@ _SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:
     """A stretch of one segment's tokens, which the token view asks for."""
-    id = queries.find(source.store, in_path(request, "id"))
-    count = whole(request, "count", queries.MOST_TOKENS, least=1, most=queries.MOST_TOKENS)
+    id = questions.find(source.store, in_path(request, "id"))
+    count = whole(request, "count", questions.MOST_TOKENS, least=1, most=questions.MOST_TOKENS)
     segment, first = whole(request, "segment", 0), whole(request, "first", 0)
-    return queries.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
+    return questions.tokens(source.store, id, segment, first=first, count=count, codec_of=codec_of(source))
 
 
 def message(source: OpenBuffer, request: Request) -> QueryResult:
     """One message to its last character, a million at a time."""
-    found = queries.overview(source.store, in_path(request, "id"))
+    found = questions.overview(source.store, in_path(request, "id"))
     if found["problem"] is not None:
         reason = found["problem"]["reason"]
         raise ReplayError(f"trajectory {found['id']} must have its messages, got one without: {reason}.")

@@ -12,7 +12,7 @@ from agentloop.algorithms.ratios import (
     log_ratios,
     trajectory_drift,
 )
-from replay.queries.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
+from replay.questions.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
 
 
 def test_effective_sample_size_equals_hand_computed_values() -> None:

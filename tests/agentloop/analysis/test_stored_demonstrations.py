@@ -20,7 +20,7 @@ from context.messages import Message, to_template
 from replay.errors import ReplayError
 from replay.exchange import ExportReport
 from replay.exchange.openai_chat import read_line
-from replay.queries.filters import condition
+from replay.questions.filters import condition
 from tests.agentloop.training.from_python.test_train_functions import ROWS, small
 from tests.fakes.environments import functions
 from tests.fakes.records import group, new_store, task, trajectory

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from agentloop.cli.context_commands import app
 from agentloop.cli.replay import app as replay_app
 from context import RenderError
-from replay.queries import page
+from replay.questions import page
 from replay.sampling.samplers import make_sampler
 from tests.fakes.families import CHATML, family
 from tests.fakes.records import iterate, new_store

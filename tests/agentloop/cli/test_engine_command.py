@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agentloop.serving.test_engine_watch import LIMIT_S, until
+from tests.agentloop.engines.serving.test_engine_watch import LIMIT_S, until
 from tests.fakes.runs import ROOT
 from tests.fakes.scripted_http import scripted_server
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
 from replay.config import StoredConfig
-from replay.queries.preview_settings import as_yaml, changed
+from replay.questions.preview_settings import as_yaml, changed
 from tests.fakes.runs import ROOT
 
 

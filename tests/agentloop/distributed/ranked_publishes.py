@@ -11,7 +11,7 @@ import torch
 
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, process_group
-from agentloop.generation.publishing.published_policy import PublishedPolicy
+from agentloop.engines.publish.published_policy import PublishedPolicy
 from agentloop.learning.lead import LeadTrainer, TrainerSpec, serve_rank
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy

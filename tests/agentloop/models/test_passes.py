@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.model import ComputeSection
+from agentloop.engines import GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
-from agentloop.generation import GenerationRequest
-from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.passes.backbone_passes import Passes

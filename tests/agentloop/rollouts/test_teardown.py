@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
+from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
-from agentloop.generation import Completion, GenerationFailed
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.episodes.run_episodes import play_episode, run_episodes

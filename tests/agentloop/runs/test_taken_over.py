@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.config import ModelSection
-from agentloop.generation.local import LocalGenerator
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import load_model
 from agentloop.runs.run_folder import RunFolder
 from agentloop.training.policies.publish import Publisher

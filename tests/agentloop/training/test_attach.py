@@ -18,7 +18,7 @@ from agentloop.training.train import train
 from replay import ReplayError, ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
-from replay.queries.filters import condition
+from replay.questions.filters import condition
 from tests.fakes.runs import SilentDisplay, rows, save_llama, small_config
 
 DRAWN = (

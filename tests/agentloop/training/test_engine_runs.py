@@ -15,9 +15,9 @@ import pytest
 
 from agentloop import train
 from agentloop.config import RunConfig
+from agentloop.engines.publish.proof import PROOFS, ProofFailed
+from agentloop.engines.publish.published_policy import read_published
 from agentloop.errors import UserError
-from agentloop.generation.publishing.proof import PROOFS, ProofFailed
-from agentloop.generation.publishing.published_policy import read_published
 from agentloop.runs.run_folder import COMPLETE
 from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer, serving

@@ -15,9 +15,9 @@ from agentloop.errors import UserError
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from context.authors import AuthorTable
-from replay import queries
+from replay import questions
 from replay.exchange import export_file, import_file
-from replay.queries.trajectory import lineage_of
+from replay.questions.trajectory import lineage_of
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
@@ -95,7 +95,7 @@ def test_lineage_goes_both_ways(finished: TrainResult) -> None:
         made, parent = (lineage_of(store, str(id)) for id in (row.id, row.record.parent))
         assert (made["source"], made["parent"], made["children"]) == ("hindsight", row.record.parent, [])
         assert (parent["source"], parent["parent"], parent["children"]) == ("self", None, [row.id])
-        assert queries.overview(store, str(row.record.parent))["children"] == [row.id]
+        assert questions.overview(store, str(row.record.parent))["children"] == [row.id]
 
 
 def test_rows_are_exported_and_imported_as_they_are(finished: TrainResult, tmp_path: Path) -> None:

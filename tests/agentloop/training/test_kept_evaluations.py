@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from agentloop.config import RunConfig
 from agentloop.training.train import train
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 REDACTOR = """
@@ -34,16 +34,16 @@ def test_newest_evaluations_are_kept_with_what_was_said(tmp_path: Path, qwen2: P
     assert rows(database, query) == [(2, 6), (3, 6)]
     with closing(ReplayStore.open(database, read_only=True)) as store:
         run = store.run().id
-        found = queries.held_out(store, run)
-        success = queries.metric_series(store, run, names=["eval/success"])["eval/success"][-1]
+        found = questions.held_out(store, run)
+        success = questions.metric_series(store, run, names=["eval/success"])["eval/success"][-1]
         assert success == (3, sum(row["success"] for row in found["rows"]) / 6)
         assert [row["number"] for row in found["rows"]] == [0, 1, 2, 3, 4, 5]
         assert found["rows"][0]["task"] == found["rows"][1]["task"] != found["rows"][2]["task"]
         assert found["rows"][0]["prompt"].startswith("Say something of even length")
-        on_task = queries.held_out_task(store, run, found["rows"][0]["task"])
+        on_task = questions.held_out_task(store, run, found["rows"][0]["task"])
         assert [each["iteration"] for each in on_task["episodes"]] == [2, 2, 3, 3]
         # None of them is among what is drawn.
-        trained = {row["task"] for row in queries.page(store, limit=500)["rows"]}
+        trained = {row["task"] for row in questions.page(store, limit=500)["rows"]}
         assert trained.isdisjoint(row["task"] for row in found["rows"])
 
 
@@ -71,5 +71,5 @@ def test_kept_messages_are_redacted_as_all_that_is_stored(tmp_path: Path, qwen2:
     settings = config(tmp_path, qwen2, keep=1, replay=redact, run={"iterations": 1})
     result = train(settings, display=SilentDisplay())
     with closing(ReplayStore.open(result.folder / "replay.sqlite", read_only=True)) as store:
-        found = queries.held_out(store, store.run().id)["rows"]
+        found = questions.held_out(store, store.run().id)["rows"]
     assert {(row["prompt"], row["answer"]) for row in found} == {("hidden", "hidden")}

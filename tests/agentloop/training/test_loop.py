@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.config import RunConfig
+from agentloop.engines.generator import Completion, GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.generation.generator import Completion, GenerationRequest
-from agentloop.generation.local import LocalGenerator
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
 from agentloop.runs.display import PlainDisplay

@@ -14,10 +14,10 @@ from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
-from replay import queries
+from replay import questions
 from replay.config import stored_config
-from replay.queries.filters import condition
-from replay.queries.preview_settings import changed
+from replay.questions.filters import condition
+from replay.questions.preview_settings import changed
 from replay.store import ReplayStore
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
@@ -237,7 +237,7 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
     before = (stopped.folder / "replay.sqlite").read_bytes()
     with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
-        told = queries.preview(store, folder=stopped.folder)
+        told = questions.preview(store, folder=stopped.folder)
     assert (stopped.folder / "replay.sqlite").read_bytes() == before
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
     assert told["iteration"] == 3
@@ -256,10 +256,10 @@ def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwe
     replay = {"fraction": 0.3, "sampler": "uniform", "successful_only": False}  # 4.8 of 16: remainders matter
     stopped = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=StopAfter(2))
     with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
-        answer = queries.preview(store, folder=stopped.folder)
-        unknown = queries.preview(store)
+        answer = questions.preview(store, folder=stopped.folder)
+        unknown = questions.preview(store)
         other = changed(stored_config(store.run()), {"unit": "trajectory"})
-        guessed = queries.preview(store, config=other, folder=stopped.folder)
+        guessed = questions.preview(store, config=other, folder=stopped.folder)
     train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), resume=True, display=SilentDisplay())
     query = "select trajectory, probability from draws where iteration = 3 and stream = 'replay' order by slot"
     drawn = rows(stopped.folder / "replay.sqlite", query)

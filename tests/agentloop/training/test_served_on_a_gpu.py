@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from agentloop import train
-from agentloop.generation.publishing.proof import PROOFS
-from agentloop.serving.vllm_command import EXECUTABLE_VARIABLE
+from agentloop.engines.publish.proof import PROOFS
+from agentloop.engines.serving.vllm_command import EXECUTABLE_VARIABLE
 from tests.fakes.runs import SilentDisplay, save_vllm_llama, small_config
 
 pytestmark = [

@@ -19,11 +19,11 @@ import yaml
 from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
+from agentloop.engines.publish.proof import PROOFS
+from agentloop.engines.serving.served_engine import EngineEnded, serve_options
+from agentloop.engines.serving.vllm_command import ServeOptions
 from agentloop.errors import UserError
-from agentloop.generation.publishing.proof import PROOFS
 from agentloop.runs.run_folder import COMPLETE, has_run
-from agentloop.serving.served_engine import EngineEnded, serve_options
-from agentloop.serving.vllm_command import ServeOptions
 from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import AGENTLOOP, engine_executable
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config

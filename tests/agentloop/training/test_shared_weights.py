@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from agentloop.config import ModelSection
-from agentloop.generation.publishing.engine_control import ASLEEP, EngineControl, EngineRefused
-from agentloop.generation.publishing.proof import ProofFailed, bring, prove, publish
+from agentloop.engines.publish.engine_control import ASLEEP, EngineControl, EngineRefused
+from agentloop.engines.publish.proof import ProofFailed, bring, prove, publish
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.training.policies.shared_weights import tensors_of_files

@@ -22,9 +22,9 @@ from transformers import (
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.model import ComputeSection
+from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.environments import EnvironmentFactory, RunEnvironments, load_environment
 from agentloop.errors import UserError
-from agentloop.generation.local import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.rollouts.actors import checked_parser

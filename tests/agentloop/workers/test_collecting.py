@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay import queries
+from replay import questions
 from replay.storage.databases import Location
 from replay.ticket_records import EVALUATION, TicketCounts
 from tests.fakes.engine_sampling import plain_log_probs
@@ -81,7 +81,7 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
         assert len(outcomes) == 6 and all(
             outcome and {"success", "reward", "turns", "stop_reason"} == outcome.keys() for outcome in outcomes
         )
-        kept = queries.held_out(run.store, run.id)["rows"]
+        kept = questions.held_out(run.store, run.id)["rows"]
         assert [row["success"] for row in kept] == [outcome["success"] for outcome in outcomes if outcome]
         asked = [body["sampling_params"]["temperature"] for body in server.requests]
         assert asked.count(0.25) >= 6 and asked.count(0.7) >= 32

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentloop.generation import Completion, GenerationRequest
-from agentloop.generation.remote.engine_client import RemoteEngine
+from agentloop.engines import Completion, GenerationRequest
+from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.workers.listed_engines import ListedEngines
 from replay.ticket_records import Participant
 from tests.fakes.engine_server import EngineServer, serving

@@ -22,7 +22,7 @@ from replay import ReplayStore
 from replay.errors import DamagedDatabase
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
-from replay.queries.filters import condition
+from replay.questions.filters import condition
 from replay.records import TrajectoryRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location

@@ -9,7 +9,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.replay.pages.hostile import hostile_buffer
 from tests.replay.pages.serving import Served, served
 

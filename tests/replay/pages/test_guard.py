@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from replay.storage.databases import Location
 from tests.fakes.records import group, task, trajectory
 from tests.replay.pages.addresses import missing_pages, page_addresses

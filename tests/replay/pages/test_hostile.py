@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.postgres_servers import Postgres
 from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
@@ -97,7 +97,7 @@ def test_an_error_of_the_database_says_nothing_of_it(inspector: Served, monkeypa
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("pass-word in secret_column of sqlalchemy")
 
-    monkeypatch.setattr("replay.queries.page", failing)
+    monkeypatch.setattr("replay.questions.page", failing)
     response = inspector.ask("/buffer")
     assert response.status == 500
     assert not any(word in response.text for word in ("pass-word", "secret_column", "Traceback", "sqlalchemy"))

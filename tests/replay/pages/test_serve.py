@@ -69,7 +69,7 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
 
 def test_the_inspector_starts_without_torch() -> None:
     script = (
-        "import sys; import replay.pages.app, replay.pages.serve, replay.queries.open_buffer\n"
+        "import sys; import replay.pages.app, replay.pages.serve, replay.questions.open_buffer\n"
         "assert not {'torch', 'transformers', 'agentloop'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script], timeout=60, check=True)

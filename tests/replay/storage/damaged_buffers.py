@@ -17,11 +17,11 @@ from starlette.types import ASGIApp, Message
 
 from context.messages import Message as Said
 from context.tokens.token_sequence import Segment
-from replay import ReplayError, ReplayStore, queries
+from replay import ReplayError, ReplayStore, questions
 from replay.exchange import export_file
 from replay.mixing.request import Limits
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
@@ -225,17 +225,17 @@ def _remembered(store: ReplayStore) -> None:
 
 
 QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
-    "summary": lambda store: queries.summary(store, RUN),
-    "page": lambda store: queries.page(store),
-    "distributions": lambda store: queries.distributions(store, queries.Query()),
-    "iteration": lambda store: queries.iteration(store, RUN, 3),
-    "runs": lambda store: queries.runs(store),
-    "progress": lambda store: queries.progress(store, store.run(RUN)),
-    "series": lambda store: queries.metric_series(store, RUN),
-    "task": lambda store: queries.task(store, "task-1"),
-    "trajectory": lambda store: queries.trajectory(store, "long"),
-    "overview": lambda store: queries.overview(store, "long"),
-    "tokens": lambda store: queries.tokens(store, "long", 1),
+    "summary": lambda store: questions.summary(store, RUN),
+    "page": lambda store: questions.page(store),
+    "distributions": lambda store: questions.distributions(store, questions.Query()),
+    "iteration": lambda store: questions.iteration(store, RUN, 3),
+    "runs": lambda store: questions.runs(store),
+    "progress": lambda store: questions.progress(store, store.run(RUN)),
+    "series": lambda store: questions.metric_series(store, RUN),
+    "task": lambda store: questions.task(store, "task-1"),
+    "trajectory": lambda store: questions.trajectory(store, "long"),
+    "overview": lambda store: questions.overview(store, "long"),
+    "tokens": lambda store: questions.tokens(store, "long", 1),
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
     "planned batches": lambda store: store.tickets.planned(RUN, after=0),
@@ -243,8 +243,8 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
     "observations": _remembered,
-    "held-out": lambda store: queries.held_out(store, RUN),
-    "held-out task": lambda store: queries.held_out_task(store, RUN, "held-out"),
+    "held-out": lambda store: questions.held_out(store, RUN),
+    "held-out task": lambda store: questions.held_out_task(store, RUN, "held-out"),
 }
 
 

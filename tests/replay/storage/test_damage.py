@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
-from replay import CorruptTrajectory, ReplayError, ReplayStore, queries
+from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.records import Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -57,7 +57,7 @@ def test_flipped_bit_of_a_row_is_found(location: Location, count: int) -> None:
         # What zstd's frames may hold that nobody reads: unused bits of their descriptor.
         assert len(harmless) <= count / 20
         assert all(found.values())
-        assert queries.summary(store)["states"]["quarantined"]["trajectories"] == len(found)
+        assert questions.summary(store)["states"]["quarantined"]["trajectories"] == len(found)
 
 
 def rows_of_all_sizes() -> list[Trajectory]:

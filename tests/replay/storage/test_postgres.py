@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, queries
+from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, questions
 from replay.storage.databases import open_database
 from replay.storage.format.schema import REVISION
 from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
@@ -112,7 +112,7 @@ def test_password_is_in_no_text(new_database: NewDatabase) -> None:
     secret = [url.set(password="hunter2"), url.update_query_dict({"password": "hunter2"})]
     for given in (one.render_as_string(hide_password=False) for one in secret):
         with closing(new_store(given)) as store:
-            assert "hunter2" not in store.url + repr(queries.summary(store))
+            assert "hunter2" not in store.url + repr(questions.summary(store))
             with pytest.raises(ReplayError) as unknown:
                 store.run("another")
             assert "hunter2" not in str(unknown.value)
@@ -131,7 +131,7 @@ def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_data
         sql(url, "grant select on all tables in schema public to looks")
         looks = sa.make_url(url).set(username="looks").render_as_string()
         with closing(ReplayStore.open(looks, read_only=True)) as reader:
-            assert queries.summary(reader)["trajectories"] == 4
+            assert questions.summary(reader)["trajectories"] == 4
         with closing(ReplayStore.open(looks)) as writer, pytest.raises(ReplayError, match="got 'permission denied for"):
             writer.append([task()], [], [])
     finally:
@@ -145,7 +145,7 @@ def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: Ne
     with closing(new_store(new_database())) as store:
         with pytest.raises(InvalidRecord, match="^ids must fit PostgreSQL's indexes, got one that does not"):
             store.append([task(), task(long)], [group()], [trajectory("a")])
-        assert queries.summary(store)["tasks"] == 0
+        assert questions.summary(store)["tasks"] == 0
         # One that compresses well does fit.
         store.append([task("x" * 10_000)], [], [])
 

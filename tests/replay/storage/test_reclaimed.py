@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.errors import ContentGone
 from replay.exchange import export_file
-from replay.queries.iteration import lineage_up_to
-from replay.queries.trajectory import lineage_of
+from replay.questions.iteration import lineage_up_to
+from replay.questions.trajectory import lineage_of
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -80,9 +80,9 @@ def test_lineage_tells_of_a_reclaimed_row_what_it_told_before(location: Location
         "select trajectory from draws where stream = 'replay' and iteration = 2 and trajectory in "
         "(select id from trajectories where iteration = 1) order by 1 limit 1",
     )
-    before = lineage_of(store, str(id)), queries.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
+    before = lineage_of(store, str(id)), questions.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
     reclaim(store, 3, age=1)
-    after = lineage_of(store, str(id)[:9]), queries.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
+    after = lineage_of(store, str(id)[:9]), questions.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
     why = {"state": "evicted", "state_reason": "capacity.age at iteration 3, was eligible"}
     assert after[0] == {**before[0], **why}
     for earlier, later in zip(before[1:], after[1:], strict=True):
@@ -95,19 +95,19 @@ def test_questions_about_a_reclaimed_row_are_answered(location: Location) -> Non
     ((id,),) = sql(store, "select id from trajectories where iteration = 1 and slot = 5")
     reclaim(store, 3, age=1)
     reason = "capacity.age at iteration 3, was eligible"
-    found = queries.overview(store, str(id))
+    found = questions.overview(store, str(id))
     assert (found["problem"], found["record"]) == ({"kind": "reclaimed", "reason": reason}, None)
     assert [found["reclaimed"][name] for name in ("run", "iteration", "slot", "member")] == [RUN, 1, 5, 1]
-    shown = queries.trajectory(store, str(id))
+    shown = questions.trajectory(store, str(id))
     assert (shown["state"], shown["state_reason"], shown["task"]["hash"]) == ("evicted", reason, "task-1")
     assert shown["uses"] == found["uses"] != []
     with pytest.raises(ContentGone, match=r"got an evicted one \(capacity.age at iteration 3, was eligible\)"):
         store.read([str(id)])
     with pytest.raises(ContentGone):
-        queries.tokens(store, str(id))
-    summary = queries.summary(store)
+        questions.tokens(store, str(id))
+    summary = questions.summary(store)
     assert (summary["trajectories"], summary["reclaimed"], summary["groups"]) == (16, 8, 6)
-    about = queries.task(store, "task-1")
+    about = questions.task(store, "task-1")
     # Groups of 4 with rates 0.5 and 0.25 in each of three iterations.
     assert (about["attempts"], about["successes"], about["groups_in_all"], about["eligible"]) == (24, 9, 6, 16)
     assert [group["eligible"] for group in about["groups"]] == [4, 4, 4, 4, 0, 0]

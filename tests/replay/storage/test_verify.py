@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.errors import DamagedDatabase
-from replay.queries import chosen
+from replay.questions import chosen
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
@@ -105,8 +105,8 @@ def test_whatever_stops_a_question_is_named_by_verify(tmp_path: Path, change: st
     sql(store, f"update {change}")
     store.close()
     with closing(ReplayStore.open(tmp_path / "replay.sqlite")) as opened:
-        questions = (queries.summary, queries.runs, lambda given: queries.progress(given, given.run(RUN)), draw_all)
-        for ask in (*questions, lambda given: queries.metric_series(given, RUN), shown):
+        asked = (questions.summary, questions.runs, lambda given: questions.progress(given, given.run(RUN)), draw_all)
+        for ask in (*asked, lambda given: questions.metric_series(given, RUN), shown):
             with suppress(DamagedDatabase), opened.naming_damage():
                 ask(opened)
         assert f"{damage} hold what nobody can have written there" in opened.verify().damage
@@ -117,7 +117,7 @@ def draw_all(store: ReplayStore) -> object:
 
 
 def shown(store: ReplayStore) -> str:
-    return json.dumps(queries.iteration(store, RUN, 2), allow_nan=False)
+    return json.dumps(questions.iteration(store, RUN, 2), allow_nan=False)
 
 
 def test_row_that_stops_a_draw_is_set_aside_by_verify(tmp_path: Path) -> None:

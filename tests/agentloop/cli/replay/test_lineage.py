@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from replay import queries
-from replay.queries.iteration import lineage_up_to
-from replay.queries.trajectory import lineage_of
+from replay import questions
+from replay.questions.iteration import lineage_up_to
+from replay.questions.trajectory import lineage_of
 from replay.records import FRESH, REPLAY
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -40,7 +40,7 @@ def trained(location: Location) -> ReplayStore:
 def test_lineage_of_an_iteration_is_its_committed_draws(location: Location) -> None:
     store = trained(location)
     store.draw(request(4, 2), make_sampler("uniform", 1))
-    answer = queries.iteration(store, RUN, 3)
+    answer = questions.iteration(store, RUN, 3)
     plain = "select slot, stream, trajectory from draws where iteration = 3 and state = 'committed' order by 1"
     assert [(row["slot"], row["stream"], row["trajectory"]) for row in answer["trajectories"]] == sql(store, plain)
     assert (answer["fresh"], answer["replay"], answer["policy_version"], answer["makes_policy_version"]) == (8, 3, 2, 3)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -246,7 +246,7 @@ def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
 def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = filled(path)
-    id = listed(store, sort=queries.Sort.uses)[0]["id"]
+    id = listed(store, sort=questions.Sort.uses)[0]["id"]
     store.close()
     ask("forget", str(path), "--where", f"id == '{id}'", "--yes")
     output = ask("show", id, str(path)).output

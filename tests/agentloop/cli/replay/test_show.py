@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.records import HINDSIGHT, TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
@@ -38,7 +38,7 @@ def test_ls_lists_what_the_filter_holds_for(database: Path) -> None:
 
 def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    answer = queries.summary(store, filter="iteration == 1 and success")
+    answer = questions.summary(store, filter="iteration == 1 and success")
     assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
     plain = (
         "select stream, count(*) from draws join trajectories on trajectories.id = trajectory "
@@ -51,7 +51,7 @@ def test_summary_of_a_filter_counts_its_rows_groups_and_draws(database: Path) ->
 
 def test_summary_of_a_filter_that_holds_for_all_is_the_whole_summary(database: Path) -> None:
     store = ReplayStore.open(database, read_only=True)
-    assert queries.summary(store, filter="reward >= 0") == queries.summary(store)
+    assert questions.summary(store, filter="reward >= 0") == questions.summary(store)
     store.close()
 
 
@@ -60,7 +60,7 @@ def test_stats_tell_rows_of_several_sources_apart(tmp_path: Path) -> None:
         made = [trajectory("made", slot=2, source=HINDSIGHT), trajectory("made too", slot=3, source=HINDSIGHT)]
         sampled = [trajectory("won"), trajectory("lost", slot=1, success=False, reward=0.0)]
         store.append([task("task-1")], [group("group-1")], [*sampled, *made])
-        answer = queries.summary(store)["sources"]
+        answer = questions.summary(store)["sources"]
     assert {source: (row["trajectories"], row["successes"]) for source, row in answer.items()} == {
         "hindsight": (2, 2),
         "self": (2, 1),

@@ -20,7 +20,7 @@ from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import train as train_run
-from replay.queries import summary
+from replay.questions import summary
 from tests.fakes.environments import functions
 from tests.fakes.runs import SilentDisplay, rows, small_config
 

@@ -13,7 +13,7 @@ import pytest
 from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store
 from tests.replay.pages.serving import Served, served

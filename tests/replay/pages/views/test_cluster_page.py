@@ -12,7 +12,7 @@ import pytest
 
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql

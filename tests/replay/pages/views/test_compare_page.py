@@ -15,7 +15,7 @@ from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import LLM, MESSAGES, group, new_store, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, served
 

@@ -1,4 +1,4 @@
-"""The mixing page over HTTP: its address is its state, its answer is `queries.preview`, and it never breaks."""
+"""The mixing page over HTTP: its address is its state, its answer is `questions.preview`, and it never breaks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer, open_buffer
+from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store, run_record, sql
 from tests.fakes.replay_command import preview_of

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, new_store, run_record
 from tests.replay.pages.serving import Served, served
 
@@ -152,7 +152,7 @@ def test_points_of_a_long_run_are_several_iterations_and_of_a_stretch_fewer(
 
 
 def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:
-    return queries.progress(writer, writer.run(RUN), folder)
+    return questions.progress(writer, writer.run(RUN), folder)
 
 
 def fall_silent(folder: Path, seconds: float) -> None:

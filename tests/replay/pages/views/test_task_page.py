@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from replay import ReplayStore, queries
+from replay import ReplayStore, questions
 from replay.pages.app import create_app
-from replay.queries.open_buffer import OpenBuffer
+from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, FreshRows, new_store, run_record, sql, task
 from tests.replay.pages.serving import Served, served
 
@@ -87,7 +87,7 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
     for link, solved in links:
         conditions = [unquote(part) for part in re.findall(r"where=([^&]+)", link)]
         with closing(ReplayStore.open(path, read_only=True)) as store:
-            ids = {row["id"] for row in queries.page(store, queries.Query(RUN, conditions), limit=500)["rows"]}
+            ids = {row["id"] for row in questions.page(store, questions.Query(RUN, conditions), limit=500)["rows"]}
         plain = """select t.id from trajectories t join groups g on g.id = t.group_id
                    where t.run = ? and round(g.success_rate * 4) = ?"""
         assert ids == {id for (id,) in sql(path, plain, RUN, int(solved))}

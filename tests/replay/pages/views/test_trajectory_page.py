@@ -21,7 +21,7 @@ from replay import ReplayStore
 from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.pages.reading import codec_of, folded, indented, rescore_command, spelled, unread
-from replay.queries.open_buffer import OpenBuffer, open_buffer
+from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.records import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
-from replay import ReplayError, ReplayStore, queries
+from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
 from replay.records import HeldOutEpisode
 from replay.sampling.samplers import make_sampler
@@ -52,7 +52,7 @@ def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
 def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
     store.keep_held_out(RUN, [episode(0), episode(1, success=False)], evaluations=2)
     store.keep_held_out(RUN, [episode(0, 4)], evaluations=2)
-    found = queries.held_out(store, RUN, 0)
+    found = questions.held_out(store, RUN, 0)
     assert found["evaluations"] == [
         {"iteration": 0, "episodes": 2, "successes": 1},
         {"iteration": 4, "episodes": 1, "successes": 1},
@@ -60,9 +60,9 @@ def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
     first, second = found["rows"]
     assert (first["prompt"], first["answer"], first["reward"]) == ("What is 6 times 7?", "42", 1.0)
     assert (second["number"], second["success"], second["num_tool_calls"]) == (1, False, 1)
-    assert queries.held_out(store, RUN)["iteration"] == 4
-    assert [row["number"] for row in queries.held_out(store, RUN, 0, success=False)["rows"]] == [1]
-    on_task = queries.held_out_task(store, RUN, "task-0")
+    assert questions.held_out(store, RUN)["iteration"] == 4
+    assert [row["number"] for row in questions.held_out(store, RUN, 0, success=False)["rows"]] == [1]
+    on_task = questions.held_out_task(store, RUN, "task-0")
     assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
     call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]
     assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}, "id": None}
@@ -70,9 +70,9 @@ def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
 
 def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
     store.keep_held_out(RUN, [episode(number) for number in range(5)], evaluations=1)
-    first = queries.held_out(store, RUN, limit=2)
-    second = queries.held_out(store, RUN, after=first["next"], limit=2)
-    last = queries.held_out(store, RUN, after=second["next"], limit=2)
+    first = questions.held_out(store, RUN, limit=2)
+    second = questions.held_out(store, RUN, after=first["next"], limit=2)
+    last = questions.held_out(store, RUN, after=second["next"], limit=2)
     pages = [[row["number"] for row in page["rows"]] for page in (first, second, last)]
     assert pages == [[0, 1], [2, 3], [4]]
     assert last["next"] is None
@@ -100,11 +100,11 @@ def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
     FreshRows(1).append_to(store)
 
     def seen() -> tuple[object, ...]:
-        summary = queries.summary(store)
+        summary = questions.summary(store)
         del summary["bytes"]
         drawn = [row.trajectory.id for row in store.draw(request(2, 3), make_sampler("uniform", 0))]
         store.resume(RUN, 1)  # releases what was reserved
-        return summary, queries.page(store)["rows"], queries.runs(store), drawn
+        return summary, questions.page(store)["rows"], questions.runs(store), drawn
 
     before = seen()
     store.keep_held_out(RUN, [episode(number, 1) for number in range(9)], evaluations=1)
@@ -132,15 +132,15 @@ def test_damaged_conversation_is_none_and_the_rest_is_read(tmp_path: Path) -> No
         store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=1)
     sql(path, "update held_out set checksum = checksum + 1 where number = 0")
     with closing(ReplayStore.open(path, read_only=True)) as store:
-        damaged, whole = queries.held_out(store, RUN)["rows"]
+        damaged, whole = questions.held_out(store, RUN)["rows"]
         assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
-        assert queries.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
+        assert questions.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
 
 
 def test_what_breaks_a_rule_is_refused(store: ReplayStore) -> None:
     with pytest.raises(InvalidRecord, match="reward must"):
         store.keep_held_out(RUN, [replace(episode(0), reward=float("nan"))], evaluations=1)
     with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(none\), got 3"):
-        queries.held_out(store, RUN, 3)
+        questions.held_out(store, RUN, 3)
     with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
-        queries.held_out_task(store, RUN, "x")
+        questions.held_out_task(store, RUN, "x")

@@ -1,0 +1,285 @@
+"""Keys and values of running episodes, kept across turns.
+
+Rows have different lengths, so new tokens are padded on the left; those columns are holes that no query sees. When
+a turn begins, ended rows are dropped and the rest are packed to the left again, so holes do not pile up.
+
+A hole costs as much as a token. So what all first prompts begin with is computed once, and rows with more to see than
+most are shown the more of it apart from the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from agentloop.engines.generator import GenerationRequest
+
+_GROWTH = 64
+
+
+class KeyValueCache(ABC):
+    """What a model has seen of a batch of episodes. Starts empty; `admit` or `keep` says whose turn it is."""
+
+    tokens_per_call = 128
+    """Calling the model once more costs about as much as showing it this many."""
+    _packs = True
+    """Rows can begin with what others have seen, and go on without what they had."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._fed: list[list[int]] = []
+        self._row_of: dict[int, int] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has been seen."""
+        self._row_of = {}
+        self._reset(0)
+
+    def fed(self, episode: int) -> int:
+        """Tokens of this episode the model has already seen."""
+        return len(self._fed[self._row_of[episode]])
+
+    def admit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Forget everything; these episodes begin from nothing, or from what all their prompts begin with."""
+        shared = list(requests[0].prompt_ids)
+        for request in requests:
+            shared = common_beginning(shared, request.prompt_ids)
+        if self._packs and len(shared) * (len(requests) - 1) > self.tokens_per_call:
+            self._reset(1)
+            self.feed([shared])
+            self._take([0] * len(requests), [shared] * len(requests))
+        else:
+            self._reset(len(requests))
+        self._row_of = {request.episode: row for row, request in enumerate(requests)}
+
+    def keep(self, requests: Sequence[GenerationRequest]) -> bool:
+        """Narrow to the requested episodes; False if any is new.
+
+        Of an episode whose prompt was rewritten, what the old and the new prompt begin with is kept.
+        """
+        rows = [self._row_of.get(request.episode) for request in requests]
+        known = [row for row in rows if row is not None]
+        if not self._packs or len(known) < len(rows):
+            return False
+        fed = [
+            common_beginning(self._fed[row], request.prompt_ids) for request, row in zip(requests, known, strict=True)
+        ]
+        self._take(known, fed)
+        self._row_of = {request.episode: row for row, request in enumerate(requests)}
+        return True
+
+    def feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        """Show each row its new tokens; the logits after the last one, [B, V]. Those of an empty chunk mean nothing."""
+        even = _even_width([len(chunk) for chunk in chunks], self.tokens_per_call)
+        long = [row for row, chunk in enumerate(chunks) if len(chunk) > even]
+        if long and self._feed_apart(long, [chunks[row][:-even] for row in long]):
+            chunks = [chunk[-even:] for chunk in chunks]
+        return self._feed(chunks)
+
+    @abstractmethod
+    def part(self, rows: Sequence[int]) -> Self | None:
+        """These rows in a cache of their own, to be given back with `rejoin`; None where the model's layers can't."""
+
+    @abstractmethod
+    def rejoin(self, rows: Sequence[int], part: Self) -> None:
+        """What the rows were shown since they were parted; nothing was shown to the others meanwhile."""
+
+    @abstractmethod
+    def _reset(self, rows: int) -> None:
+        """So many rows that have seen nothing."""
+
+    @abstractmethod
+    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
+        """Only these rows, in this order; what each has seen of `fed` is all of it."""
+
+    @abstractmethod
+    def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        """`feed`, all at once."""
+
+    @abstractmethod
+    def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
+        """Show some rows theirs, and the others nothing; False where that can't be."""
+
+
+class EpisodeCache(KeyValueCache):
+    """Keys and values of any model, in memory that grows with them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn anew.
+        self._packs = full_attention(model)
+        self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
+        super().__init__(model)
+
+    def _reset(self, rows: int) -> None:
+        if self._packs:
+            self._states: Any = Cache(layer_class_to_replicate=_PackedLayer)
+        else:
+            self._states = DynamicCache(config=self._model.config)
+        self._fed = [[] for _ in range(rows)]
+        self._real = torch.zeros((rows, 0), dtype=torch.bool, device=self._model.device)
+        self._length = torch.zeros((rows,), dtype=torch.long, device=self._model.device)
+
+    def _take(self, rows: Sequence[int], fed: Sequence[Sequence[int]]) -> None:
+        """Their real columns come to the left in order."""
+        index = torch.tensor(rows, device=self._model.device)
+        self._fed = [list(ids) for ids in fed]
+        self._length = torch.tensor([len(ids) for ids in fed], device=self._model.device)
+        width = max(map(len, fed))
+        columns = torch.argsort((~self._real[index]).to(torch.uint8), dim=1, stable=True)[:, :width]
+        for layer in self._states.layers:
+            layer.pack(index, columns)
+        self._real = torch.arange(width, device=index.device)[None] < self._length[:, None]
+
+    def part(self, rows: Sequence[int]) -> Self | None:
+        if not self._packs:
+            return None
+        index = torch.tensor(rows, device=self._model.device)
+        part = type(self)(self._model)
+        part._states = Cache(layers=[layer.part(index) for layer in self._states.layers])
+        part._fed = [self._fed[row] for row in rows]
+        part._real, part._length = self._real[index], self._length[index]
+        return part
+
+    def rejoin(self, rows: Sequence[int], part: Self) -> None:
+        index = torch.tensor(rows, device=self._model.device)
+        for layer, other in zip(self._states.layers, part._states.layers, strict=True):
+            layer.rejoin(index, other)
+        real = self._real.new_zeros((len(self._real), part._real.shape[1]))
+        real[:, : self._real.shape[1]] = self._real
+        real[index] = part._real
+        self._real = real
+        self._length[index] = part._length
+
+    def _feed_apart(self, rows: Sequence[int], chunks: Sequence[list[int]]) -> bool:
+        part = self.part(rows) if self._states.layers else None
+        if part is None:
+            return False
+        part.feed(chunks)
+        self.rejoin(rows, part)
+        return True
+
+    def _feed(self, chunks: Sequence[list[int]]) -> Tensor:
+        width = max(len(chunk) for chunk in chunks)
+        ids = torch.tensor([[0] * (width - len(chunk)) + chunk for chunk in chunks], device=self._model.device)
+        sizes = torch.tensor([len(chunk) for chunk in chunks], device=ids.device)
+        column = torch.arange(width, device=ids.device)
+        new = column[None, :] >= width - sizes[:, None]
+        positions = (self._length[:, None] + column[None, :] - (width - sizes[:, None])).clamp_min(0)
+        before = self._real.shape[1]
+        self._real = torch.cat([self._real, new], dim=1)
+        self._length = self._length + sizes
+        for row, chunk in zip(self._fed, chunks, strict=True):
+            row.extend(chunk)
+        output: Any = self._model(
+            input_ids=ids,
+            attention_mask=self._mask(before, width),
+            position_ids=positions,
+            past_key_values=self._states,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits
+        return logits[:, -1]
+
+    def _mask(self, before: int, width: int) -> Tensor:
+        """[B, 1, width, all columns] for full attention, which saves the model its own; else the real columns."""
+        if not self._makes_mask:
+            return self._real
+        columns = torch.arange(before + width, device=self._real.device)
+        queries = columns[before:]
+        causal = columns[None, :] <= queries[:, None]
+        # A hole may look at itself: a query that sees nothing would give NaN.
+        itself = columns[None, :] == queries[:, None]
+        return ((causal[None] & self._real[:, None, :]) | itself[None])[:, None]
+
+
+class _PackedLayer(DynamicLayer):
+    """Grows by blocks instead of copying everything at every token."""
+
+    keys: Tensor
+    values: Tensor
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._blocks = [key_states[..., :0, :], value_states[..., :0, :]]
+        used = self.get_seq_length()
+        end = used + key_states.shape[-2]
+        self._grow(used, end)
+        for block, states in zip(self._blocks, (key_states, value_states), strict=True):
+            block[..., used:end, :] = states
+        self.keys, self.values = (block[..., :end, :] for block in self._blocks)
+        return self.keys, self.values
+
+    def _grow(self, used: int, end: int) -> None:
+        for i, block in enumerate(self._blocks):
+            if block.shape[-2] < end:
+                self._blocks[i] = _zeros(block, end + _GROWTH)
+                self._blocks[i][..., :used, :] = block[..., :used, :]
+
+    def part(self, rows: Tensor) -> _PackedLayer:
+        """A layer of these rows alone."""
+        part = copy.copy(self)
+        part._blocks = [self.keys[rows], self.values[rows]]
+        part.keys, part.values = part._blocks
+        return part
+
+    def rejoin(self, rows: Tensor, part: _PackedLayer) -> None:
+        """The columns that `part` has more become columns of these rows; the others' are zeros."""
+        used, end = self.get_seq_length(), part.get_seq_length()
+        self._grow(used, end)
+        for block, states in zip(self._blocks, (part.keys, part.values), strict=True):
+            block[..., used:end, :] = 0
+            block[rows, :, used:end] = states[..., used:, :]
+        self.keys, self.values = (block[..., :end, :] for block in self._blocks)
+
+    def pack(self, rows: Tensor, columns: Tensor) -> None:
+        """Take `columns` [rows, width] of each of `rows`."""
+        self._blocks = [
+            states[rows[:, None], :, columns].transpose(1, 2).contiguous() for states in (self.keys, self.values)
+        ]
+        self.keys, self.values = self._blocks
+
+
+def _zeros(states: Tensor, columns: int) -> Tensor:
+    # Not empty: a hole's garbage could be NaN, and 0 x NaN is NaN.
+    return states.new_zeros((*states.shape[:-2], columns, states.shape[-1]))
+
+
+def _even_width(sizes: Sequence[int], tokens_per_call: int) -> int:
+    """Tokens up to which all rows are fed together, so that as little as possible is padding.
+
+    Longer rows are shown the rest before, together and padded alike. The longest row's size: all at once.
+    """
+    longest, rows = max(sizes), len(sizes)
+    costs = {
+        width: rows * width + sum(size > width for size in sizes) * (longest - width) + tokens_per_call
+        for width in set(sizes)
+        if 0 < width < longest
+    }
+    best = min(costs, key=costs.__getitem__, default=longest)
+    return best if best < longest and costs[best] < rows * longest else longest
+
+
+def common_beginning(fed: list[int], prompt: Sequence[int]) -> list[int]:
+    """What both begin with, less than all of `prompt`: its last token has to be fed for its logits."""
+    limit = min(len(fed), len(prompt) - 1)
+    if list(prompt[:limit]) == fed[:limit]:
+        return fed[:limit]
+    return fed[: next(i for i in range(limit) if fed[i] != prompt[i])]
+
+
+def full_attention(model: PreTrainedModel) -> bool:
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return all(kind == "full_attention" for kind in kinds)
+    return getattr(config, "sliding_window", None) is None

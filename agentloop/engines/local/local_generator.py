@@ -1,0 +1,203 @@
+"""Batched sampling from a model in this process, with a key-value cache that lives across the turns of an episode.
+
+All running episodes take their turns together. A turn feeds only what is new since the last one (the stop token,
+the tool result, the next header), and episodes that have ended are dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentloop.config.sections.model import ComputeSection
+from agentloop.engines.generator import Completion, GenerationRequest
+from agentloop.engines.local.cache import EpisodeCache, KeyValueCache
+from agentloop.engines.local.fixed_cache import FixedCache
+from agentloop.engines.local.stopping import StopStrings
+from agentloop.errors import TrainingStopped
+
+_FEW = 0.5
+"""Share of a batch that copying its keys and values pays for, to go on without the others' holes."""
+
+
+class LocalGenerator:
+    """Samples from `model` as it is now; `published()` counts its versions."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: frozenset[int],
+        stop_strings: StopStrings | None = None,
+        policy_version: int = 0,
+        compute: ComputeSection | None = None,
+        as_on_gpu: bool | None = None,
+    ) -> None:
+        """`compute` says in which type it multiplies; the rest of it is about scoring.
+
+        `as_on_gpu`: with keys and values in fixed buffers where the model can, and weights that autocast need not cast
+        again; None: if the model is on a GPU.
+        """
+        self._trained, self.model = model, model
+        self._as_on_gpu = model.device.type == "cuda" if as_on_gpu is None else as_on_gpu
+        self._autocast = compute is not None and compute.autocast == "bfloat16"
+        self._rounded: list[tuple[Tensor, Tensor]] = []
+        if self._autocast and self._as_on_gpu:
+            self.model, self._rounded = _rounded_copy(model)
+        self._stop_ids = stop_ids
+        self._stop_strings = stop_strings or None
+        self._version = policy_version
+        self._random = torch.Generator(device=model.device)
+        self._temperature = 1.0
+        fixed = self._as_on_gpu and FixedCache.suits(self.model)
+        self._cache = FixedCache(self.model) if fixed else EpisodeCache(self.model)
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    def with_compute(self, compute: ComputeSection) -> LocalGenerator:
+        """Another one of the same policy that multiplies as `compute` says."""
+        return LocalGenerator(
+            self._trained,
+            stop_ids=self._stop_ids,
+            stop_strings=self._stop_strings,
+            policy_version=self._version,
+            compute=compute,
+            as_on_gpu=self._as_on_gpu,
+        )
+
+    def bytes_of(self, episodes: int, tokens: int) -> int:
+        """What keys and values of so many episodes take in fixed buffers, once one of them is so long.
+
+        0 before a token was sampled, and for a model that has no such buffers.
+        """
+        return self._cache.bytes_of(episodes, tokens) if isinstance(self._cache, FixedCache) else 0
+
+    def published(self, version: int) -> None:
+        """New weights are in place."""
+        self._version = version
+        self._cache.forget()
+        for rounded, trained in self._rounded:
+            rounded.copy_(trained.detach())
+
+    def begin(self, *, seed: int, temperature: float) -> None:
+        self._random.manual_seed(seed)
+        self._temperature = temperature
+        self._cache.forget()
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        if not requests:
+            return []
+        replies = [_Reply(request.max_new_tokens) for request in requests]
+        # Around all steps, so that weights are cast once; in inference mode each step would cast them. A recorded step
+        # may not use what was cast before it: there they are cast already.
+        kept = not isinstance(self._cache, FixedCache)
+        with (
+            torch.no_grad() if self._autocast else torch.inference_mode(),
+            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._autocast, cache_enabled=kept),
+        ):
+            if not self._cache.keep(requests):
+                self._cache.admit(requests)
+            logits = self._cache.feed([list(r.prompt_ids[self._cache.fed(r.episode) :]) for r in requests])
+            self._decode(self._cache, replies, logits)
+        return [reply.completion(self._version) for reply in replies]
+
+    def _decode(self, cache: KeyValueCache, replies: Sequence[_Reply], logits: Tensor) -> None:
+        """Sample until every reply has ended. One that has is fed holes until few enough are left to go on alone."""
+        while True:
+            self._add(replies, logits)
+            # A reply's last token is not fed: the next turn's prompt begins with it.
+            chunks = [[] if reply.ended else [reply.token_ids[-1]] for reply in replies]
+            running = [row for row, chunk in enumerate(chunks) if chunk]
+            if not running:
+                return
+            part = cache.part(running) if len(running) <= len(replies) * _FEW else None
+            if part is not None:
+                logits = part.feed([chunks[row] for row in running])
+                self._decode(part, [replies[row] for row in running], logits)
+                cache.rejoin(running, part)
+                return
+            logits = cache.feed(chunks)
+
+    def _add(self, replies: Sequence[_Reply], logits: Tensor) -> None:
+        sampled = torch.stack([values.double() for values in self._sample(logits)]).tolist()  # a GPU is waited for once
+        for reply, token, log_prob, entropy in zip(replies, *sampled, strict=True):
+            if math.isnan(log_prob):
+                raise TrainingStopped(
+                    f"log-probs of the policy must be numbers, got NaN from policy version {self._version}. "
+                    "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path."
+                )
+            if reply.ended:
+                continue
+            reply.add(int(token), log_prob, entropy, stop_ids=self._stop_ids)
+            if self._stop_strings is not None and not reply.ended:
+                reply.ended = self._stop_strings.completed(reply.token_ids)
+
+    def _sample(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        greedy = self._temperature == 0.0
+        scores = torch.log_softmax(logits.float() / (1.0 if greedy else self._temperature), dim=-1)
+        probabilities = scores.exp()
+        if greedy:
+            tokens = scores.argmax(dim=-1)
+        else:
+            tokens = self._choose(probabilities)
+        # A probability that underflows to 0 has a log of -inf; its product counts as 0.
+        entropies = -(probabilities * scores.clamp_min(-1e4)).sum(dim=-1)
+        return tokens, scores.gather(1, tokens[:, None])[:, 0], entropies
+
+    def _choose(self, probabilities: Tensor) -> Tensor:
+        """One token per row by inverting the distribution function; float64, so that rare tokens keep their share.
+
+        One random number per row: ten times cheaper than torch.multinomial's one per vocabulary entry.
+        """
+        cumulative = probabilities.double().cumsum(dim=-1)
+        uniform = torch.rand(
+            (len(cumulative), 1), generator=self._random, dtype=torch.float64, device=cumulative.device
+        )
+        # right=True skips entries of probability 0; the product stays below the total because uniform < 1.
+        chosen = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0]
+        # Among NaNs the search ends behind the last token; `_decode` refuses what is found there.
+        return chosen.clamp_max(cumulative.shape[1] - 1)
+
+
+def _rounded_copy(model: PreTrainedModel) -> tuple[PreTrainedModel, list[tuple[Tensor, Tensor]]]:
+    """A copy that has its linear layers' weights in bfloat16, as autocast would cast them; and each with its original.
+
+    It shares all others: sums over layers, norms and embeddings are those of autocast.
+    """
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, shared)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for layer in copied.modules():
+        for name, parameter in [*layer.named_parameters(recurse=False)] if isinstance(layer, nn.Linear) else []:
+            if parameter.dtype == torch.float32:
+                rounded = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+                setattr(layer, name, rounded)
+                pairs.append((rounded, parameter))
+    return copied, pairs
+
+
+@dataclass
+class _Reply:
+    max_new_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, token: int, log_prob: float, entropy: float, *, stop_ids: frozenset[int]) -> None:
+        self.token_ids.append(token)
+        self.log_probs.append(log_prob)
+        self.entropies.append(entropy)
+        self.ended = token in stop_ids or len(self.token_ids) >= self.max_new_tokens
+
+    def completion(self, policy_version: int) -> Completion:
+        return Completion(tuple(self.token_ids), tuple(self.log_probs), policy_version, tuple(self.entropies))

@@ -1,0 +1,303 @@
+"""The policy, sampled by engines on the other side of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import random
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
+from agentloop.engines.remote.believed import Vocabulary, believed
+from agentloop.engines.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
+from agentloop.engines.remote.retries import pause_before_retry, read_retry_after
+from agentloop.engines.remote.routes import WireReply, sampling_fields
+from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, ask_server, key_headers, trusted
+from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
+from agentloop.errors import one_line, shortened
+
+_LOOK_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    concurrency: int = 64
+    """Most turns under way at once, over all engines."""
+    turn_timeout_s: float = 600.0
+    """Seconds that a turn may take with all its tries, once it is one of those under way."""
+    tries: int = 3
+    """Most tries of a turn."""
+    first_pause_s: float = 0.25
+    """Seconds before the second try; more before each later one."""
+    restart_timeout_s: float = 300.0
+    """Seconds for which an engine that is gone may come back; the tries meanwhile are not counted."""
+    proof_timeout_s: float = 10.0
+    """Seconds that a reply in the middle of a publish waits until its engine is proved for the new weights."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What belongs to one event loop."""
+
+    client: httpx2.AsyncClient
+    slots: asyncio.Semaphore
+
+
+@dataclass
+class _Turn:
+    request: GenerationRequest
+    tried: list[str] = field(default_factory=list)
+    """The engine of each try."""
+    counted: int = 0
+    """Tries that failed on an engine that was there, or all, once it has been gone for too long."""
+    fault: EngineFault | None = None
+    """Of the last try that ended."""
+
+
+class RemoteEngine:
+    """Samples from engines over HTTP; `published()` says which weights they serve.
+
+    A reply that does not hold what it must is never returned: the turn ends in `GenerationFailed`, which names the
+    fault, and `faults` counts every fault by its name, also those that a second try made good.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerFacts],
+        *,
+        key: str | None,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        limits: EngineLimits | None = None,
+    ) -> None:
+        self._servers = {server.url: server for server in servers}
+        self._urls = ServingUrls(tuple(self._servers))
+        self._key = key
+        self._vocabulary = Vocabulary(vocab_size, stop_ids)
+        self._stop_ids = sorted(stop_ids)
+        self._limits = limits or EngineLimits()
+        self._temperature = 1.0
+        self._chance = random.Random()
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
+        self.faults: Counter[str] = Counter()
+
+    @classmethod
+    def connect(
+        cls,
+        urls: Sequence[str],
+        model: str | None = None,
+        *,
+        key: str | None,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        limits: EngineLimits | None = None,
+    ) -> RemoteEngine:
+        """Ask each server what it can. Raises UserError where one can't be an engine of this run."""
+        servers = [ask_server(url.rstrip("/"), model=model, key=key) for url in urls]
+        return cls(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
+
+    def __repr__(self) -> str:
+        return f"RemoteEngine({', '.join(self._urls.all)}; version {self._urls.newest})"
+
+    @property
+    def servers(self) -> tuple[ServerFacts, ...]:
+        return tuple(self._servers.values())
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a prompt and its reply that every engine takes; None where none says."""
+        return min((s.max_model_len for s in self.servers if s.max_model_len is not None), default=None)
+
+    @property
+    def policy_version(self) -> int:
+        if self._urls.newest is None:
+            raise RuntimeError("published() must come before anything is sampled")
+        return self._urls.newest
+
+    def published(
+        self, version: int, name: str | None = None, *, label: str | None = None, urls: Collection[str] | None = None
+    ) -> None:
+        """The engines at `urls` (None: all) were proved to serve `version`; others go on with theirs.
+
+        `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
+        itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
+        """
+        label = label if label is not None else name if name is not None else str(version)
+        self._urls.published(version, label=label, adapter=name, urls=self._urls.all if urls is None else urls)
+
+    def withdraw(self, url: str) -> None:
+        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
+
+        A route without version spans needs this before every reload, for a reply that lasts over it is then refused.
+        """
+        self._urls.withdraw(url)
+
+    def begin(self, *, seed: int, temperature: float) -> None:
+        """Start a batch of episodes. Temperature 0 is greedy.
+
+        The seed is not sent. vLLM's seeds are per request: on CPU one in a chunked prefill ends the server, elsewhere
+        batches change the rounding, so that they would promise a repetition they don't give.
+        """
+        self._temperature = temperature
+
+    def at_temperature(self, temperature: float) -> RemoteEngine:
+        """The same engines for episodes that are sampled at another temperature meanwhile: all else is shared."""
+        other = copy.copy(self)
+        other._temperature = temperature
+        return other
+
+    async def close(self) -> None:
+        """Close this event loop's connections. A later reply opens new ones."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.client.aclose()
+
+    async def reply(self, request: GenerationRequest) -> Completion:
+        """A reply that may be recorded, within `turn_timeout_s` of its turn. Raises GenerationFailed without one."""
+        session = self._session()
+        async with session.slots:
+            turn = _Turn(request)
+            try:
+                async with asyncio.timeout(self._limits.turn_timeout_s) as clock:
+                    return await self._tried(session.client, turn, clock)
+            except TimeoutError:
+                if turn.tried:
+                    self._urls.failed(turn.tried[-1])
+                last = f"; before it, {turn.fault.kind}: {turn.fault}" if turn.fault else ""
+                self.faults[FaultKind.DEADLINE] += 1
+            raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
+
+    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn, clock: asyncio.Timeout) -> Completion:
+        while True:
+            url = await self._next_url(turn)
+            turn.tried.append(url)
+            try:
+                reply = await self._asked(client, url, turn.request)
+            except EngineFault as fault:
+                turn.fault = fault
+                self.faults[fault.kind] += 1
+                if not self._may_come_back(url, fault.kind):
+                    turn.counted = len(turn.tried) if fault.kind in GONE else turn.counted + 1
+                if fault.kind not in ASKED_AGAIN or turn.counted >= self._limits.tries:
+                    raise GenerationFailed(f"{fault.kind}: {fault}") from None
+            else:
+                self._urls.replied(url)
+                return reply
+            self._urls.failed(url, rest_s=turn.fault.retry_after_s)
+            await self._pause(turn, turn.fault, clock)
+
+    def _may_come_back(self, url: str, kind: FaultKind) -> bool:
+        """Whether the engine is gone, but not yet for so long that it never will be back."""
+        if kind not in GONE:
+            return False
+        weights = self._urls.weights(url)
+        says_nothing = not self._servers[url].route.names_versions and weights is not None and weights.adapter is None
+        if kind is FaultKind.CONNECTION and says_nothing:
+            # It may come back with its first weights, and nothing in its replies would say so.
+            self._urls.withdraw(url)
+        return self._urls.gone(url) < self._limits.restart_timeout_s
+
+    async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
+        """Wait before the next try. Raises GenerationFailed at once where the deadline would come first."""
+        same = self._urls.choose(turn.request.episode, turn.tried) in turn.tried
+        pause = pause_before_retry(
+            len(turn.tried), fault.retry_after_s if same else None, self._limits.first_pause_s, self._chance
+        )
+        until = asyncio.get_running_loop().time() + pause
+        if (deadline := clock.when()) is not None and until >= deadline:
+            raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")
+        await asyncio.sleep(pause)
+
+    async def _next_url(self, turn: _Turn) -> str:
+        """Wait until an engine serves: one that was withdrawn comes back when it has been proved."""
+        while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return url
+
+    async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
+        """The reply of one engine. Raises EngineFault."""
+        server, weights = self._servers[url], self._urls.weights(url)
+        assert weights is not None  # chosen just now, and nothing was awaited since
+        room = None if server.max_model_len is None else server.max_model_len - len(request.prompt_ids)
+        if room is not None and request.max_new_tokens > room:
+            raise EngineFault(
+                FaultKind.TOO_LONG,
+                f"a prompt of {len(request.prompt_ids)} tokens and a reply of {request.max_new_tokens} "
+                f"where the engine takes {server.max_model_len}",
+            )
+        sampling = sampling_fields(self._temperature, self._stop_ids, request.max_new_tokens)
+        body = server.route.body(weights.adapter or server.model, request, sampling)
+        answer = await self._posted(client, url + server.route.path, body)
+        if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
+            raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
+        self._check_status(answer)
+        reply = server.route.read(answer.content)
+        await self._labels_are_proved(url, reply, weights)
+        if reply.spans is None and weights.adapter is None and self._urls.weights(url) is not weights:
+            text = "a publish began before the reply ended, and this route does not say which weights sampled a token"
+            raise EngineFault(FaultKind.UNPROVED_VERSION, text)
+        versions = self._urls.versions(url)
+        return believed(reply, request, vocabulary=self._vocabulary, weights=weights, versions=versions)
+
+    async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
+        try:
+            answer = await client.send(client.build_request("POST", url, json=body), stream=True)
+        except httpx2.TransportError as error:
+            raise EngineFault(FaultKind.CONNECTION, one_line(error)) from None
+        try:
+            await answer.aread()
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
+            raise EngineFault(FaultKind.CUT_BODY, one_line(error)) from None
+        finally:
+            await answer.aclose()
+        return answer
+
+    def _check_status(self, answer: httpx2.Response) -> None:
+        if answer.status_code == httpx2.codes.OK:
+            return
+        after = read_retry_after(answer.headers.get("Retry-After"))
+        text = f"status {answer.status_code}: {self._message(answer)}"
+        if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+            raise EngineFault(FaultKind.BUSY, text, retry_after_s=after)
+        if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise EngineFault(FaultKind.SERVER_ERROR, text, retry_after_s=after)
+        raise EngineFault(FaultKind.REFUSED, text)
+
+    def _message(self, answer: httpx2.Response) -> str:
+        """The server's reason, on one line; never the key, should the server repeat it."""
+        text = answer.text
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            text = str(json.loads(text)["error"]["message"])
+        return shortened(text.replace(self._key, "***") if self._key else text)
+
+    async def _labels_are_proved(self, url: str, reply: WireReply, weights: Weights) -> None:
+        """Wait a little for the proof of weights that came in while the reply was sampled."""
+        if reply.spans is None or weights.adapter is not None:
+            return
+        labels = {span.label for span in reply.spans} - {UNLABELLED}
+        waited = 0.0
+        while labels - self._urls.versions(url).keys() and waited < self._limits.proof_timeout_s:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            waited += _LOOK_AGAIN_S
+
+    def _session(self) -> _Session:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions:
+            n = self._limits.concurrency
+            client = httpx2.AsyncClient(
+                headers=key_headers(self._key),
+                # The turn's own deadline ends all else.
+                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=httpx2.Limits(max_connections=n, max_keepalive_connections=n),
+                trust_env=False,
+                verify=trusted(),
+            )
+            self._sessions[loop] = _Session(client, asyncio.Semaphore(n))
+        return self._sessions[loop]

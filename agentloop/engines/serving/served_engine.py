@@ -1,0 +1,97 @@
+"""The engine that a run has for itself: started with it, and gone with it, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.remote.server_facts import read_key
+from agentloop.engines.serving.engine_process import EngineProcess, free_port
+from agentloop.engines.serving.vllm_command import (
+    EXECUTABLE_VARIABLE,
+    ServeOptions,
+    find_vllm,
+    serve_command,
+    serve_environment,
+)
+from agentloop.errors import TrainingStopped
+
+_START_S = 1800.0
+"""It compiles and captures graphs first."""
+_SILENT_S = 60.0
+_LOOK_AGAIN_S = 0.5
+
+
+class EngineEnded(TrainingStopped):
+    """The run's own engine has ended, or says nothing any more."""
+
+
+class ServedEngine:
+    """It answers. Nobody starts it again: a run that goes on starts one, and gives it its last weights."""
+
+    def __init__(self, options: ServeOptions, process: EngineProcess, control: EngineControl, log: Path) -> None:
+        self.options = options
+        self._process = process
+        self._control = control
+        self._log = log
+
+    def check(self) -> None:
+        """Raises EngineEnded where it is not there any more, or does not answer for a while."""
+        end = time.monotonic() + _SILENT_S
+        while not self._control.healthy():
+            if self._process.exit_code is not None or time.monotonic() > end:
+                raise self._ended()
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _ended(self) -> EngineEnded:
+        code = self._process.exit_code
+        found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
+        return EngineEnded(
+            f"the run's own engine must stay up, got {found}. What it says: {self._log} Run again with --resume, which "
+            "starts another."
+        )
+
+    def connected(self, config: RunConfig) -> RunConfig:
+        """The settings with its URL. It is not waited for when it is gone."""
+        engine = config.engine.model_copy(update={"urls": (self.options.url,), "restart_timeout_s": 0.0})
+        return config.model_copy(update={"engine": engine})
+
+
+def serve_options(config: RunConfig, model: Path | str, *, shares_gpu: bool) -> ServeOptions:
+    """How vLLM is started for a run; `shares_gpu`: the learner has the same one."""
+    section, whole = config.engine, config.lora.rank == 0
+    in_memory = section.transfer == "memory" and config.checkpoint.keep_policies == "none"
+    return ServeOptions(
+        str(model),
+        section.served_model_name or "policy",
+        free_port(),
+        max_model_len=config.context.max_tokens,
+        lora_rank=config.lora.rank,
+        memory_share=section.memory_share,
+        sleep_level=0 if not shares_gpu else 2 if whole else 1,
+        shares_memory=shares_gpu and whole and in_memory,
+        further=section.options,
+    )
+
+
+@contextmanager
+def served_engine(
+    options: ServeOptions, *, key_variable: str, run: Path, note: Callable[[str], None]
+) -> Iterator[ServedEngine]:
+    """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError where it does not."""
+    key, log = read_key(key_variable), run / f"engine-{options.port}.log"
+    environment = serve_environment(options, key, os.environ)
+    command = serve_command(find_vllm(None, environment, key=EXECUTABLE_VARIABLE), options)
+    note(f"starting vllm serve {options.model} (log: {log})")
+    process = EngineProcess(command, environment, port=options.port, log=log)
+    try:
+        with EngineControl(options.url, model=options.served_model_name, key=key) as control:
+            process.wait_until(control.healthy, limit_s=_START_S, stopped=lambda: False)
+            yield ServedEngine(options, process, control, log)
+    finally:
+        process.end()

@@ -1,0 +1,51 @@
+"""Read-only questions. Every answer is plain and JSON-able: what is unknown is None, and no number is NaN.
+
+The terminal (`agentloop replay ...`) and the inspector ask the same ones.
+"""
+
+from replay.questions.cluster import cluster, is_collected_by_workers
+from replay.questions.distributions import distributions
+from replay.questions.filters.query import Query, QueryResult, Sort, chosen
+from replay.questions.held_out_episodes import held_out, held_out_task
+from replay.questions.iteration import iteration
+from replay.questions.listing import Patience, page
+from replay.questions.preview import empty_sources, preview
+from replay.questions.runs import merging, metric_series, progress, run_names, runs
+from replay.questions.summary import summary
+from replay.questions.tasks import TaskSort, task, task_list
+from replay.questions.tokens import MOST_TOKENS, CodecOf, tokens
+from replay.questions.trajectory import excerpts, find, overview, same_tokenizer, trajectory
+
+__all__ = [
+    "MOST_TOKENS",
+    "QueryResult",
+    "CodecOf",
+    "Patience",
+    "Query",
+    "Sort",
+    "TaskSort",
+    "chosen",
+    "cluster",
+    "distributions",
+    "empty_sources",
+    "excerpts",
+    "find",
+    "held_out",
+    "held_out_task",
+    "is_collected_by_workers",
+    "iteration",
+    "merging",
+    "metric_series",
+    "overview",
+    "page",
+    "preview",
+    "progress",
+    "run_names",
+    "runs",
+    "same_tokenizer",
+    "summary",
+    "task",
+    "task_list",
+    "tokens",
+    "trajectory",
+]

@@ -1,0 +1,91 @@
+"""Several trajectories token by token; and several runs by their numbers and configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from context.authors import AuthorTable
+from context.tokens.token_sequence import TokenSequence
+from replay.questions import QueryResult, find, summary
+from replay.questions.trajectory import record_of
+from replay.storage.read import author_table, load
+from replay.store import ReplayStore
+
+
+def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
+    """Their records side by side, and where their tokens and messages part.
+
+    Raises ContentGone where the tokens of one are no longer stored.
+    """
+    ids = [find(store, prefix) for prefix in id_prefixes]
+    with store.reading() as connection:
+        found = load(connection, ids).in_order(ids)
+        tables = [author_table(connection, row.record.run) for row in found]
+    records = side_by_side([record_of(row) for row in found])
+    segments = [
+        _segment(position, parts, tables)
+        for position, parts in enumerate(zip_longest(*([s.tokens for s in row.segments] for row in found)))
+    ]
+    said = zip_longest(*(row.messages for row in found))
+    return {
+        "ids": ids,
+        "records": records,
+        "different": [name for name, values in records.items() if any(value != values[0] for value in values)],
+        "segments": segments,
+        "same_tokens": not any(part["differs"] for part in segments),
+        "first_different_message": next(
+            (place for place, each in enumerate(said) if any(message != each[0] for message in each)), None
+        ),
+    }
+
+
+def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Sequence[AuthorTable]) -> QueryResult:
+    """The first `same` tokens have the same ids and authors; their log-probs may still differ, by `log_prob_gap`."""
+    lengths = [0 if part is None else len(part) for part in parts]
+    same, gap = min(lengths), None
+    if same:
+        there = [part for part in parts if part is not None]
+        columns = [
+            (part.token_ids[:same], _names(part, table)[:same]) for part, table in zip(there, tables, strict=True)
+        ]
+        differs = np.any([(ids != columns[0][0]) | (names != columns[0][1]) for ids, names in columns], axis=0)
+        same = int(np.argmax(differs)) if differs.any() else same
+        log_probs = np.array([part.behavior_log_probs[:same] for part in there])
+        gaps = log_probs.max(axis=0) - log_probs.min(axis=0)  # NaN where one is unknown
+        gap = float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None
+    return {
+        "position": position,
+        "tokens": lengths,
+        "same": same,
+        "differs": same < max(lengths),
+        "log_prob_gap": gap,
+    }
+
+
+def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]:
+    """[T] names of authors, whose codes mean something within one run only."""
+    return np.array([authors.name(code) for code in part.authors.tolist()], object)
+
+
+def run_facts(store: ReplayStore, run: str) -> dict[str, QueryResult]:
+    """The `numbers` of a run's summary and its `config`, each flat."""
+    numbers = _flat(summary(store, run))
+    del numbers["database"]
+    return {"numbers": numbers, "config": _flat(dict(store.run(run).config))}
+
+
+def side_by_side(each: Sequence[QueryResult]) -> dict[str, list[Any]]:
+    """All values of each name, None where one has none."""
+    return {name: [values.get(name) for values in each] for name in dict.fromkeys(name for one in each for name in one)}
+
+
+def _flat(answer: QueryResult, prefix: str = "") -> QueryResult:
+    flat: QueryResult = {}
+    for name, value in answer.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,252 @@
+"""A filter, written as a Python expression, as an SQL condition over the table `trajectories`.
+
+    success and 0.5 < reward <= 1 and (turns >= 2 or error is not None) and 'drawer' in text
+
+`ast` reads it and nothing of it is evaluated: what may stand where is listed here. Every comparison is true or false:
+None equals nothing and is neither greater nor smaller than anything, so `error != 'timeout'` holds where there was no
+error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.wording import excerpt, suggest
+from replay.errors import ReplayError
+from replay.questions.filters.comparison import Known, Value, compared, joined
+from replay.questions.filters.fields import FIELDS, Field, FieldKind
+
+_LONGEST = 20_000
+"""Characters of all filters together."""
+_DEEPEST = 50
+_LONGEST_QUOTE = 40
+
+_EQUAL = ("==", "in")
+_ORDER = ("<", "<=", ">", ">=")
+_SEARCH = ("contains", "startswith")
+_SIGNS = {
+    FieldKind.number: (*_EQUAL, *_ORDER, "is"),
+    FieldKind.whole: (*_EQUAL, *_ORDER, "is"),
+    FieldKind.truth: (*_EQUAL, "is"),
+    FieldKind.text: (*_EQUAL, *_SEARCH, "is"),
+    FieldKind.messages: (*_EQUAL, *_SEARCH),
+    FieldKind.calls: _EQUAL,
+}
+_SHOWN = {
+    "==": "==, !=",
+    "in": "in [...]",
+    "is": "is None",
+    "contains": "'...' in {}",
+    "startswith": "{}.startswith('...')",
+}
+_OPERATORS: dict[type[ast.cmpop], tuple[str, bool]] = {
+    ast.Eq: ("==", True),
+    ast.NotEq: ("==", False),
+    ast.Lt: ("<", True),
+    ast.LtE: ("<=", True),
+    ast.Gt: (">", True),
+    ast.GtE: (">=", True),
+    ast.In: ("in", True),
+    ast.NotIn: ("in", False),
+    ast.Is: ("is", True),
+    ast.IsNot: ("is", False),
+}
+_FIELD_ON_THE_RIGHT = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "in": "contains"}
+
+_UNWRITABLE = re.compile("[\0\r\n\ud800-\udfff]")
+_ONE_TEXT = re.compile(r"""[rRuU]?('([^'\\]|\\.)*'|"([^"\\]|\\.)*")""")
+_FILE = "<filter>"
+warnings.filterwarnings("ignore", module=_FILE)  # A text such as '\d' is read as it is written.
+
+
+class WrongFilter(ReplayError):
+    """A filter that can't be read; the error quotes the part of it."""
+
+
+@dataclass(frozen=True)
+class SplitCondition:
+    """What must hold of a row: of its columns, and of what was said in it, which takes a thousand times as long."""
+
+    columns: sa.ColumnElement[bool]
+    messages: sa.ColumnElement[bool] | None
+    """None: nothing is asked of what was said."""
+
+
+def condition(text: str) -> sa.ColumnElement[bool]:
+    """For a query over the table `trajectories`. Raises WrongFilter."""
+    found = conditions([text])
+    return found.columns if found.messages is None else sa.and_(found.columns, found.messages)
+
+
+def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCondition:
+    """All of them hold. `known`: expressions that take the place of fields' own. Raises WrongFilter."""
+    given = list(texts)
+    if (length := sum(map(len, given))) > _LONGEST:
+        raise WrongFilter(f"where must have at most {_LONGEST:,} characters in all, got {length:,}. Shorten it.")
+    columns: list[sa.ColumnElement[bool]] = []
+    messages: list[sa.ColumnElement[bool]] = []
+    for filter in (_Filter(text, known or {}) for text in given):
+        for part in _all_parts(filter.tree):
+            (messages if _asks_messages(part) else columns).append(filter.condition(part))
+    return SplitCondition(joined(sa.and_, [sa.true(), *columns]), joined(sa.and_, messages) if messages else None)
+
+
+def _all_parts(node: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        for part in node.values:
+            yield from _all_parts(part)
+    else:
+        yield node
+
+
+def _asks_messages(node: ast.expr) -> bool:
+    names = (inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name))
+    return any(FIELDS[name].asks_messages for name in names if name in FIELDS)
+
+
+class _Filter:
+    """One text and its tree."""
+
+    def __init__(self, text: str, known: Known) -> None:
+        self._text = text.strip()
+        self._known = known
+        if odd := _UNWRITABLE.search(self._text):
+            advice = f"Leave it out, or write {ascii(odd[0])[1:-1]} between quotes."
+            raise _wrong("hold such a character as an escape", odd[0], advice)
+        try:
+            self.tree = ast.parse(self._text, _FILE, "eval").body
+        except SyntaxError as error:
+            rest = self._text[error.offset - 1 :] if error.offset else ""
+            advice = f"Python says: {error.msg}. For example: {_example()}"
+            raise _wrong("be a Python expression", rest, advice) from None
+        except (MemoryError, RecursionError):
+            raise _too_deep() from None
+
+    def condition(self, node: ast.expr, depth: int = 0) -> sa.ColumnElement[bool]:
+        if depth > _DEEPEST:
+            raise _too_deep()
+        match node:
+            case ast.BoolOp(op=op, values=parts):
+                join = sa.and_ if isinstance(op, ast.And) else sa.or_
+                return joined(join, [self.condition(part, depth + 1) for part in parts])
+            case ast.UnaryOp(op=ast.Not(), operand=part):
+                return sa.not_(self.condition(part, depth + 1).self_group())
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                pairs = zip(operators, pairwise([left, *others]), strict=True)
+                return sa.and_(*(self._comparison(node, operator, *sides) for operator, sides in pairs))
+            case ast.Call(func=ast.Attribute(value=owner, attr="startswith"), args=[text], keywords=[]):
+                return self._compared(node, self._field(owner), "startswith", text)
+            case ast.Name():
+                field = self._field(node)
+                if field.kind is FieldKind.truth:
+                    return compared(field, "==", [True], self._known)
+                raise self._wrong_node(f"compare {field.name}", node, f"For example: {_example(field)}")
+        raise self._wrong_node("compare a field here", node, f"For example: {_example()}")
+
+    def _comparison(
+        self, whole: ast.expr, operator: ast.cmpop, left: ast.expr, right: ast.expr
+    ) -> sa.ColumnElement[bool]:
+        sign, is_so = _OPERATORS[type(operator)]
+        if not isinstance(left, ast.Name):
+            left, sign, right = right, _FIELD_ON_THE_RIGHT.get(sign, sign), left
+        holds = self._compared(whole, self._field(left), sign, right)
+        return holds if is_so else sa.not_(holds)
+
+    def _compared(self, whole: ast.expr, field: Field, sign: str, value: ast.expr) -> sa.ColumnElement[bool]:
+        if sign not in _SIGNS[field.kind]:
+            signs = ", ".join(_SHOWN.get(known, known).format(field.name) for known in _SIGNS[field.kind])
+            raise self._wrong_node(f"compare {field.name} by {signs}", whole)
+        nodes = [value]
+        if sign == "is":
+            if not _is_none(value):
+                raise self._wrong_node("have None behind `is`", value, f"For example: {_example(field)}")
+            nodes = []
+        elif sign == "in":
+            if not isinstance(value, ast.List | ast.Tuple) or not value.elts:
+                example = _example(field).partition(" == ")[2] or "1"
+                raise self._wrong_node(
+                    f"look for {field.name} in a list", value, f"For example: {field.name} in [{example}]"
+                )
+            nodes = value.elts
+        values = [self._value(node, field, is_choice=sign not in _SEARCH) for node in nodes]
+        return compared(field, sign, values, self._known)
+
+    def _field(self, node: ast.expr) -> Field:
+        if isinstance(node, ast.Name) and node.id in FIELDS:
+            return FIELDS[node.id]
+        advice = suggest(node.id if isinstance(node, ast.Name) else "", FIELDS)
+        raise self._wrong_node("name a field here", node, advice)
+
+    def _value(self, node: ast.expr, field: Field, *, is_choice: bool) -> Value:
+        match node:
+            case ast.Constant(value=str()) if not _ONE_TEXT.fullmatch(self._source(node)):
+                raise self._wrong_node("have one text between two quotes", node, r"Write a quote within as \' or \".")
+            case ast.Constant(value=given):
+                value = _fitting(given, field.kind)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as given)):
+                value = _fitting(-given, field.kind)
+            case _:
+                value = None
+        if value is None:
+            advice = f"Use `{field.name} is None`." if _is_none(node) else f"For example: {_example(field)}"
+            raise self._wrong_node(f"compare {field.name} with {field.kind.value}", node, advice)
+        if is_choice and field.choices and value not in field.choices:
+            raise self._wrong_node(f"compare {field.name} with one of {', '.join(field.choices)}", node)
+        return value
+
+    def _source(self, node: ast.expr) -> str:
+        return ast.get_source_segment(self._text, node) or ""
+
+    def _wrong_node(self, rule: str, node: ast.expr, advice: str = "") -> WrongFilter:
+        return _wrong(rule, self._source(node), advice)
+
+
+def _wrong(rule: str, source: str, advice: str) -> WrongFilter:
+    got = repr(excerpt(source, _LONGEST_QUOTE)) if source else "its end"
+    return WrongFilter(f"where must {rule}, got {got}. {advice}".rstrip())
+
+
+def _too_deep() -> WrongFilter:
+    return WrongFilter(f"where must nest at most {_DEEPEST} deep, got more. Leave some of it out.")
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _fitting(value: Any, kind: FieldKind) -> Value | None:
+    """None: a value of another kind."""
+    if kind is FieldKind.truth:
+        return value if isinstance(value, bool) else None
+    if kind not in (FieldKind.number, FieldKind.whole):
+        return value if isinstance(value, str) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+        return None
+    if kind is FieldKind.number:
+        return float(value)
+    return int(value) if int(value) == value and -(2**63) <= value < 2**63 else None
+
+
+_ENDS = {
+    FieldKind.number: "{} > 0.5",
+    FieldKind.whole: "{} < 8",
+    FieldKind.truth: "{} == True",
+    FieldKind.text: "{} == 'name'",
+    FieldKind.messages: "'words' in {}",
+    FieldKind.calls: "{} == 'lookup'",
+}
+
+
+def _example(field: Field | None = None) -> str:
+    if field is None:
+        return "reward > 0.5 and 'words' in text"
+    return f"{field.name} == '{field.choices[0]}'" if field.choices else _ENDS[field.kind].format(field.name)

@@ -1,0 +1,81 @@
+"""Which trajectories a query is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import sqlalchemy as sa
+
+from replay.questions.filters import condition
+from replay.storage.format import schema
+from replay.storage.format.schema import policies, runs
+
+QueryResult = dict[str, Any]
+"""Plain and JSON-able: what is unknown is None, and no number is NaN."""
+
+_rows = schema.trajectories.c
+
+
+class Sort(StrEnum):
+    """What a listing can be sorted by; rows of the same value follow their iteration, slot, run and id."""
+
+    iteration = "iteration"
+    reward = "reward"
+    advantage = "advantage"
+    success = "success"
+    turns = "turns"
+    tools = "tools"
+    tokens = "tokens"
+    uses = "uses"
+    staleness = "staleness"
+    drift = "drift"
+    drift_max = "drift_max"
+    stop_reason = "stop_reason"
+    source = "source"
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which rows, in which order."""
+
+    run: str | None = None
+    """None: of all runs."""
+    filters: Sequence[str] = ()
+    """Python expressions (`replay.questions.filters`) that all hold."""
+    sort: Sort = Sort.iteration
+    ascending: bool = False
+    """The greatest come first; rows whose value is unknown come last either way."""
+
+
+def run_is(run: str | None, column: sa.Column[str]) -> sa.ColumnElement[bool]:
+    """The condition that a column names this run; None: any."""
+    return sa.true() if run is None else column == run
+
+
+def chosen(run: str | None, filter: str | None) -> sa.ColumnElement[bool]:
+    """Rows of a run, or of all, that a filter holds for."""
+    mine = run_is(run, _rows.run)
+    return mine if filter is None else mine & condition(filter)
+
+
+def newest_versions(connection: sa.Connection, run: str | None = None) -> dict[str, int]:
+    """Each run's newest policy, or this run's; one that has published nothing is not there."""
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == runs.c.id).scalar_subquery()
+    query = sa.select(runs.c.id, newest).where(run_is(run, runs.c.id))
+    return {id: int(version) for id, version in connection.execute(query) if version is not None}
+
+
+def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[int]:
+    """The staleness of rows of these runs; NULL for others. `run`: whose rows are asked for, if only its are.
+
+    To look up the newest policy row by row would take three times as long (`replay.questions.filters.fields`).
+    """
+    versions = {of: sa.literal(version, sa.BigInteger) for of, version in newest.items()}
+    if run in versions:
+        return versions[run] - _rows.policy_version_min
+    if not versions:
+        return sa.cast(sa.null(), sa.BigInteger)
+    return sa.case(*((_rows.run == of, version) for of, version in versions.items())) - _rows.policy_version_min

@@ -1,0 +1,356 @@
+"""What the next batch of a run would be made of: planned as the run plans it, drawn as it draws.
+
+The run, its database and its sampler stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from replay.config import StoredConfig, stored_config
+from replay.errors import ReplayError
+from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.mix_settings import MixRule
+from replay.mixing.mixer import Mixer
+from replay.mixing.request import Availability, DrawRequest
+from replay.mixing.schedule import Schedule
+from replay.questions.filters.query import QueryResult
+from replay.questions.preview_settings import as_yaml, shown, wrong
+from replay.records import ELIGIBLE, STATES, age_bucket
+from replay.sampling.index import EligibleIndex
+from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
+from replay.sampling.selection import SelectedRow
+from replay.sampling.trial_draw import TrialDraw
+from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
+from replay.store import ReplayStore
+
+_ESS_BY_AGE = "actor/replay/ess/age_"
+_SUCCESS = "rollout/success"
+_FACTOR = "replay/controller_factor"
+_MOST_VALUES = 12
+"""Different numbers that are shown one by one; more of them are shown in ranges."""
+_RANGES = 10
+_rows = trajectories.c
+
+
+@dataclass(frozen=True)
+class _RunState:
+    """Between two iterations of a run."""
+
+    run: str
+    iteration: int
+    """The next one."""
+    policy_version: int
+    """The policy that is about to learn."""
+    metrics: Mapping[str, float]
+    """The newest iteration's."""
+    sampler: Mapping[str, Any] | None
+    """State after the newest iteration."""
+    has_replayed: bool
+    best_success: float | None
+    """The highest of any iteration's fresh episodes."""
+
+    def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
+        """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
+        mixer = Mixer(rule)
+        if saved is not None:
+            mixer.load_state(saved)
+            return mixer
+        mixer.started = self.has_replayed
+        mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
+        if rule.controller == "ess":
+            ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
+            mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
+        return mixer
+
+    def go_on(self, sampler: Sampler) -> bool:
+        """The run's own random state for a sampler of the same name; whether there was one."""
+        if self.sampler is None or self.sampler.get("name") != sampler.title:
+            return False
+        sampler.load_state(self.sampler)
+        return True
+
+
+def _run_state(connection: sa.Connection, run: str) -> _RunState:
+    newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
+    version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
+    of_newest = (metrics.c.run == run) & (metrics.c.iteration == newest)
+    found = connection.execute(sa.select(metrics.c.name, metrics.c.value).where(of_newest)).all()
+    state = connection.scalar(
+        sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == newest)
+    )
+    replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
+    best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
+    return _RunState(
+        run=run,
+        iteration=newest + 1,
+        policy_version=version,
+        metrics={name: value for name, value in found if value is not None},
+        sampler=None if state is None else json.loads(state),
+        has_replayed=bool(connection.scalar(sa.select(replayed))),
+        best_success=connection.scalar(best),
+    )
+
+
+def _saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
+    """The mixer of that unit in a run folder's checkpoint after `iteration`; None: there is no such checkpoint, or none
+    whole, or what it rounded off was of another unit."""
+    if folder is None:
+        return None
+    try:
+        values = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())
+        mixer = values["mixer"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
+        return None
+    return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
+
+
+def _tried_tasks(connection: sa.Connection, run: str) -> list[str]:
+    """Hashes of the tasks that the run has tried, the one tried longest ago first."""
+    newest = sa.func.max(groups.c.iteration)
+    query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
+    return [str(task) for task in connection.scalars(query)]
+
+
+def preview(
+    store: ReplayStore,
+    run: str | None = None,
+    config: StoredConfig | None = None,
+    *,
+    folder: Path | None = None,
+    sampler: Sampler | None = None,
+) -> QueryResult:
+    """The next batch of `run` (None: the only one), by `config` in place of its own configuration.
+
+    `folder`: the run's, whose checkpoint knows what earlier iterations rounded off. `sampler`: one of a person's own,
+    for its file is not run here. Raises WrongSettings for what no batch can be made by.
+    """
+    record = store.run(run)
+    config = config or stored_config(record)
+    with store.reading() as connection:
+        now = _run_state(connection, record.id)
+        gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
+        tried = _tried_tasks(connection, record.id)
+    sampler = sampler or _built_in(config)
+    if isinstance(sampler, RankedSampler) and sampler.measured:
+        raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
+    goes_on = now.go_on(sampler)
+    mixer, is_exact = _mixer(config, now, folder)
+    upcoming = _expected_tasks(config, tried, mixer.num_tasks)
+    with _trial_draw(store, config, now, sampler) as trial:
+        try:
+            available = trial.available()
+            plan = mixer.plan(iteration=now.iteration, available=available, tasks=upcoming)
+        except ReplayError as error:
+            raise wrong(str(error)) from error
+        rows = trial.draws(plan.picks, 1)[0] if plan.replay else []
+        return {
+            "run": record.id,
+            "iteration": now.iteration,
+            "policy_version": now.policy_version,
+            "settings": shown(config.replay),
+            "yaml": as_yaml(config.replay),
+            "plan": {
+                **_plan(plan, mixer, available),
+                "assumed_tasks": len(upcoming),
+                "new_tasks": sum(task not in tried for task in upcoming),
+                "remainders": is_exact,
+            },
+            "funnel": _funnel(trial, available, gone, mixer, upcoming),
+            "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
+            "batch": {
+                "exact": goes_on and is_exact and _is_certain(mixer, config),
+                "rows": _described(trial, rows, now),
+            },
+            "spreads": _spreads(trial.index, [row.position for row in rows], now),
+        }
+
+
+def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> list[str]:
+    """The tasks that are taken to come next: those never tried, then those tried longest ago, and round again.
+
+    The order within a pass is the run's own affair, and a curriculum's order is not known here.
+    """
+    pool = config.task_pool
+    if pool != "unlimited":
+        new = max(0, pool - len(tried))
+    elif config.has_rows and tried:
+        new = 0
+    else:
+        return [f"new {place}" for place in range(count)]  # every task is new
+    whole = new + len(tried)
+    return [f"new {place}" if place < new else tried[place - new] for place in (at % whole for at in range(count))]
+
+
+def empty_sources(
+    store: ReplayStore, run: str, *, sampler: Sampler | None = None, named: Iterable[str] = ()
+) -> list[str]:
+    """A sentence for each source that can give the run nothing as it is configured; `named` are looked at besides.
+
+    A `sampler` of a person's own is asked only where it is given.
+    """
+    config = stored_config(store.run(run))
+    if sampler is None:
+        sampler = _built_in(config) if config.replay.sampler in SAMPLERS else make_sampler("uniform", 0)
+    with store.reading() as connection:
+        now = _run_state(connection, run)
+    with _trial_draw(store, config, now, sampler) as trial:
+        return trial.empty_sources(config.replay.unit, config.batch.group_size, [*config.replay.attach, *named])
+
+
+# Named one by one, for an index to find them: rows that are not eligible are few.
+_GONE = sa.select(sa.func.count()).where(_rows.state.in_([state for state in STATES if state != ELIGIBLE]))
+
+
+def _built_in(config: StoredConfig) -> Sampler:
+    name = config.replay.sampler
+    if name not in SAMPLERS:
+        raise wrong(
+            f"replay.sampler must be a built-in one to be tried out without running its file, got {name}. Choose one "
+            f"of {', '.join(SAMPLERS)}, or ask: agentloop replay mix"
+        )
+    return make_sampler(name, config.run.seed, config.replay.sampler_options)
+
+
+def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[Mixer, bool]:
+    """The run's own between two iterations, and whether it knows what was rounded off."""
+    rule = config.mix_rule()
+    if now.iteration > config.run.iterations:  # it is over, and its schedule may have ended at none
+        rule = rule.model_copy(update={"schedule": Schedule()})
+    saved = _saved_mixer(folder, now.iteration - 1, unit=rule.unit)
+    return now.mixer(rule, saved), saved is not None
+
+
+@contextmanager
+def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sampler: Sampler) -> Iterator[TrialDraw]:
+    request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
+    with ExitStack() as stack:
+        try:
+            trial = stack.enter_context(store.trial_draw(request, sampler, sources=list(config.replay.sources)))
+        except ValueError as error:
+            # Options can be so large or so small that no weight is left that is a number.
+            given = json.dumps(config.replay.sampler_options)
+            raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
+        yield trial
+
+
+def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
+    """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
+    replay = config.replay
+    return not mixer.num_tasks and not replay.complete_zero_variance and replay.retire_solved is None
+
+
+def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:
+    names = ("fraction", "planned_fresh", "planned_replay", "fresh", "replay", "shortfall", "starved_groups")
+    return {
+        **{name: getattr(plan, name) for name in names},
+        "groups": sorted(map(list, Counter(size for _, size in plan.groups).items()), reverse=True),
+        "trajectories": mixer.rule.trajectories,
+        "observes": mixer.rule.mode == "observe",
+        "factor": mixer.factor,
+        "started": mixer.started,
+        "picks": [asdict(pick) for pick in plan.picks],
+        "unknown_priority": available.unknown_priority,
+        "incomparable": dict(available.incomparable),
+    }
+
+
+def _funnel(
+    trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
+) -> list[QueryResult]:
+    """How many rows are left after each rule, from all that the run stored and others that it may draw.
+
+    `gone`: rows of the run that are not eligible.
+    """
+    steps = [(left.rule, left.rows) for left in trial.left()]
+    steps.insert(0, ("stored", steps[0][1] + gone))
+    drawable = steps[-1][1]
+    if available.rows < drawable:
+        steps.append(("caps", available.rows))
+    if mixer.rule.unit == "group":
+        size = mixer.rule.group_size
+        steps.append(("groups", size * available.groups.get(size, 0)))
+    elif upcoming:
+        steps.append(("tasks", sum(available.by_task.get(task, 0) for task in set(upcoming))))
+    before = [steps[0][1], *(rows for _, rows in steps)]
+    return [{"rule": rule, "left": rows, "out": last - rows} for (rule, rows), last in zip(steps, before, strict=False)]
+
+
+def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:
+    """The rows of the drawn batch."""
+    index = trial.index
+    columns, codes = index.columns, index.codes
+
+    def described(row: SelectedRow) -> QueryResult:
+        at = row.position
+        own = bool(columns["own"][at])
+        names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
+        return {
+            "id": index.ids[at],
+            **names,
+            "iteration": int(columns["iteration"][at]),
+            "staleness": now.policy_version - int(columns["policy_version"][at]) if own else None,
+            "reward": float(columns["reward"][at]),
+            "success": bool(columns["success"][at]),
+            "advantage": float(columns["advantage"][at]),
+            "probability": row.probability,
+            "replayed": int(columns["uses"][at]),
+        }
+
+    return [*map(described, rows)]
+
+
+_Bins = tuple[list[str], npt.NDArray[np.intp]]
+"""Labels, and the place of each row's [N]."""
+
+
+def _spreads(index: EligibleIndex, drawn: Sequence[int], now: _RunState) -> list[QueryResult]:
+    """The share of each bin of staleness, reward and difficulty among the drawn rows, and among all of them.
+
+    Difficulty is the success rate of the group a row was collected in.
+    """
+    columns, found = index.columns, []
+    for name, (labels, places) in (
+        ("staleness", _ages(columns["own"], now.policy_version - columns["policy_version"])),
+        ("reward", _ranges(columns["reward"])),
+        ("difficulty", _ranges(columns["group_success_rate"])),
+    ):
+        whole = np.bincount(places, minlength=len(labels)).tolist()
+        part = np.bincount(places[np.array(drawn, np.intp)], minlength=len(labels)).tolist()
+        bins = [
+            {"label": label, "rows": all, "buffer": all / len(places), "batch": some / max(1, len(drawn))}
+            for label, all, some in zip(labels, whole, part, strict=True)
+        ]
+        found.append({"name": name, "bins": bins})
+    return found
+
+
+def _ages(own: npt.NDArray[np.bool_], staleness: npt.NDArray[Any]) -> _Bins:
+    """Buckets that double, as the metrics of ages have them; the last one is of rows of other runs."""
+    unknown = 99
+    exponents = np.where(own, np.frexp(np.maximum(staleness, 0))[1], unknown)  # 0 of 0, 1 of 1, 2 of 2 and 3, ...
+    different, places = np.unique(exponents, return_inverse=True)
+    ages = [None if power == unknown else (1 << power) // 2 for power in different.tolist()]
+    return [age_bucket(age) for age in ages], places
+
+
+def _ranges(values: npt.NDArray[Any]) -> _Bins:
+    """One bin per value if there are few, else ranges of one width."""
+    different, places = np.unique(values, return_inverse=True)
+    if len(different) <= _MOST_VALUES:
+        return [f"{value:.3g}" for value in different.tolist()], places
+    edges = np.linspace(different[0], different[-1], _RANGES + 1)
+    labels = [f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges)]
+    return labels, np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _RANGES - 1)

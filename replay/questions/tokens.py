@@ -1,0 +1,206 @@
+"""The tokens of a trajectory, stretch by stretch: text, author, masks, log-probs, drift, advantage, version, turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from context.authors import AuthorTable
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import NOT_SAMPLED
+from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
+from replay.errors import ReplayError
+from replay.questions.filters.query import QueryResult
+from replay.records import COMMITTED, Trajectory
+from replay.storage.format.encoding import BlobError, decode_log_probs
+from replay.storage.format.rows import known
+from replay.storage.format.schema import draws, token_scores
+from replay.storage.read import author_table, load
+from replay.store import ReplayStore
+
+MOST_TOKENS = 16_384
+"""The most tokens of one answer."""
+_DIGITS = 6
+"""Digits of log-probs and drift after the point."""
+_NO_TURN = -1
+LOG_RATIO_BOUND = 20.0
+"""Nats; log drifts are clamped to it, as in `agentloop.algorithms.log_probs`."""
+
+CodecOf = Callable[[str], Decoder | None]
+"""The tokenizer of a run's rows; None: it is not there, or not known to be theirs."""
+
+
+def no_codec(run: str) -> None:
+    """Without tokenizers, tokens are ids."""
+
+
+def tokens(
+    store: ReplayStore,
+    id: str,
+    segment: int = 0,
+    *,
+    first: int = 0,
+    count: int = MOST_TOKENS,
+    codec_of: CodecOf = no_codec,
+) -> QueryResult:
+    """Up to `count` tokens of a segment from token `first` on, one list per quantity; entry t is of token first + t.
+
+    texts: what a token spells; None where it is a part of the character before; `texts` is None where `codec_of` knows
+    no tokenizer of the row's run.
+    authors: positions in `author_names`. log-probs in nats; None where no policy sampled the token. current_log_probs
+    and drift = exp(clamp(current - behavior, -20, 20)): None as a whole where `replay rescore` has not scored the
+    segment. advantages: of the trajectory, at its last draw or else within its group, on trained tokens. turns: the
+    reply a token belongs to, None for what the policy did not say.
+
+    Raises CorruptTrajectory and ContentGone where there are no tokens to show.
+    """
+    with store.reading() as connection:
+        (found,) = load(connection, [id], with_messages=False).in_order([id])
+        authors = author_table(connection, found.record.run)
+        score = connection.execute(_score_of(id).where(token_scores.c.position == segment)).mappings().one_or_none()
+        advantage = _advantage(connection, found)
+    if not 0 <= segment < len(found.segments):
+        raise ReplayError(f"segment must be from 0 to {len(found.segments) - 1}, got {segment}.")
+    whole = found.segments[segment].tokens
+    first = min(max(0, first), len(whole))
+    last = min(len(whole), first + max(0, min(count, MOST_TOKENS)))
+    part = slice(first, last)
+    current, problem = _current(score, len(whole))
+    codec = codec_of(found.record.run)
+    trained = loss_mask(whole, authors)[part]
+    codes, places = np.unique(whole.authors[part], return_inverse=True)
+    behavior = whole.behavior_log_probs[part]
+    return {
+        "id": id,
+        "run": found.record.run,
+        "segment": segment,
+        "first": first,
+        "total": len(whole),
+        "token_ids": whole.token_ids[part].tolist(),
+        "texts": None if codec is None else _texts(whole.token_ids, first, last, codec),
+        "author_names": [authors.name(int(code)) for code in codes],
+        "authors": places.tolist(),
+        "action_mask": response_mask(whole, authors)[part].tolist(),
+        "loss_mask": trained.tolist(),
+        "behavior_log_probs": _numbers(behavior),
+        "current_log_probs": None if current is None else _numbers(current[part]),
+        "drift": None if current is None else _numbers(_drift(current[part], behavior)),
+        "scored_by": None if score is None else {"run": score["run"], "policy_version": score["policy_version"]},
+        "score_problem": problem,
+        "advantages": [advantage["value"] if token else None for token in trained.tolist()],
+        "advantage": advantage,
+        "policy_versions": _unless(whole.policy_versions[part], NOT_SAMPLED),
+        "turns": _unless(replies(found, authors)[segment][part], _NO_TURN),
+    }
+
+
+def _score_of(id: str) -> sa.Select[Any]:
+    return sa.select(token_scores).where(token_scores.c.trajectory == id)
+
+
+def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
+    """What the trajectory's last update multiplied its tokens with; where there was none, the one it is stored with."""
+    used = (draws.c.trajectory == found.id) & (draws.c.state == COMMITTED) & draws.c.advantage.is_not(None)
+    query = sa.select(draws.c.advantage, draws.c.run, draws.c.iteration).where(used)
+    # The run's own draws first: other runs count their iterations for themselves.
+    order = (draws.c.run == found.record.run).desc(), draws.c.iteration.desc(), draws.c.run, draws.c.slot
+    last = connection.execute(query.order_by(*order).limit(1)).one_or_none()
+    if last is None:
+        return {"value": known(found.record.advantage), "run": None, "iteration": None}
+    return {"value": last[0], "run": last[1], "iteration": last[2]}
+
+
+def _current(score: sa.RowMapping | None, count: int) -> tuple[npt.NDArray[np.float32] | None, str | None]:
+    """[T] and None, or None and what is wrong with the stored scores."""
+    if score is None:
+        return None, None
+    try:
+        return decode_log_probs(score["log_probs"], count), None
+    except BlobError as error:
+        return None, str(error)
+
+
+def _drift(current: npt.NDArray[np.float32], behavior: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    return np.exp(np.clip(current.astype(np.float64) - behavior, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+def _numbers(values: npt.NDArray[Any]) -> list[float | None]:
+    """None for what is unknown. No zero has a sign."""
+    rounded = np.round(values.astype(np.float64), _DIGITS) + 0.0
+    return [known(value) for value in rounded.tolist()]
+
+
+def _unless(values: npt.NDArray[Any], absent: int) -> list[int | None]:
+    return [None if value == absent else value for value in values.tolist()]
+
+
+def _texts(ids: npt.NDArray[np.int32], first: int, last: int, codec: Decoder) -> list[str | None]:
+    """What a range spells does not depend on where it begins: pieces are cut from some tokens before and after it."""
+    begin = max(0, first - 2 * MOST_TOKENS_OF_A_CHARACTER)
+    texts: list[str | None] = [None] * (last - first)
+    for at, _, text in pieces(ids[begin : last + MOST_TOKENS_OF_A_CHARACTER].tolist(), codec):
+        if first <= begin + at < last:
+            texts[begin + at - first] = text
+    return texts
+
+
+def replies(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int32]]:
+    """[T] per segment: the turn a token belongs to, -1 for none.
+
+    A reply is a maximal run of action tokens in a segment of the conversation itself; the last runs are the turns, and
+    what stands before the first was spoken in the policy's place. All -1 where there are fewer runs than turns: which
+    is which is then unknown.
+    """
+    turns = [np.full(len(segment.tokens), _NO_TURN, np.int32) for segment in found.segments]
+    runs_of = [
+        (index, start, end)
+        for index, segment in enumerate(found.segments)
+        if segment.reason != "fork"
+        for start, end in _runs(response_mask(segment.tokens, authors))
+    ]
+    turns_before = len(runs_of) - found.record.num_turns
+    if turns_before >= 0:
+        for turn, (index, start, end) in enumerate(runs_of[turns_before:]):
+            turns[index][start:end] = turn
+    return turns
+
+
+def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[start, end) of the maximal runs of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return [(int(start), int(end)) for start, end in pairwise(edges)][::2]
+
+
+def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
+    """How many tokens two sequences begin with in common."""
+    shorter = min(len(first), len(second))
+    differs = first[:shorter] != second[:shorter]
+    return int(np.argmax(differs)) if differs.any() else shorter
+
+
+def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[QueryResult]:
+    """Every token of every segment, for programs: numbers as they are stored, without text."""
+    scores = {row["position"]: row for row in connection.execute(_score_of(found.id)).mappings()}
+    return [_whole(found, position, authors, scores.get(position)) for position in range(len(found.segments))]
+
+
+def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.RowMapping | None) -> QueryResult:
+    segment = found.segments[position]
+    tokens = segment.tokens
+    current, problem = _current(score, len(tokens))
+    return {
+        "reason": segment.reason,
+        "token_ids": tokens.token_ids.tolist(),
+        "authors": [authors.name(code) for code in tokens.authors.tolist()],
+        "loss_mask": authors.is_trained(tokens.authors).tolist(),
+        "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
+        "policy_versions": tokens.policy_versions.tolist(),
+        "current_log_probs": None if current is None else [known(value) for value in current.tolist()],
+        "scored_by": None if score is None else {"run": score["run"], "policy_version": score["policy_version"]},
+        "score_problem": problem,
+    }

@@ -1,0 +1,345 @@
+"""One trajectory: what is known of it, where it stands among others, every update that used it; and in few words.
+
+Its tokens, which may be hundreds of thousands, are a question of their own: see `questions.tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from context.authors import HISTORY, AuthorTable
+from context.messages import Message, plain_message
+from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import Segment
+from context.tokens.token_text import Decoder
+from context.wording import excerpt
+from replay.errors import ReplayError
+from replay.questions.filters.query import QueryResult
+from replay.questions.tokens import CodecOf, no_codec, replies, same_start, whole_segments
+from replay.records import COMMITTED, EVICTED, Trajectory
+from replay.sampling.compatibility import names_of, run_mismatches
+from replay.storage.format import schema
+from replay.storage.format.column_types import ExactText
+from replay.storage.format.encoding import BlobError
+from replay.storage.format.message_json import messages_of
+from replay.storage.format.rows import known
+from replay.storage.format.schema import draws, groups, iterations, messages, policies, reclaimed, tasks, token_scores
+from replay.storage.read import author_table, load
+from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
+from replay.storage.statements import selected
+from replay.store import ReplayStore
+
+_rows = schema.trajectories.c
+_MOST_MEMBERS = 256
+"""The most members of a group that are listed."""
+_SHOWN = 12
+"""Tokens shown where a segment parts from the one before."""
+
+
+def find(store: ReplayStore, id_prefix: str) -> str:
+    """The one trajectory whose id is this, or begins so."""
+    found: list[str] = []
+    with store.reading() as connection:
+        for id in (_rows.id, reclaimed.c.id):
+            if connection.scalar(sa.select(id).where(id == id_prefix)) is not None:
+                return id_prefix
+        for id in (_rows.id, reclaimed.c.id):
+            begins = sa.func.substr(id, 1, len(id_prefix), type_=ExactText) == id_prefix
+            found += connection.scalars(sa.select(id).where(begins).order_by(id).limit(3))
+    if id_prefix and len(found) == 1:
+        return str(found[0])
+    which = "none" if not found else "more than one: " + ", ".join(found)
+    raise ReplayError(
+        f"ID must be the beginning of one trajectory's id, got {id_prefix!r}, which begins {which}. "
+        "See: agentloop replay ls"
+    )
+
+
+def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec) -> QueryResult:
+    """All but the tokens, whatever state the row is in.
+
+    `problem` is None, or says why there are no tokens: of a corrupt row nothing is shown that can't be trusted, and
+    `record`, `group` and `task` are None; of one that was stored without its tokens only these are missing. Of an
+    evicted one `record` is None and `reclaimed` says what is left. `iteration_committed`: whether the iteration it was
+    collected in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown
+    where a segment parts from the one before is also given as text.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        loaded = load(connection, [id])
+        uses = _uses(connection, id)
+        if id in loaded.reclaimed:
+            return _of_reclaimed(connection, id, uses)
+        state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
+        answer: QueryResult = {
+            "id": id,
+            "problem": None,
+            "state": state,
+            "state_reason": reason,
+            "uses": uses,
+            "children": _children(connection, id),
+            "reclaimed": None,
+        }
+        if id in loaded.corrupt:
+            return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
+        if id in loaded.gone:
+            answer["problem"] = {"kind": "gone", "reason": reason}
+        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
+        authors = author_table(connection, found.record.run)
+        scores = _scores(connection, id)
+        answer |= _around(connection, found)
+    return {
+        **answer,
+        "record": record_of(found),
+        "authors": [vars(author) for author in authors.authors],
+        "segments": _parts(found, authors, scores, codec_of(found.record.run)),
+        "scored": _scored(scores),
+        "messages": [*map(plain_message, found.messages)],
+    }
+
+
+_MOST_CHILDREN = 20
+_NOTHING: QueryResult = {
+    **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
+    **{name: [] for name in ("authors", "members", "segments", "messages")},
+}
+
+
+def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -> QueryResult:
+    left = _left(connection, id)
+    around = _collected(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
+    return {
+        **_NOTHING,
+        **around,
+        "id": id,
+        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
+        "state": EVICTED,
+        "state_reason": left["state_reason"],
+        "uses": uses,
+        "children": _children(connection, id),
+        "group": left["group"],
+        "reclaimed": left,
+    }
+
+
+def _children(connection: sa.Connection, id: str) -> list[str]:
+    """Rows that were made from it, and are stored."""
+    query = sa.select(_rows.id).where(_rows.parent == id).order_by(_rows.iteration, _rows.slot, _rows.id)
+    return list(connection.scalars(query.limit(_MOST_CHILDREN)))
+
+
+def _left(connection: sa.Connection, id: str) -> QueryResult:
+    """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
+    columns = (*(reclaimed.c[name] for name in FACTS), reclaimed.c.state_reason)
+    left = connection.execute(sa.select(*columns).where(reclaimed.c.id == id)).one()
+    facts = dict(zip((*FACTS, "state_reason"), left, strict=True))
+    group = _row_of(connection, groups.c.id, facts["group"])
+    return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
+
+
+def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
+    """One trajectory whole: its overview, with every token of its segments as numbers.
+
+    Raises CorruptTrajectory where tokens are not what was written.
+    """
+    answer = overview(store, id_prefix)
+    if answer["problem"] is None or answer["problem"]["kind"] == "corrupt":
+        with store.reading() as connection:
+            (found,) = load(connection, [answer["id"]]).in_order([answer["id"]])
+            authors = author_table(connection, found.record.run)
+            answer["segments"] = whole_segments(connection, found, authors)
+    return answer
+
+
+def same_tokenizer(store: ReplayStore, run: str, other: str) -> bool:
+    """Whether the tokens of two runs spell the same text; those of a run that does not say may be anything."""
+    if run == other:
+        return True
+    with store.reading() as connection:
+        found = run_mismatches(connection, run, [other])
+    return "tokenizer" not in names_of(found[other])
+
+
+def record_of(found: Trajectory) -> QueryResult:
+    return {name: known(value) if isinstance(value, float) else value for name, value in vars(found.record).items()}
+
+
+def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> QueryResult:
+    return dict(connection.execute(sa.select(key.table).where(key == value)).mappings().one())
+
+
+def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:
+    """Every draw that fed an update, with what the update did to it and the policy it made, in order.
+
+    `more`: columns of that policy.
+    """
+    made = iterations.c.policy_version + 1
+    same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
+    published = (policies.c.run == draws.c.run) & (policies.c.version == made)
+    query = sa.select(draws, made.label("makes_policy_version"), *more).select_from(
+        draws.outerjoin(iterations, same).outerjoin(policies, published)
+    )
+    query = query.where(draws.c.trajectory == id, draws.c.state == COMMITTED)
+    found = connection.execute(query.order_by(draws.c.run, draws.c.iteration, draws.c.slot)).mappings()
+    return [dict(row) for row in found]
+
+
+def _around(connection: sa.Connection, found: Trajectory) -> QueryResult:
+    """Where it stands: its group with the members of it that are stored, its task, how stale it is."""
+    record = found.record
+    columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
+    members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
+    return {
+        **_collected(connection, record.run, record.iteration, record.task, record.policy_version_min),
+        "group": _row_of(connection, groups.c.id, record.group),
+        "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
+    }
+
+
+def _collected(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> QueryResult:
+    newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
+    collected = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
+    version, committed = connection.execute(sa.select(newest.scalar_subquery(), collected)).one()
+    return {
+        "iteration_committed": bool(committed),
+        "task": _row_of(connection, tasks.c.hash, task),
+        "staleness": None if version is None else version - policy_version,
+    }
+
+
+_SCORE = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
+
+
+def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
+    """Who scored which segment."""
+    found = connection.execute(sa.select(*_SCORE).where(token_scores.c.trajectory == id)).mappings()
+    return {row["position"]: {"run": row["run"], "policy_version": row["policy_version"]} for row in found}
+
+
+def _scored(scores: dict[int, QueryResult]) -> QueryResult | None:
+    """By the newest policy that scored any of it."""
+    return max(scores.values(), key=lambda score: int(score["policy_version"]), default=None)
+
+
+def _parts(
+    found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
+) -> list[QueryResult]:
+    """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
+    turns = replies(found, authors)
+    main: Segment | None = None
+    answers: list[QueryResult] = []
+    for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
+        tokens = segment.tokens
+        sampled = turn[turn >= 0]
+        answers.append(
+            {
+                "position": position,
+                "reason": segment.reason,
+                "behavior_context": segment.behavior_context,
+                "num_tokens": len(tokens),
+                "num_action_tokens": int(response_mask(tokens, authors).sum()),
+                "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
+                "turns": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
+                "parted": None if main is None else _parting(main, segment, codec),
+                "scored_by": scores.get(position),
+            }
+        )
+        if segment.reason != "fork":
+            main = segment
+    return answers
+
+
+def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResult:
+    """The first token that differs from the segment of the conversation before, and some tokens from there on."""
+    was, becomes = before.tokens.token_ids, now.tokens.token_ids
+    index = same_start(was, becomes)
+    ids = {
+        "same": was[max(0, index - _SHOWN) : index].tolist(),
+        "was": was[index : index + _SHOWN].tolist(),
+        "becomes": becomes[index : index + _SHOWN].tolist(),
+    }
+    texts = None if codec is None else {name: codec.decode(values) for name, values in ids.items()}
+    return {"index": index, "token_ids": ids, "texts": texts}
+
+
+def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
+    """Where a trajectory came from, every update that used it, how far it had drifted, and the policy that came of it.
+
+    It works for rows that were evicted, pruned or forgotten.
+    """
+    id = find(store, id_prefix)
+    with store.reading() as connection:
+        asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
+        parent = sa.func.coalesce(_rows.parent, reclaimed.c.parent).label("parent")
+        facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
+        collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
+        uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
+        return {**dict(collected.one()), "uses": uses, "children": children}
+
+
+MOST_SHORT = 200
+"""Characters of a prompt or an answer in few words."""
+_READ = 8 * MOST_SHORT
+"""Characters of which the first are taken, once ends of lines and rows of spaces have become one space."""
+NONE: QueryResult = {"prompt": None, "answer": None}
+
+
+def excerpts(store: ReplayStore, ids: Sequence[str]) -> dict[str, QueryResult]:
+    """`prompt` and `answer` by the ids of trajectories, whether they are stored or not: see `excerpts_of`."""
+    with store.reading() as connection:
+        found = excerpts_of(connection, ids)
+    return {id: found.get(id, NONE) for id in ids}
+
+
+def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, QueryResult]:
+    """By id, of the rows whose messages are stored.
+
+    `prompt`: the last message of a user before the policy's first reply. `answer`: its last reply; where that only
+    called tools, the calls. None where nothing of the kind was said, or where it does not read as it was written, which
+    `replay verify` finds.
+    """
+    columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
+    found = {}
+    for row in selected(connection, columns, messages.c.trajectory, ids):
+        try:
+            found[row.trajectory] = in_few_words(messages_of(row.num_messages, row.said, row.checksum))
+        except BlobError:
+            found[row.trajectory] = NONE
+    return found
+
+
+def in_few_words(conversation: Sequence[Message]) -> QueryResult:
+    asked = list(opening(conversation))
+    prompt = next((message for message in reversed(asked) if message.role == "user"), None) or (
+        asked[-1] if asked else None
+    )
+    answers = [message for message in conversation if _is_reply(message)]
+    return {
+        "prompt": None if prompt is None else in_one_line(prompt.content),
+        "answer": in_one_line(_answer(answers[-1])) if answers else None,
+    }
+
+
+def opening(conversation: Iterable[Message]) -> Iterator[Message]:
+    """All before the policy's first reply; what an assistant of the task's own history said is among it."""
+    for message in conversation:
+        if _is_reply(message):
+            return
+        yield message
+
+
+def in_one_line(text: str, most: int = MOST_SHORT) -> str:
+    return excerpt(" ".join(text[:_READ].split()), most)
+
+
+def _is_reply(message: Message) -> bool:
+    return message.role == "assistant" and message.author != HISTORY
+
+
+def _answer(reply: Message) -> str:
+    calls = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in reply.tool_calls)
+    return reply.content.strip() or " ".join(calls) or (reply.reasoning or "")

@@ -1,0 +1,213 @@
+"""Weights that change while replies are sampled: each token has the version that sampled it, or there is no reply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest
+from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
+from agentloop.engines.remote.routes import CompletionsRoute
+from agentloop.engines.remote.server_facts import ask_server
+from tests.fakes.engine_replies import replies_of
+from tests.fakes.engine_sampling import load, plain_log_probs, save_adapter
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.engine_traps import Trap
+
+LONG = GenerationRequest(0, [5, 9, 2, 70, 11], 120)
+
+
+@pytest.fixture
+def server(qwen2: Path) -> Iterator[EngineServer]:
+    with serving(qwen2) as server:
+        _endless(server.models.model)
+        server.models.pace_s = 0.002
+        server.models.label = "1"
+        yield server
+
+
+@pytest.fixture(scope="module")
+def next_weights(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_changed(load(qwen2), tmp_path_factory.mktemp("weights") / "2")
+
+
+def save_changed(model: PreTrainedModel, folder: Path) -> Path:
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    _endless(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _endless(model: PreTrainedModel) -> None:
+    model.generation_config.eos_token_id = None
+
+
+def connected(server: EngineServer, route: str = "generate") -> RemoteEngine:
+    facts = ask_server(server.address, model=None, key=None)
+    server.requests.clear()
+    if route == "completions":
+        facts = replace(facts, route=CompletionsRoute())
+    limits = EngineLimits(first_pause_s=0.01, proof_timeout_s=5.0, turn_timeout_s=20.0)
+    engine = RemoteEngine([facts], key=None, stop_ids=frozenset(), vocab_size=server.models.vocabulary, limits=limits)
+    engine.published(1)
+    return engine
+
+
+async def reloaded(server: EngineServer, folder: Path, label: str) -> None:
+    """What a publish does to a server: stop between two tokens, other weights, their name, go on."""
+    async with httpx2.AsyncClient(base_url=server.address) as client:
+        (await client.post("/pause", params={"mode": "keep"})).raise_for_status()
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        (await client.post("/collective_rpc", json=body)).raise_for_status()
+        (await client.post("/update_weight_version", json={"new_version": label})).raise_for_status()
+        (await client.post("/resume")).raise_for_status()
+
+
+def meanwhile(
+    server: EngineServer, engine: RemoteEngine, publish: Callable[[], Awaitable[None]]
+) -> Completion | GenerationFailed:
+    """The reply to a long request during which `publish` happens."""
+
+    async def both() -> Completion | GenerationFailed:
+        turn = asyncio.create_task(engine.reply(LONG))
+        while not server.models.running:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.03)
+        await publish()
+        try:
+            return await turn
+        except GenerationFailed as failure:
+            return failure
+        finally:
+            await engine.close()
+
+    return asyncio.run(both())
+
+
+def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
+    server: EngineServer, next_weights: Path, qwen2: Path
+) -> None:
+    engine = connected(server)
+
+    async def publish() -> None:
+        await reloaded(server, next_weights, "2")
+        await asyncio.sleep(0.3)  # the proof may end after the reply
+        engine.published(2)
+
+    reply = meanwhile(server, engine, publish)
+    assert isinstance(reply, Completion), reply
+    assert isinstance(reply.policy_version, tuple)
+    first = reply.policy_version.count(1)
+    assert reply.policy_version == (1,) * first + (2,) * (120 - first)
+    assert 0 < first < 120
+    old, new = (plain_log_probs(load(folder), LONG.prompt_ids, reply.token_ids) for folder in (qwen2, next_weights))
+    assert reply.log_probs == pytest.approx([*old[:first], *new[first:]], abs=1e-3)
+    assert reply.log_probs != pytest.approx(old, abs=1e-2)
+    assert engine.faults == {}
+
+
+def test_a_reply_over_a_publish_is_sampled_again_where_the_route_names_no_versions(
+    server: EngineServer, next_weights: Path
+) -> None:
+    engine = connected(server, "completions")
+
+    async def publish() -> None:
+        engine.withdraw(server.address)
+        await reloaded(server, next_weights, "2")
+        engine.published(2)
+
+    reply = meanwhile(server, engine, publish)
+    assert isinstance(reply, Completion), reply
+    assert reply.policy_version == 2
+    own = plain_log_probs(load(next_weights), LONG.prompt_ids, reply.token_ids)
+    assert reply.log_probs == pytest.approx(own, abs=1e-3)
+    assert engine.faults == {"unproved_version": 1}
+
+
+def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> None:
+    engine = connected(server)
+
+    async def pause() -> None:
+        async with httpx2.AsyncClient(base_url=server.address) as client:
+            (await client.post("/pause", params={"mode": "abort"})).raise_for_status()
+            (await client.post("/resume")).raise_for_status()
+
+    reply = meanwhile(server, engine, pause)
+    assert isinstance(reply, Completion), reply
+    assert len(reply.token_ids) == 120
+    assert engine.faults == {"aborted": 1}
+
+
+def test_two_adapters_are_sampled_at_once_each_under_its_version(
+    server: EngineServer, qwen2: Path, tmp_path: Path
+) -> None:
+    folders = [save_adapter(qwen2, tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    for version, folder in enumerate(folders, 1):
+        server.models.load_adapter(f"run@{version}", str(folder))
+    engine = connected(server)
+    engine.published(1, "run@1")
+
+    async def publish() -> None:
+        engine.published(2, "run@2")
+
+    first = meanwhile(server, engine, publish)
+    second = replies_of(engine, [LONG])[0]
+    for version, reply in enumerate((first, second), 1):
+        assert isinstance(reply, Completion), reply
+        assert reply.policy_version == version
+        own = plain_log_probs(server.models.adapters[f"run@{version}"], LONG.prompt_ids, reply.token_ids)
+        assert reply.log_probs == pytest.approx(own, abs=1e-3)
+
+
+def test_a_reply_of_another_model_than_the_adapter_is_refused(
+    server: EngineServer, qwen2: Path, tmp_path: Path
+) -> None:
+    server.models.load_adapter("run@1", str(save_adapter(qwen2, tmp_path)))
+    engine = connected(server)
+    engine.published(1, "run@1")
+    server.traps.set(Trap.OTHER_MODEL)
+    assert str(replies_of(engine, [LONG])[0]) == "other_model: a reply of 'another', asked of 'run@1'"
+    assert engine.faults == {"other_model": 1}
+
+
+def test_a_reload_that_fails_ends_the_engine(server: EngineServer, tmp_path: Path) -> None:
+    engine = connected(server)
+    with pytest.raises(httpx2.HTTPStatusError, match="500"):
+        asyncio.run(reloaded(server, tmp_path / "nowhere", "2"))
+    httpx2.post(f"{server.address}/resume").raise_for_status()
+    assert str(replies_of(engine, [LONG])[0]).startswith("server_error: status 500: EngineCore encountered an issue.")
+    assert engine.faults == {"server_error": 3}
+
+
+def test_the_traps_of_reloading_change_log_probs_and_nothing_else(qwen2: Path, tmp_path: Path) -> None:
+    """What a proof of a publish has to find: the server says 200 to all of it."""
+    tied = load(qwen2)
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path / "1")
+    new = save_changed(load(tmp_path / "1"), tmp_path / "2")
+    with serving(tmp_path / "1") as server:
+        server.models.tied_head_stays_old = True
+        asyncio.run(reloaded(server, new, "1"))
+        reply = replies_of(connected(server), [LONG])[0]
+        assert isinstance(reply, Completion), reply
+        assert reply.log_probs != pytest.approx(plain_log_probs(load(new), LONG.prompt_ids, reply.token_ids), abs=0.05)
+        server.models.tied_head_stays_old = False
+        asyncio.run(reloaded(server, new, "1"))
+        server.models.raw_log_probs = True
+        engine = connected(server)
+        engine.begin(seed=0, temperature=0.7)
+        reply = replies_of(engine, [LONG])[0]
+        assert isinstance(reply, Completion), reply
+        raw, own = (plain_log_probs(load(new), LONG.prompt_ids, reply.token_ids, t) for t in (1.0, 0.7))
+        assert reply.log_probs == pytest.approx(raw, abs=1e-3)
+        assert reply.log_probs != pytest.approx(own, abs=0.05)

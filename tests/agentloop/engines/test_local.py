@@ -1,0 +1,269 @@
+"""The engine's cache across turns must be invisible: same tokens, same log-probs as a plain forward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from agentloop.engines import Completion, GenerationRequest
+from agentloop.engines.local.local_generator import LocalGenerator
+from agentloop.engines.local.stopping import StopStrings
+from context.tokens.stop_strings import before_stop
+from tests.fakes.families import family
+
+VOCABULARY = 64
+STOP = 7
+
+
+def llama(attention: str = "sdpa") -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        attn_implementation=attention,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def windowed() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+        sliding_window=6,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+def plain_log_probs(
+    model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int], temperature: float
+) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *reply]], device=model.device)).logits[0] / temperature
+    scores = logits.float().log_softmax(-1)
+    return [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
+
+
+def played(
+    model: PreTrainedModel,
+    *,
+    temperature: float = 1.0,
+    rewrite: int | None = None,
+    shared: int = 0,
+    longest_news: int = 6,
+    **settings: Any,
+) -> list[tuple[list[int], Completion]]:
+    """Prompts and replies over several turns of ragged episodes, some ending early."""
+    rng = random.Random(3)
+    engine = LocalGenerator(model, stop_ids=frozenset([STOP]), **settings)
+    engine.begin(seed=11, temperature=temperature)
+    beginning = [rng.randrange(8, VOCABULARY) for _ in range(shared)]
+    prompts = {e: beginning + [rng.randrange(8, VOCABULARY) for _ in range(rng.randrange(1, 12))] for e in range(9)}
+    turns = []
+    for turn in range(5):
+        requests = [GenerationRequest(e, prompt, rng.randrange(1, 9)) for e, prompt in prompts.items()]
+        for request, completion in zip(requests, engine.generate(requests), strict=True):
+            prompt = list(request.prompt_ids)
+            turns.append((prompt, completion))
+            news = [rng.randrange(8, VOCABULARY) for _ in range(rng.choice([0, 1, 2, 3, 4, 5, longest_news]))]
+            prompts[request.episode] = prompt + list(completion.token_ids) + news
+            if rewrite is not None and turn in (2, 3) and request.episode % 2:
+                before = prompts[request.episode]
+                prompts[request.episode] = before[:rewrite] + before[rewrite + 3 :] or [9]
+        for ended in [e for e in prompts if rng.random() < 0.25]:
+            del prompts[ended]
+    return turns
+
+
+def conversation(
+    model: PreTrainedModel, *, temperature: float = 1.0, scored_by: PreTrainedModel | None = None, **case: Any
+) -> float:
+    """The largest difference of log-probs to a plain forward."""
+    return max(
+        abs(one - other)
+        for prompt, reply in played(model, temperature=temperature, **case)
+        for one, other in zip(
+            plain_log_probs(scored_by or model, prompt, reply.token_ids, temperature), reply.log_probs, strict=True
+        )
+    )
+
+
+def test_generator_log_probs_equal_a_plain_forward_over_turns() -> None:
+    assert conversation(llama()) < 1e-5
+
+
+def test_generator_applies_the_temperature_to_stored_log_probs() -> None:
+    assert conversation(llama(), temperature=0.6) < 1e-5
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_generator_survives_rewritten_history(at: int) -> None:
+    assert conversation(llama(), rewrite=at) < 1e-5
+
+
+def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    fed: list[int] = []
+    model.register_forward_pre_hook(lambda _, __, given: fed.append(given["input_ids"].shape[1]), with_kwargs=True)
+    engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
+    engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
+    assert fed == [6, 2]
+
+
+def test_generator_log_probs_are_the_same_however_prompts_are_fed() -> None:
+    assert conversation(llama(), shared=40, longest_news=90) < 1e-5
+    assert conversation(llama("eager"), shared=40, longest_news=90) < 1e-5
+    assert conversation(windowed(), shared=40, longest_news=90) < 1e-5
+
+
+def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
+    """[rows, tokens] of each of the model's forward passes from now on."""
+    shapes: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    return shapes
+
+
+def test_generator_computes_what_all_first_prompts_begin_with_once() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    shapes = fed_shapes(model)
+    beginning = list(range(8, 38))
+    engine.generate([GenerationRequest(e, [*beginning, 40 + e, 50], 1) for e in range(6)])
+    assert shapes == [(1, 30), (6, 2)]
+    engine.begin(seed=0, temperature=1.0)
+    engine.generate([GenerationRequest(e, [*beginning[:20], 40 + e, 50], 1) for e in range(6)])
+    assert shapes[2:] == [(6, 22)]  # 5 x 20 tokens saved are not worth another pass
+
+
+def test_generator_feeds_rows_with_more_to_see_apart() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    first = engine.generate([GenerationRequest(e, [40 + e, 50], 1) for e in range(6)])
+    shapes = fed_shapes(model)
+    news = {e: list(range(8, 48)) if e == 2 else [9, 10] for e in range(6)}
+    engine.generate([GenerationRequest(e, [40 + e, 50, *first[e].token_ids, *news[e]], 1) for e in range(6)])
+    # Row 2 has 41 tokens to see, the others 3: 38 + 6 x 3 instead of 6 x 41.
+    assert shapes == [(1, 38), (6, 3)]
+
+
+def test_generator_goes_on_without_ended_rows_once_half_have_ended() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    shapes = fed_shapes(model)
+    engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * (e == 3)) for e in range(4)])
+    assert shapes == [(4, 2), (4, 1), (1, 1), (1, 1)]
+
+
+def test_generator_with_windowed_attention_equals_a_plain_forward() -> None:
+    assert conversation(windowed()) < 1e-5
+
+
+def test_generator_with_eager_attention_equals_a_plain_forward() -> None:
+    assert conversation(llama("eager")) < 1e-5
+
+
+def test_generator_ends_at_the_stop_token_or_the_limit() -> None:
+    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]))
+    engine.begin(seed=0, temperature=1.0)
+    for completion in engine.generate([GenerationRequest(e, [8, 9, 10], 30) for e in range(40)]):
+        assert 1 <= len(completion.token_ids) <= 30
+        assert STOP not in completion.token_ids[:-1]
+        assert len(completion.token_ids) == 30 or completion.token_ids[-1] == STOP
+
+
+class _Letters:
+    """Tokens that are letters each: what a codec is asked for here."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(64 + token) for token in ids)
+
+
+def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_tokens() -> None:
+    requests = [GenerationRequest(e, [8, 9, 10], 60) for e in range(40)]
+
+    def sample(texts: tuple[str, ...]) -> list[str]:
+        engine = LocalGenerator(llama(), stop_ids=frozenset(), stop_strings=StopStrings(texts, _Letters()))
+        engine.begin(seed=1, temperature=1.0)
+        return [_Letters().decode(completion.token_ids) for completion in engine.generate(requests)]
+
+    free = sample(())
+    assert {len(text) for text in free} == {60}
+    stops = (free[0][5:7], free[1][9])
+    for text in sample(stops):
+        ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+        assert len(text) == (min(ends) if ends else 60)
+    assert sample(stops)[0] in free[0]
+
+
+def test_generator_decodes_nothing_without_stop_strings() -> None:
+    codec = _Letters()
+    codec.decode = None  # type: ignore[assignment,method-assign]
+    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]), stop_strings=StopStrings((), codec))
+    engine.begin(seed=1, temperature=1.0)
+    assert engine.generate([GenerationRequest(0, [8, 9, 10], 5)])
+
+
+def test_stop_string_may_end_within_the_token_that_completes_it() -> None:
+    codec = family("chatml").codec
+    stops = StopStrings(("Observation:",), codec)
+    assert stops.completed(codec.encode_text("Thought.\nObservation:\n"))
+    assert stops.completed(codec.encode_text("x" * 500 + "Observation:"))
+    assert not stops.completed(codec.encode_text("Observation"))
+    assert before_stop("a\nObservation:\n", ("Observation:",)) == "a\n"
+    assert before_stop("xabab", ("b", "ab")) == "x"
+    assert before_stop("a", ("b",)) is None
+
+
+def test_generator_same_seed_same_tokens_other_seed_other_tokens() -> None:
+    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]))
+    requests = [GenerationRequest(e, [8, 9, 10 + e], 12) for e in range(6)]
+
+    def sample(seed: int) -> list[tuple[int, ...]]:
+        engine.begin(seed=seed, temperature=1.0)
+        return [completion.token_ids for completion in engine.generate(requests)]
+
+    first = sample(5)
+    assert sample(5) == first
+    assert sample(6) != first
+
+
+def test_generator_greedy_takes_the_likeliest_token() -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=0.0)
+    (completion,) = engine.generate([GenerationRequest(0, [8, 9], 1)])
+    with torch.no_grad():
+        assert completion.token_ids[0] == int(model(torch.tensor([[8, 9]])).logits[0, -1].argmax())
+
+
+def test_generator_entropy_of_a_uniform_model_is_log_vocabulary() -> None:
+    model = llama()
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    (completion,) = engine.generate([GenerationRequest(0, [8, 9], 3)])
+    # ln 64 = 4.158883
+    assert completion.entropies == pytest.approx([4.158883] * 3, abs=1e-5)
+    assert completion.log_probs == pytest.approx([-4.158883] * 3, abs=1e-5)

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore, questions
+from replay.questions import Query
+from replay.questions.distributions import ValueRange, bars_of
+from replay.questions.filters import condition
+from replay.storage.databases import Location
+from tests.fakes.databases import Databases
+from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
+
+OTHER = "run-2"
+NEWEST = 4
+ROWS = 60
+REWARDS = (0.0, 0.1 + 0.2, 0.3, 1.0)
+"""0.1 + 0.2 is 0.30000000000000004, a value of its own."""
+
+
+@pytest.fixture(scope="module")
+def sixty_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """Sixty rows in groups of three, 39 of them of a run whose newest policy is 4, the others of one without."""
+    store = new_store(databases.new(tmp_path_factory.mktemp("spreads") / "replay.sqlite"))
+    store.add_run(run_record(OTHER))
+    store.add_policy(policy(NEWEST))
+    groups = [
+        group(f"g{at}", run=OTHER if at % 3 == 0 else RUN, size=3, success_rate=(at % 4) / 3) for at in range(ROWS // 3)
+    ]
+    rows = [
+        trajectory(
+            f"t{index:02d}",
+            segments=(Segment(tokens([5] * (1 + index), [LLM] * (1 + index), version=index % 4)),),
+            run=groups[index // 3].run,
+            group=groups[index // 3].id,
+            slot=index,
+            reward=REWARDS[index % 4],
+            success=index % 4 == 3,
+            num_turns=index % 5,
+            stop_reason=("final", "error", "NUL \x00 within")[index % 3],
+            source="teacher" if index % 10 == 0 else "self",
+        )
+        for index in range(ROWS)
+    ]
+    store.append([task()], groups, rows)
+    sql(store, "update trajectories set uses = slot % 2")
+    yield store
+    store.close()
+
+
+QUESTIONS = [
+    Query(),
+    Query(RUN),
+    Query(OTHER),
+    Query(RUN, ("success",)),
+    Query(None, ("reward > 0.2", "group_success > 0.5 or staleness == 1")),
+    Query(RUN, ("tokens > 1000",)),
+]
+
+
+@pytest.mark.parametrize("query", QUESTIONS)
+def test_every_bar_counts_the_rows_that_its_filter_chooses(sixty_rows: ReplayStore, query: Query) -> None:
+    answer = questions.distributions(sixty_rows, query)
+    assert json.loads(json.dumps(answer)) == answer
+    total = len(questions.page(sixty_rows, query, limit=ROWS)["rows"])
+    assert answer["total"] == total
+    assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
+    for name, field in answer["fields"].items():
+        assert field["unknown"] + sum(bar["count"] for bar in field["bars"]) == total
+        asked = {bar["filter"]: bar["count"] for bar in field["bars"]}
+        if field["unknown"]:
+            asked[f"{name} is None"] = field["unknown"]
+        for filter, count in asked.items():
+            narrower = Query(query.run, (*query.filters, filter))
+            assert len(questions.page(sixty_rows, narrower, limit=ROWS)["rows"]) == count
+    assert len({bar["filter"] for field in answer["fields"].values() for bar in field["bars"]}) == sum(
+        len(field["bars"]) for field in answer["fields"].values()
+    )
+
+
+def test_few_values_have_a_bar_each_and_many_share_round_ones(sixty_rows: ReplayStore) -> None:
+    fields = questions.distributions(sixty_rows, Query(RUN))["fields"]
+    # Groups 0, 3, 6, ... are the other run's, so slots 0-2, 9-11, ... are left out.
+    slots = [slot for slot in range(ROWS) if slot // 3 % 3]
+    assert len(slots) == 39
+    rewards = Counter(REWARDS[slot % 4] for slot in slots)
+    assert fields["reward"]["bars"] == [
+        {"low": value, "high": value, "count": rewards[value], "filter": f"reward == {text}"}
+        for value, text in zip(
+            (0, 0.3, 0.1 + 0.2, 1), ("0", "0.3", "0.30000000000000004", "1"), strict=True
+        )
+    ]  # fmt: skip
+    assert [(bar["low"], bar["high"]) for bar in fields["tokens"]["bars"]] == [
+        # 4 to 60 tokens: (60 - 4) / 12 = 4.7, and the next round width is 5.
+        (low, low + 5)
+        for low in range(0, 65, 5)
+    ]
+    assert [bar["filter"] for bar in fields["uses"]["bars"]] == ["uses == 0", "uses == 1"]
+    ages = Counter(NEWEST - slot % 4 for slot in slots)
+    assert {bar["low"]: bar["count"] for bar in fields["staleness"]["bars"]} == ages
+    assert fields["staleness"]["unknown"] == 0
+
+
+def test_rows_of_a_run_without_policies_have_no_known_staleness(sixty_rows: ReplayStore) -> None:
+    assert questions.distributions(sixty_rows, Query(OTHER))["fields"]["staleness"] == {"unknown": 21, "bars": []}
+    both = questions.distributions(sixty_rows, Query())["fields"]["staleness"]
+    assert (both["unknown"], sum(bar["count"] for bar in both["bars"])) == (21, 39)
+
+
+def test_choices_are_counted_the_most_frequent_first(sixty_rows: ReplayStore) -> None:
+    choices = questions.distributions(sixty_rows, Query())["choices"]
+    # Of 60 rows every tenth is a teacher's.
+    assert list(choices["source"].items()) == [("self", 54), ("teacher", 6)]
+    assert choices["state"] == {"eligible": 60}
+    assert choices["stop_reason"] == {"final": 20, "error": 20, "NUL \x00 within": 20}
+    assert choices["run"] == {RUN: 39, OTHER: 21}
+
+
+def test_nothing_to_count_has_no_bars_and_no_choices(sixty_rows: ReplayStore) -> None:
+    answer = questions.distributions(sixty_rows, Query(None, ("tokens > 1000",)))
+    assert answer["total"] == 0
+    assert all(field == {"unknown": 0, "bars": []} for field in answer["fields"].values())
+    assert answer["choices"] == {"state": {}, "source": {}, "stop_reason": {}, "run": {}}
+
+
+def test_staleness_is_that_of_the_rows_that_can_be_drawn(sixty_rows: ReplayStore) -> None:
+    for run in (RUN, None):
+        answer = questions.distributions(sixty_rows, Query(run, ("reward > 0.1",)))
+        assert answer["staleness"] == questions.summary(sixty_rows, run, filter="reward > 0.1")["staleness"]
+        assert answer["staleness"]["known"] > 0
+
+
+def test_what_was_said_is_not_counted(sixty_rows: ReplayStore) -> None:
+    """It would be read in every conversation."""
+    for filter in ("'drawer' in text", "success and (tool == 'lookup' or reward > 0)"):
+        answer = questions.distributions(sixty_rows, Query(RUN, (filter,)))
+        assert answer == {"total": None, "fields": None, "choices": None, "staleness": None}
+
+
+def test_whole_numbers_that_no_float_tells_apart_are_counted_together(location: Location) -> None:
+    store = new_store(location)
+    turns = (5, 2**53 + 3, 2**53 + 4, 2**62, 2**62 + 1)
+    store.append([task()], [group()], [trajectory(f"t{at}", slot=at) for at in range(len(turns))])
+    for at, number in enumerate(turns):
+        # As an earlier agentloop may have stored them.
+        sql(location, "update trajectories set num_turns = ? where id = ?", number, f"t{at}")
+    answer = questions.distributions(store, Query(RUN))
+    assert [(bar["low"], bar["count"]) for bar in answer["fields"]["turns"]["bars"]] == [
+        (5, 1),
+        (float(2**53 + 4), 2),
+        (float(2**62), 2),
+    ]
+    assert (answer["total"], answer["choices"]["run"]) == (5, {RUN: 5})
+
+
+CLOSE = [0.1 + at * math.ulp(0.1) for at in (4, 5, 8, 10, 12, 16, 23, 35, 37, 38, 39, 41, 46)]
+"""The last one is what the edge above it is rounded to."""
+numbers = st.one_of(st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(allow_nan=False, allow_infinity=False)).map(
+    lambda value: value + 0.0
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=40, unique=True))
+@example([-1.7e308, *map(float, range(12))])
+@example([1.7e308, *map(float, range(12))])
+@example(CLOSE)
+def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[float]) -> None:
+    bars = bars_of(sorted(values), whole=False)
+    assert 1 <= len(bars) <= 13
+    edges = [(float(bar.low), float(bar.high)) for bar in bars]
+    inside = [sum(value == low if low == high else low <= value < high for value in values) for low, high in edges]
+    assert sum(inside) == len(values)
+    if len(values) > 12:
+        assert all(earlier.high == later.low for earlier, later in pairwise(bars))
+    for bar in bars:
+        condition(bar.filter("reward"))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "whole", "width"),
+    # A twelfth of the range, up to the next of 1, 2 or 5 times a power of ten.
+    [(0, 12, True, 1), (0, 13, True, 2), (0, 3, True, 1), (0.0, 1.0, False, 0.1), (-3.0, 3.0, False, 0.5)],
+)
+def test_bars_have_round_widths(low: float, high: float, whole: bool, width: float) -> None:
+    bars = bars_of([low, high], whole=whole, few=0)
+    assert {float(bar.high - bar.low) for bar in bars} == {width}
+    assert bars[0].low <= Decimal(repr(low)) < bars[0].high
+    assert bars[-1].low <= Decimal(repr(high)) < bars[-1].high
+
+
+def test_bar_of_one_value_is_an_equality() -> None:
+    assert ValueRange(Decimal("-0.5"), Decimal("-0.5")).filter("advantage") == "advantage == -0.5"
+    assert ValueRange(Decimal(20), Decimal(30)).filter("tokens") == "20 <= tokens < 30"

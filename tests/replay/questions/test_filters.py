@@ -1,0 +1,456 @@
+"""Filters against Python itself: what SQL finds is what `eval` of the same expression finds."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from context import default_authors
+from context.messages import Message, ToolCall
+from context.tokens.token_sequence import Segment
+from replay import ReplayStore
+from replay.questions.filters import FIELDS, WrongFilter, condition, conditions
+from replay.questions.filters.fields import Field, FieldKind
+from replay.storage.format.column_types import is_storable, to_storable
+from replay.storage.format.schema import trajectories
+from replay.storage.format.token_summary import summarised
+from tests.fakes.databases import Databases
+from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.replay_command import listed
+
+ODD = (
+    "plain",
+    "'; drop table trajectories; --",
+    '"quoted" and ""doubled""',
+    "100%_done\\",
+    "[a-z]*?",
+    "NUL \x00 within",
+    'NUL \x00, a\nbreak, a "quote", 鍵',
+    "half \ud83d of a pair",
+    "whole 😀 of it",
+    "\ue000json:",
+    ":name %(name)s ? $1 {x}",
+    "line\nbreak\ttab",
+    "PLAIN",
+    "",
+    "x" * 10_000,
+    "%_" * 5_000,
+)
+RUN_2 = "run-2"
+NEWEST = 5
+"""Policy of the first run; the second has published nothing."""
+
+
+def row(index: int) -> Any:
+    odd = ODD[index % len(ODD)]
+    other = ODD[(index * 7 + 3) % len(ODD)]
+    record = trajectory(
+        f"{index:02d}-{odd[:20]}",
+        segments=(Segment(tokens([5] * (1 + index % 4), [LLM] * (1 + index % 4), version=index % 6)),),
+        run=RUN if index % 5 else RUN_2,
+        group=f"g{index}",
+        task=odd,
+        slot=index,
+        iteration=1 + index % 3,
+        reward=index / 8 - 1,
+        success=index % 3 == 0,
+        advantage=-0.5 + index % 4,
+        num_turns=index % 7,
+        num_tool_calls=index % 3,
+        error_kind=other if index % 2 else None,
+        mean_entropy=index / 10 if index % 4 else None,
+        source=("self", "teacher", "import")[index % 3],
+    )
+    calls = (ToolCall(other, {"name": odd, "list": [{"name": "nested"}, 1]}), ToolCall("lookup", {}))
+    said = (
+        Message("user", odd),
+        Message("assistant", "", reasoning=other, tool_calls=calls[: index % 3]),
+    )
+    return replace(record, messages=said)
+
+
+ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors())
+
+
+@pytest.fixture(scope="module")
+def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    store = new_store(databases.new(tmp_path_factory.mktemp("where") / "replay.sqlite"))
+    store.add_run(run_record(RUN_2))
+    store.add_policy(policy(NEWEST))
+    groups = [
+        group(r.record.group, run=r.record.run, task=r.record.task, iteration=r.record.iteration, size=1 + i % 4)
+        for i, r in enumerate(ROWS)
+    ]
+    store.append([task(odd) for odd in ODD], groups, ROWS)
+    for index, each in enumerate(ROWS):
+        # The last one that counts, which was used by two runs, stands between an earlier and a reserved one.
+        draws = [(RUN, 1, "committed", 0.5), (RUN_2, 2, "committed", 9.0), (RUN, 2, "committed", drift(index))]
+        for run, iteration, state, mean in draws if index % 3 else []:
+            drawn = (
+                run,
+                iteration,
+                index,
+                to_storable(each.id),
+                "replay",
+                state,
+                mean,
+                None if mean is None else 2 * mean,
+            )
+            sql(store, DRAW, *drawn)
+        sql(store, DRAW, RUN, 3, index, to_storable(each.id), "replay", "reserved", None, None)
+    yield store
+    store.close()
+
+
+DRAW = (
+    "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+def drift(index: int) -> float | None:
+    """The mean one in the update that used a row last: not known of every row that was used."""
+    return index / 4 if index % 3 and index % 5 else None
+
+
+def found(store: ReplayStore, text: str) -> list[str]:
+    with store.reading() as connection:
+        query = sa.select(trajectories.c.id).where(condition(text)).order_by(trajectories.c.slot)
+        return list(connection.scalars(query))
+
+
+class Unknown:
+    """None in a filter: it equals nothing, is neither greater nor smaller than anything, and holds no text."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    __le__ = __gt__ = __ge__ = __contains__ = startswith = __lt__
+
+
+class Escaped(str):
+    """A text that a database can't hold as it is: it is stored, and searched, as JSON."""
+
+    def __contains__(self, part: str) -> bool:  # type: ignore[override]
+        return json.dumps(part)[1:-1] in json.dumps(self)[1:-1]
+
+    def startswith(self, part: str) -> bool:  # type: ignore[override]
+        return json.dumps(self)[1:-1].startswith(json.dumps(part)[1:-1])
+
+
+class AnyOf(list[str]):
+    """What was said in a row, or the tools it called: a comparison holds where it does of one of them."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return any(each == other for each in self)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __contains__(self, part: object) -> bool:
+        return any(str(part) in each for each in self)
+
+    def startswith(self, part: str) -> bool:
+        return any(each.startswith(part) for each in self)
+
+
+UNKNOWN = Unknown()
+ATTRIBUTES = {
+    "turns": "num_turns",
+    "tools": "num_tool_calls",
+    "tokens": "num_tokens",
+    "action_tokens": "num_action_tokens",
+    "entropy": "mean_entropy",
+    "log_prob": "mean_behavior_log_prob",
+    "policy_version": "policy_version_min",
+    "error": "error_kind",
+}
+COMPUTED: dict[str, Callable[[Any], Any]] = {
+    "uses": lambda row: 0,
+    "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
+    "drift": lambda row: drift(ROWS.index(row)),
+    "drift_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
+    "group_size": lambda row: 1 + ROWS.index(row) % 4,
+    "group_success": lambda row: 0.5,
+    "group_reward": lambda row: 0.5,
+    "state_reason": lambda row: None,
+    "text": lambda row: AnyOf(as_stored(text) for said in row.messages for text in (said.content, said.reasoning)),
+    "tool": lambda row: AnyOf(call.name for said in row.messages for call in said.tool_calls),
+}
+
+
+def as_stored(value: Any) -> Any:
+    if value is None:
+        return UNKNOWN
+    return Escaped(value) if isinstance(value, str) and not is_storable(value) else value
+
+
+def value_of(row: Any, name: str) -> Any:
+    return as_stored(COMPUTED[name](row) if name in COMPUTED else getattr(row.record, ATTRIBUTES.get(name, name)))
+
+
+NAMES = sorted(set(FIELDS) - {"bytes"})
+"""`bytes` is the database's own count."""
+VALUES = [(row.id, {name: value_of(row, name) for name in NAMES} | {"unknown": UNKNOWN}) for row in ROWS]
+
+
+class NoneIsUnknown(ast.NodeTransformer):
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.copy_location(ast.Name("unknown", ast.Load()), node) if node.value is None else node
+
+
+def found_by_python(text: str) -> list[str]:
+    expression = compile(NoneIsUnknown().visit(ast.parse(text, mode="eval")), "<test>", "eval")
+    return [id for id, values in VALUES if eval(expression, {}, values)]  # noqa: S307  the test's own
+
+
+texts = st.one_of(
+    st.sampled_from(ODD),
+    st.sampled_from(ODD).map(lambda text: text[1:9]),
+    st.sampled_from(ODD).map(lambda text: text[:3]),
+    st.sampled_from(["lookup", "nested", "self", RUN, RUN_2, "g7", "01-"]),
+    st.text(st.sampled_from("ab'\"%_\\[]*?;-\x00\ud83d😀\n:$"), max_size=6),
+    st.text(max_size=8),
+)
+numbers = st.one_of(
+    st.sampled_from([0.0, -0.5, 0.5, 1.0, 1.5, 2.0]),
+    st.integers(-3, 3),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+wholes = st.one_of(st.integers(-1, 8), st.sampled_from([0.0, 2.0, -1.0]), st.integers(-(2**63), 2**63 - 1))
+LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
+    FieldKind.number: numbers,
+    FieldKind.whole: wholes,
+    FieldKind.truth: st.booleans(),
+    FieldKind.text: texts,
+    FieldKind.messages: texts,
+    FieldKind.calls: texts,
+}
+
+
+@st.composite
+def comparisons(draw: st.DrawFn, names: Sequence[str] = NAMES) -> str:
+    field = FIELDS[draw(st.sampled_from(names))]
+    return draw(st.sampled_from(FORMS[field.kind]))(draw, field)
+
+
+def equality(draw: st.DrawFn, field: Field) -> str:
+    sides = draw(st.permutations([field.name, literal(draw, field)]))
+    return f"{sides[0]} {draw(st.sampled_from(['==', '!=']))} {sides[1]}"
+
+
+def membership(draw: st.DrawFn, field: Field) -> str:
+    values = ", ".join(literal(draw, field) for _ in range(draw(st.integers(1, 3))))
+    collection = draw(st.sampled_from(["[{}]", "({},)"])).format(values)
+    return f"{field.name} {draw(st.sampled_from(['in', 'not in']))} {collection}"
+
+
+def order(draw: st.DrawFn, field: Field) -> str:
+    sign = st.sampled_from(["<", "<=", ">", ">="])
+    chain = [literal(draw, field), draw(sign), field.name, draw(sign), literal(draw, field)]
+    return " ".join(draw(st.sampled_from([chain, chain[:3], chain[2:]])))
+
+
+def is_none(draw: st.DrawFn, field: Field) -> str:
+    return f"{field.name} {draw(st.sampled_from(['is', 'is not']))} None"
+
+
+def search(draw: st.DrawFn, field: Field) -> str:
+    text = repr(draw(texts))
+    forms = [f"{text} in {field.name}", f"{text} not in {field.name}", f"{field.name}.startswith({text})"]
+    return draw(st.sampled_from(forms))
+
+
+def bare(draw: st.DrawFn, field: Field) -> str:
+    return field.name
+
+
+def literal(draw: st.DrawFn, field: Field) -> str:
+    return repr(draw(st.sampled_from(field.choices) if field.choices else LITERALS[field.kind]))
+
+
+FORMS: dict[FieldKind, list[Callable[[st.DrawFn, Field], str]]] = {
+    FieldKind.number: [equality, membership, order, is_none],
+    FieldKind.whole: [equality, membership, order, is_none],
+    FieldKind.truth: [equality, membership, is_none, bare],
+    FieldKind.text: [equality, membership, search, is_none],
+    FieldKind.messages: [equality, membership, search],
+    FieldKind.calls: [equality, membership],
+}
+
+
+def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    several = st.lists(parts.map("({})".format), min_size=2, max_size=3)
+    return several.map(" and ".join) | several.map(" or ".join) | parts.map("not ({})".format)
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.recursive(comparisons(), joined, max_leaves=5))
+def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> None:
+    assert found(odd_rows, text) == found_by_python(text)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=ascii)
+def test_every_piece_of_an_odd_text_is_found(odd_rows: ReplayStore, odd: str) -> None:
+    """Also where the text is stored as JSON and the piece alone would not be."""
+    for piece in {odd[at : at + 3] for at in range(len(odd))}:
+        assert found(odd_rows, f"{piece!r} in text") == found_by_python(f"{piece!r} in text")
+    assert found(odd_rows, f"task.startswith({odd[:3]!r})") == found_by_python(f"task.startswith({odd[:3]!r})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-1 < turns <= 3 > turns",
+        "success and not error is None or 5. <= reward",
+        "-.5e0 < advantage",
+        r"task == u'plain' or task == '\x50LAIN' or task == r'nothing\d'",
+        "  success  # of any run",
+        "(success and\tturns > 1)",
+        "error != 'plain' and 'x' not in error",
+    ],
+)
+def test_forms_of_python_are_read(odd_rows: ReplayStore, text: str) -> None:
+    assert found(odd_rows, text) == found_by_python(text.strip()) != []
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=30)
+    | st.lists(
+        st.sampled_from(
+            re.split(" ", "reward task success text ( ) [ ] and or not == = 'a' 1 in , is None null ; -- lambda : .")
+            + re.split(" ", "startswith if else for * f'{reward}' like contains")
+        )
+    ).map(" ".join)
+)
+def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
+    try:
+        condition(text)
+    except WrongFilter as error:
+        assert str(error).startswith("where must ")
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewrd > 0.5", "name a field here, got 'rewrd'. Did you mean reward?"),
+        ("task == 'ü' and rewrd > 0.5", "name a field here, got 'rewrd'. Did you mean reward?"),
+        ("reward > 'high'", "compare reward with a number, got \"'high'\". For example: reward > 0.5"),
+        ("turns > 2.5", "compare turns with a whole number, got '2.5'. For example: turns < 8"),
+        ("turns < 9223372036854775808", "compare turns with a whole number"),
+        ("reward < 1e999", "compare reward with a number, got '1e999'"),
+        ("success == 1", "compare success with True or False, got '1'"),
+        ("success > True", "compare success by ==, !=, in [...], is None, got 'success > True'."),
+        (
+            "task < 'a'",
+            "compare task by ==, !=, in [...], '...' in task, task.startswith('...'), is None, got \"task < ",
+        ),
+        ("reward.startswith('a')", 'compare reward by ==, !=, in [...], <, <=, >, >=, is None, got "reward.starts'),
+        ("'l' in tool", "compare tool by ==, !=, in [...], got \"'l' in tool\"."),
+        ("task == None", "compare task with a text in quotes, got 'None'. Use `task is None`."),
+        ("tool is None", "compare tool by ==, !=, in [...], got 'tool is None'."),
+        (
+            "error is 'timeout'",
+            "have None behind `is`, got \"'timeout'\". For example: error == 'name'",
+        ),
+        ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
+        ("task == plain", "compare task with a text in quotes, got 'plain'."),
+        ("task == f'{run}'", "compare task with a text in quotes, got \"f'{run}'\"."),
+        ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\"."),
+        ("task == 'plain", 'be a Python expression, got "\'plain". Python says: unterminated string'),
+        (
+            "reward > 1 tokens < 2",
+            "be a Python expression, got 'tokens < 2'. Python says: invalid syntax",
+        ),
+        ("reward >", "be a Python expression, got its end."),
+        ("reward", "compare reward, got 'reward'. For example: reward > 0.5"),
+        (
+            "success and 5",
+            "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text",
+        ),
+        (
+            "__import__('os').system('ls')",
+            "compare a field here, got \"__import__('os').system('ls')\".",
+        ),
+        ("task.upper() == 'A'", "name a field here, got \"'A'\"."),
+        ("[success for success in [1]]", "compare a field here"),
+        ("1 < 2", "name a field here, got '2'."),
+        ("uses in []", "look for uses in a list, got '[]'. For example: uses in [1]"),
+        (
+            "task == 'a\nb'",
+            r"hold such a character as an escape, got '\n'. Leave it out, or write \n bet",
+        ),
+        ("task == 'a\x00b'", r"hold such a character as an escape, got '\x00'."),
+        ("'\ud83d' in text", r"hold such a character as an escape, got '\ud83d'."),
+        ("not " * 60 + "success", "nest at most 50 deep"),
+        ("1+" * 9_000 + "1", "nest at most 50 deep"),
+        ("'" + "x" * 20_000 + "' in text", "have at most 20,000 characters in all, got 20,010. Shorten it."),
+    ],
+)
+def test_what_cannot_be_read_is_quoted(text: str, message: str) -> None:
+    with pytest.raises(WrongFilter, match=re.escape(f"where must {message}")):
+        condition(text)
+
+
+def test_filters_together_are_as_long_as_one() -> None:
+    conditions(["uses in [" + "1," * 3_000 + "]"] * 3)
+    with pytest.raises(WrongFilter, match=r"where must have at most 20,000 characters in all, got 24,040\."):
+        conditions(["uses in [" + "1," * 3_000 + "]"] * 4)
+
+
+def test_longest_filters_are_answered(odd_rows: ReplayStore) -> None:
+    assert found(odd_rows, " or ".join(["success"] * 1_000 + ["not success"] * 400)) == [row.id for row in ROWS]
+    assert found(odd_rows, f"slot in [{','.join(map(str, range(4_000)))}]") == [row.id for row in ROWS]
+    assert found(odd_rows, "(" * 50 + "success" + ")" * 50) == found(odd_rows, "success")
+    assert len(found(odd_rows, f"task == '{'x' * 10_000}'")) == 2
+    # Each of these texts is looked for in two forms.
+    accented = ", ".join(f"'é{at}'" for at in range(1_800))
+    assert found(odd_rows, f"success or text in [{accented}]") == found(odd_rows, "success")
+
+
+def test_uses_and_staleness_are_those_of_the_listing(odd_rows: ReplayStore) -> None:
+    for row in listed(odd_rows):
+        assert row["id"] in found(odd_rows, f"uses == {row['uses']}")
+        known = "is None" if row["staleness"] is None else f"== {row['staleness']}"
+        assert row["id"] in found(odd_rows, f"staleness {known}")
+
+
+def test_bytes_are_those_of_the_stored_row(odd_rows: ReplayStore) -> None:
+    with odd_rows.reading() as connection:
+        sizes = connection.execute(sa.select(trajectories.c.id, trajectories.c.num_bytes)).all()
+    least = min(size for _, size in sizes)
+    assert set(found(odd_rows, f"bytes <= {least}")) == {id for id, size in sizes if size == least}
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "replay.md").read_text(encoding="utf-8")
+    documented = re.findall(
+        r"^\| `(\w+)` \| ([^|;]+?)(; may be unknown)? \| ([^|:]+?)(?:: [a-z, .]+)? \|$", text, re.MULTILINE
+    )
+    assert documented == [
+        (field.name, field.kind.value, "; may be unknown" * may_be_unknown(field), field.meaning.partition(":")[0])
+        for field in FIELDS.values()
+    ]
+
+
+def may_be_unknown(field: Field) -> bool:
+    return field.expression is not None and field.may_be_unknown

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from context.messages import Message
+from context.tokens.token_sequence import Segment
+from replay import ReplayError, ReplayStore, Trajectory, questions
+from replay.questions import Patience, Query, Sort
+from replay.records import REPLAY, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from tests.fakes.databases import Databases
+from tests.fakes.records import (
+    LLM,
+    RUN,
+    group,
+    iterate,
+    iteration_record,
+    new_store,
+    policy,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+from tests.fakes.replay_command import ask
+
+UNPUBLISHED = "run-2"
+"""A run without policies: how stale its rows are is unknown."""
+NEWEST = 3
+SIZE = 30
+WORD = "needle"
+
+
+def row(index: int, run: str) -> Trajectory:
+    """Values that many rows share, in an order that is not that of ids."""
+    made = trajectory(
+        f"{index * 7 % SIZE:02d}-{run}",
+        segments=(Segment(tokens([5] * (1 + index % 3), [LLM] * (1 + index % 3), version=index % 4)),),
+        run=run,
+        group=f"{run}-{index % 2 + 1}",
+        iteration=1 + index % 2,
+        slot=index // 3,
+        reward=(index % 4) / 4,
+        success=index % 4 == 3,
+        advantage=index % 5 - 2.5,
+        num_turns=index % 3,
+        num_tool_calls=index % 2,
+        stop_reason=("final", "error", "NUL \x00 within")[index % 3],
+        source=("self", "teacher")[index % 2],
+    )
+    said = Message("user", WORD if index % 3 == 0 else "hay")
+    return Trajectory(made.record, made.segments, (said,))
+
+
+def append(store: ReplayStore, run: str, indices: range) -> None:
+    groups = [group(f"{run}-{iteration}", run=run, iteration=iteration) for iteration in (1, 2)]
+    store.append([task()], groups, [row(index, run) for index in indices])
+
+
+@pytest.fixture(scope="module")
+def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    store = new_store(databases.new(tmp_path_factory.mktemp("listing") / "replay.sqlite"))
+    store.add_run(run_record(UNPUBLISHED))
+    store.add_policy(policy(NEWEST))
+    append(store, RUN, range(SIZE))
+    append(store, UNPUBLISHED, range(SIZE // 2))
+    # Draws of the rows make uses of 0, 1 and 2.
+    sql(store, "update trajectories set uses = (slot + iteration) % 3")
+    add_draws(store)
+    yield store
+    store.close()
+
+
+def add_draws(store: ReplayStore) -> None:
+    """Of two rows of three, with drifts that several rows have."""
+    statement = (
+        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+        "values (?, 1, ?, ?, 'replay', 'committed', ?, ?)"
+    )
+    for at, (id,) in enumerate(sql(store, "select id from trajectories order by id")):
+        if (at + 1) % 3:
+            sql(store, statement, RUN, at, id, 1 + at % 4 / 4, 2.0 + at % 5)
+
+
+def in_order(store: ReplayStore, query: Query) -> list[str]:
+    """As Python sorts the rows; unknown values come last."""
+    names = "id, run, iteration, slot, reward, advantage, success, num_turns, num_tool_calls, num_tokens, uses"
+    listed = sql(store, f"select {names}, stop_reason, source, policy_version_min from trajectories")
+    columns = [*names.split(", "), "stop_reason", "source", "version"]
+    rows: list[dict[str, Any]] = [dict(zip(columns, values, strict=True)) for values in listed]
+    drifts = {id: found for id, *found in sql(store, "select trajectory, drift_mean, drift_max from draws")}
+    for each in rows:
+        each["staleness"] = None if each["run"] == UNPUBLISHED else NEWEST - each["version"]
+        each |= {name: each[f"num_{column}"] for name, column in COUNTED.items()}
+        each |= dict(zip(("drift", "drift_max"), drifts.get(each["id"], (None, None)), strict=True))
+    mine = [each for each in rows if query.run in (None, each["run"])]
+    value = query.sort.value
+    known = [each for each in mine if each[value] is not None]
+    unknown = [each for each in mine if each[value] is None]
+    place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731
+    known.sort(key=lambda each: (each[value], place(each)), reverse=not query.ascending)
+    unknown.sort(key=place, reverse=not query.ascending)
+    return [each["id"] for each in known + unknown]
+
+
+COUNTED = {"turns": "turns", "tools": "tool_calls", "tokens": "tokens"}
+
+
+def ids(answer: questions.QueryResult) -> list[str]:
+    return [each["id"] for each in answer["rows"]]
+
+
+def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[list[str]]:
+    answer = questions.page(store, query, limit=limit, **options)
+    found = [ids(answer)]
+    while answer["after"]:
+        answer = questions.page(store, query, limit=limit, after=answer["after"], **options)
+        found.append(ids(answer))
+    return found
+
+
+@pytest.mark.parametrize("sort", list(Sort))
+def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unknown_values(
+    two_runs: ReplayStore, sort: Sort
+) -> None:
+    for ascending in (False, True):
+        for run in (None, RUN, UNPUBLISHED):
+            query = Query(run, (), sort, ascending)
+            wanted = in_order(two_runs, query)
+            size = {None: SIZE + SIZE // 2, RUN: SIZE, UNPUBLISHED: SIZE // 2}[run]
+            assert len(wanted) == size
+            # 45, 30 or 15 rows: the last page of 15 is full, and nothing comes after it.
+            for limit in (7, 15):
+                found = pages(two_runs, query, limit)
+                assert [len(page) for page in found[:-1]] == [limit] * (len(found) - 1)
+                assert [id for page in found for id in page] == wanted
+                assert len(found) == -(-size // limit)
+
+
+@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.staleness, Sort.stop_reason])
+def test_pages_are_the_same_ones_backwards(two_runs: ReplayStore, sort: Sort) -> None:
+    query = Query(None, (), sort)
+    answers = [questions.page(two_runs, query, limit=8)]
+    while answers[-1]["after"]:
+        answers.append(questions.page(two_runs, query, limit=8, after=answers[-1]["after"]))
+    assert answers[0]["before"] is None
+    for earlier, later in itertools.pairwise(answers):
+        back = questions.page(two_runs, query, limit=8, before=later["before"])
+        assert ids(back) == ids(earlier)
+        assert ids(questions.page(two_runs, query, limit=8, after=back["after"])) == ids(later)
+        assert (back["before"] is None) == (earlier is answers[0])
+
+
+def test_no_row_is_lost_or_seen_twice_while_rows_are_appended(location: Location) -> None:
+    for sort in (Sort.iteration, Sort.reward, Sort.tokens):
+        for ascending in (False, True):
+            check_appended_between_pages(location, sort, ascending)
+
+
+def check_appended_between_pages(location: Location, sort: Sort, ascending: bool) -> None:
+    run = f"run-{sort.value}-{ascending}"
+    store = ReplayStore.create(location)
+    store.add_run(run_record(run))
+    append(store, run, range(0, SIZE, 2))
+    there = {row(index, run).id for index in range(0, SIZE, 2)}
+    query = Query(run, (), sort, ascending)
+    answer = questions.page(store, query, limit=4)
+    seen = ids(answer)
+    for new in range(1, SIZE, 2):
+        append(store, run, range(new, new + 1))
+        if answer["after"]:
+            answer = questions.page(store, query, limit=4, after=answer["after"])
+            seen += ids(answer)
+    assert answer["after"] is None
+    assert len(seen) == len(set(seen))
+    assert there <= set(seen)
+    store.close()
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+@pytest.mark.parametrize("run", [RUN, None])
+def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
+    store: ReplayStore, ascending: bool, run: str | None
+) -> None:
+    """Each publish makes all rows of the run staler by one, also the one a page ended with."""
+    store.add_run(run_record(UNPUBLISHED))
+    store.add_policy(policy(NEWEST))
+    append(store, RUN, range(SIZE))
+    append(store, UNPUBLISHED, range(5))
+    query = Query(run, (), Sort.staleness, ascending)
+    wanted = in_order(store, query)
+    answer = questions.page(store, query, limit=8)
+    seen = [ids(answer)]
+    for version in range(NEWEST + 1, NEWEST + 10):
+        if answer["after"]:
+            store.add_policy(policy(version))
+            last, answer = answer, questions.page(store, query, limit=8, after=answer["after"])
+            assert ids(questions.page(store, query, limit=8, before=answer["before"])) == ids(last)
+            seen.append(ids(answer))
+    assert [id for page in seen for id in page] == wanted
+
+
+def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_staleness(tmp_path: Path) -> None:
+    """A resume leaves such rows, orphaned."""
+    store = new_store(tmp_path / "replay.sqlite")
+    store.add_run(run_record(UNPUBLISHED))
+    append(store, RUN, range(4))  # of policies 0 to 3, where 0 is the newest
+    append(store, UNPUBLISHED, range(4))
+    query = Query(None, (), Sort.staleness)
+    whole = questions.page(store, query)["rows"]
+    assert [each["staleness"] for each in whole] == [0, -1, -2, -3, None, None, None, None]
+    assert [id for page in pages(store, query, 3) for id in page] == [each["id"] for each in whole]
+    store.close()
+
+
+def test_filters_all_hold(two_runs: ReplayStore) -> None:
+    where = ("reward > 0.2 or staleness == 3", "not success", "staleness is not None")
+    found = {each["id"]: each for each in questions.page(two_runs, Query(None, where))["rows"]}
+    wanted = {
+        row(index, RUN).id for index in range(SIZE) if (index % 4 > 0 or NEWEST - index % 4 == 3) and index % 4 != 3
+    }
+    assert set(found) == wanted and wanted
+    assert {each["run"] for each in found.values()} == {RUN}
+
+
+def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplayStore) -> None:
+    answer = questions.page(two_runs, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
+    assert json.loads(json.dumps(answer)) == answer
+    (found,) = answer["rows"]
+    # 07-run-2 is number 12 of all ids in order, from 0.
+    assert found == {
+        "id": "07-run-2", "run": UNPUBLISHED, "group": "run-2-2", "task": "task-1", "environment": "lookup_chain",
+        "iteration": 2, "slot": 0, "source": "teacher", "reward": 0.25, "success": False, "advantage": -1.5,
+        "num_turns": 1, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2, "stop_reason": "error",
+        "error_kind": None, "state": "eligible", "state_reason": None, "uses": 2, "staleness": None,
+        "drift": 1.0, "drift_max": 4.0, "prompt": "hay", "answer": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("patience", [Patience(rows=4, seconds=60), Patience(rows=600, seconds=0)])
+@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward])
+def test_search_for_a_text_goes_on_where_its_patience_ended(
+    two_runs: ReplayStore, sort: Sort, patience: Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.storage.format.rows._MOST_PARAMETERS", 4)
+    query = Query(RUN, (f"'{WORD}' in text", "reward >= 0"), sort)
+    first = questions.page(two_runs, query, limit=5, patience=patience)
+    # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
+    assert (first["searched"], first["complete"]) == (4, False)
+    needles = {row(index, RUN).id for index in range(0, SIZE, 3)}
+    found = [id for page in pages(two_runs, query, 5, patience=patience) for id in page]
+    assert found == [id for id in in_order(two_runs, query) if id in needles]
+    assert len(found) == SIZE / 3
+
+
+def test_search_that_has_time_fills_its_page(two_runs: ReplayStore) -> None:
+    query = Query(RUN, (f"'{WORD}' in text and tokens > 0",))
+    answer = questions.page(two_runs, query, limit=4, patience=Patience(seconds=60))
+    assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
+    whole = questions.page(two_runs, query, limit=50, patience=Patience(seconds=60))
+    assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
+    assert questions.page(two_runs, Query(RUN, ("turns == 1",)))["searched"] is None
+
+
+@pytest.mark.parametrize("id", ["", "nobody", "\x00", "é" * 5_000, "' or 1=1 --"])
+def test_an_id_of_no_row_is_refused(two_runs: ReplayStore, id: str) -> None:
+    for name in ("after", "before"):
+        with pytest.raises(ReplayError, match=f"{name} must be the id of a stored row, got .*"):
+            questions.page(two_runs, Query(RUN), **{name: id})  # type: ignore[arg-type]
+
+
+def test_texts_no_database_can_hold_are_places_too(two_runs: ReplayStore) -> None:
+    found = pages(two_runs, Query(RUN, (), Sort.stop_reason), 3)
+    assert [id for page in found for id in page] == in_order(two_runs, Query(RUN, (), Sort.stop_reason))
+
+
+@contextmanager
+def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
+    """What is asked of the database meanwhile."""
+    engine = store._database._engine  # type: ignore[attr-defined]  # every kind has one
+    asked: list[tuple[str, Any]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        # `select 1` finds out whether the connection is still there.
+        if statement.lstrip().upper().startswith(("SELECT", "WITH")) and statement != "select 1":
+            asked.append((statement, parameters))
+
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+
+
+def test_page_takes_four_statements_however_long_it_is(two_runs: ReplayStore) -> None:
+    for limit in (1, 50):
+        for where in ((), ("group_success == 0.5 and staleness < 9",)):
+            with statements(two_runs) as asked:
+                questions.page(two_runs, Query(RUN, where, Sort.uses), limit=limit)
+            # The newest policy, the places of the page, its rows, what was said in them.
+            assert len(asked) == 4
+
+
+def test_search_takes_a_statement_more_for_every_five_hundred_rows_it_looks_at(two_runs: ReplayStore) -> None:
+    with statements(two_runs) as asked:
+        questions.page(two_runs, Query(RUN, ("'nowhere' in text",)), patience=Patience(seconds=60))
+    assert len(asked) == 3
+
+
+def test_spreads_and_choices_take_four_statements(two_runs: ReplayStore) -> None:
+    for run in (RUN, None):
+        with statements(two_runs) as asked:
+            questions.distributions(two_runs, Query(run, ("success",)))
+        # The newest policies, the numbers, the texts there are, how stale they are.
+        assert len(asked) == 4
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    store = new_store(tmp_path_factory.mktemp("plans") / "replay.sqlite")
+    append(store, RUN, range(SIZE))
+    yield store
+    store.close()
+
+
+def plans(store: ReplayStore, ask: Callable[[], object]) -> list[str]:
+    with statements(store) as asked:
+        ask()
+    with store.reading() as connection:
+        found = [connection.exec_driver_sql(f"explain query plan {text}", given).all() for text, given in asked]
+    return ["; ".join(str(step[-1]) for step in each) for each in found]
+
+
+@pytest.mark.parametrize("ascending", [False, True])
+def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, ascending: bool) -> None:
+    query = Query(RUN, (), ascending=ascending)
+    after = questions.page(file, query, limit=3)["after"]
+    first = plans(file, lambda: questions.page(file, query, limit=3))
+    assert first[1] == "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)"
+    next_one = plans(file, lambda: questions.page(file, query, limit=3, after=after))
+    sign = ">" if ascending else "<"
+    place = f"(run=? AND (iteration,slot,id){sign}(?,?,?))"
+    # Behind where the row stands whose id was given.
+    assert "sqlite_autoindex_trajectories_1 (id=?)" in next_one[1]
+    assert next_one[2] == f"SEARCH trajectories USING COVERING INDEX trajectories_by_run {place}"
+
+
+def test_page_of_filtered_rows_is_read_off_the_run_s_index(file: ReplayStore) -> None:
+    query = Query(RUN, ("success and reward > 0.1", "uses < 3", "staleness < 5", "'x' in text"))
+    found = plans(file, lambda: questions.page(file, query))
+    assert found[1].startswith("SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)")
+    assert "TEMP B-TREE" not in found[1]
+
+
+DRIFTS = (Sort.drift, Sort.drift_max)
+
+
+@pytest.mark.parametrize("sort", [sort for sort in Sort if sort not in (Sort.iteration, *DRIFTS)])
+def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, sort: Sort) -> None:
+    """The rows of a page are kept while all are looked at (a sort with a limit), not all of them sorted."""
+    found = plans(file, lambda: questions.page(file, Query(RUN, (), sort)))
+    assert found[1].count("SEARCH") + found[1].count("SCAN") == 1
+    assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
+
+
+@pytest.mark.parametrize("sort", DRIFTS)
+def test_drift_is_looked_up_by_row(file: ReplayStore, sort: Sort) -> None:
+    """It stands with the draws: rows know how often they were drawn, not what came of it."""
+    found = plans(file, lambda: questions.page(file, Query(RUN, ("drift > 1",), sort)))
+    assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
+    assert "SEARCH draws USING INDEX draws_by_trajectory (trajectory=?)" in found[1]
+    assert "SCAN draws" not in found[1]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        questions.distributions,
+        lambda store, query: questions.summary(store, query.run, filter=" and ".join(query.filters)),
+    ],
+)
+def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
+    file: ReplayStore, ask: Callable[[ReplayStore, Query], object]
+) -> None:
+    found = plans(file, lambda: ask(file, Query(RUN, ("success and reward > 0.1", "uses < 3"))))
+    looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
+    assert looks
+    assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
+
+
+def test_rows_know_their_uses_whatever_happens_to_their_draws(store: ReplayStore) -> None:
+    sampler = make_sampler("uniform", 0)
+    told = "select id, uses from trajectories order by id"
+    plain = (
+        "select t.id, (select count(*) from draws d where d.trajectory = t.id and d.state = 'committed' "
+        "and d.stream = 'replay') from trajectories t order by t.id"
+    )
+    for iteration in range(1, 5):
+        iterate(store, iteration, sampler, count=3)
+        assert sql(store, told) == sql(store, plain)
+    assert sum(uses for _, uses in sql(store, told)) == 3 * 3
+    store.resume(RUN, 2)
+    assert sql(store, told) == sql(store, plain)
+    assert sum(uses for _, uses in sql(store, told)) == 3
+    iterate(store, 3, sampler, count=3, attempt=1)
+    assert sql(store, told) == sql(store, plain)
+    # Another run learns from four of these rows: they are its uses, too, until it goes back itself.
+    store.add_run(run_record(UNPUBLISHED))
+    drawn = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot limit 4")]
+    others = [DrawRecord(UNPUBLISHED, 1, slot, id, REPLAY, None, None) for slot, id in enumerate(drawn)]
+    store.reserve_fresh(others)
+    store.commit(replace(iteration_record(1, replay=4), run=UNPUBLISHED), others, sampler_state={})
+    whole = sum(uses for _, uses in sql(store, told))
+    assert sql(store, told) == sql(store, plain)
+    store.resume(RUN, 0)
+    assert sql(store, told) == sql(store, plain)
+    assert sum(uses for _, uses in sql(store, told)) == 4 < whole
+    store.resume(UNPUBLISHED, 0)
+    assert {uses for _, uses in sql(store, told)} == {0}
+
+
+def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    append(store, RUN, range(SIZE))
+    store.close()
+    options = [
+        "ls",
+        str(tmp_path),
+        "--where",
+        "reward > 0",
+        "--where",
+        "not success",
+        "--sort",
+        "tokens",
+        "--ascending",
+    ]
+    first = ask(*options, "--limit", "9", "--json")
+    cursor = first.stderr.split("--after ")[1].strip()
+    second = ask(*options, "--limit", "9", "--after", cursor, "--json")
+    assert second.stderr == ""
+    both = json.loads(first.stdout) + json.loads(second.stdout)
+    # Rewards 0, 1/4, 2/4 and 3/4 by turns, the last a success: 30 = 7 x 4 + 2 rows have 7 + 8 between.
+    assert len(both) == len({each["id"] for each in both}) == 15
+    lengths = [each["num_tokens"] for each in both]
+    assert lengths == sorted(lengths)

@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
+from context.tokens.token_sequence import Segment
+from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
+from replay.errors import ContentGone, DamagedDatabase
+from replay.questions import Sort
+from replay.records import FRESH, DrawRecord
+from replay.sampling.samplers import make_sampler
+from replay.storage.databases import Location
+from replay.storage.format import schema
+from tests.fakes.databases import Databases
+from tests.fakes.records import (
+    RUN,
+    FreshRows,
+    group,
+    iterate,
+    new_store,
+    policy,
+    request,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+from tests.fakes.replay_command import counted, listed
+
+
+@pytest.fixture(scope="module")
+def resumed_run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """Four iterations, the last one resumed over; 8 fresh rows each, up to 3 drawn; three reserved for a fifth."""
+    location = databases.new(tmp_path_factory.mktemp("run") / "replay.sqlite")
+    store = new_store(location)
+    sampler = make_sampler("success", 3)
+    for iteration in range(1, 5):
+        iterate(store, iteration, sampler, count=3)
+    store.resume(RUN, 3)
+    iterate(store, 4, sampler, count=3, attempt=1)
+    (drawn, _) = store.draw(request(5, 2), sampler)
+    store.reserve_fresh([DrawRecord(RUN, 5, 0, drawn.trajectory.record.id, FRESH, probability=None, staleness=0)])
+    store.close()
+    with closing(ReplayStore.open(location, read_only=True)) as reader:
+        yield reader
+
+
+def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
+    answer = questions.summary(resumed_run)
+    plain = (
+        "select count(*), sum(num_tokens), sum(num_action_tokens), sum(cast(success as integer)), avg(reward) "
+        "from trajectories"
+    )
+    names = ("trajectories", "tokens", "action_tokens", "successes", "reward_mean")
+    assert tuple(answer[name] for name in names) == sql(resumed_run, plain)[0]
+    for table in ("iterations", "policies", "groups", "tasks", "runs"):
+        assert answer[table] == sql(resumed_run, f"select count(*) from {table}")[0][0]
+    streams = dict(sql(resumed_run, "select stream, count(*) from draws where state='committed' group by stream"))
+    assert {stream: answer["draws"][stream] for stream in ("fresh", "replay")} == streams
+    plain = (
+        "select count(distinct trajectory), avg(cast(staleness as double precision)), max(staleness) from draws "
+        "where stream='replay' and state='committed'"
+    )
+    replayed = ("trajectories_replayed", "staleness_mean", "staleness_max")
+    assert tuple(answer["draws"][name] for name in replayed) == sql(resumed_run, plain)[0]
+
+
+def test_summary_by_hand(resumed_run: ReplayStore) -> None:
+    answer = questions.summary(resumed_run)
+    # 5 x 8 rows of 6 tokens, 3 of them sampled; 2 + 1 successes of 8.
+    assert (answer["trajectories"], answer["tokens"], answer["action_tokens"], answer["successes"]) == (
+        40,
+        240,
+        120,
+        15,
+    )
+    assert {state: row["trajectories"] for state, row in answer["states"].items()} == {
+        "eligible": 32,
+        "orphaned": 8,
+    }
+    assert answer["draws"]["fresh"] == 32
+    assert answer["draws"]["replay"] == 9
+    assert answer["draws"]["reserved"] == 3
+    assert answer["stop_reasons"] == {"final": 40}
+    assert questions.summary(resumed_run, "another run")["trajectories"] == 0
+
+
+@pytest.mark.parametrize("number", [math.inf, 1e308])
+def test_mean_of_numbers_that_nobody_wrote_is_refused(store: ReplayStore, number: float) -> None:
+    """Infinity is no JSON, and the drift of an update that was taken is finite."""
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, make_sampler("uniform", 0), count=2)
+    sql(store, "update draws set drift_mean = ? where stream = 'replay'", number)
+    with pytest.raises(DamagedDatabase, match="draws.drift_mean"), store.naming_damage():
+        json.dumps(questions.summary(store), allow_nan=False)
+
+
+def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:
+    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
+    assert questions.summary(resumed_run)["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
+    assert questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"] == {
+        "mean": 1.5,
+        "max": 2,
+        "known": 16,
+    }
+    assert questions.summary(resumed_run, "another run")["staleness"] == {"mean": None, "max": None, "known": 0}
+
+
+def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
+    answer = questions.summary(new_store(location))
+    json.dumps(answer, allow_nan=False)
+    assert (answer["trajectories"], answer["tokens"], answer["reward_mean"], answer["states"]) == (
+        0,
+        0,
+        None,
+        {},
+    )
+
+
+def test_listing_counts_uses_and_staleness(resumed_run: ReplayStore) -> None:
+    rows = listed(resumed_run)
+    assert len(rows) == 40
+    plain: dict[Any, Any] = dict(
+        sql(
+            resumed_run, "select trajectory, count(*) from draws where state='committed' and stream='replay' group by 1"
+        )
+    )
+    assert {row["id"]: row["uses"] for row in rows} == {row["id"]: plain.get(row["id"], 0) for row in rows}
+    # The newest policy is 4; rows of iteration i were sampled by policy i - 1.
+    assert {(row["iteration"], row["staleness"]) for row in rows} == {(1, 4), (2, 3), (3, 2), (4, 1)}
+    assert {row["uses"] for row in rows if row["state"] == "orphaned"} == {0}
+
+
+def test_trajectory_tells_its_tokens_and_every_use(resumed_run: ReplayStore) -> None:
+    most = listed(resumed_run, sort=Sort.uses)[0]
+    answer = questions.trajectory(resumed_run, most["id"])
+    json.dumps(answer, allow_nan=False)
+    segment = answer["segments"][0]
+    assert segment["token_ids"] == [5, 6, 7, 8, 9, 10]
+    assert segment["authors"] == ["template", "user", "llm", "llm", "env", "llm"]
+    assert segment["loss_mask"] == [False, False, True, True, False, True]
+    assert segment["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
+    plain = sql(
+        resumed_run,
+        "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2",
+        most["id"],
+    )
+    assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == plain
+    # Once as a fresh row.
+    assert len(plain) == most["uses"] + 1 >= 2
+    assert answer["group"]["id"] == most["group"]
+    assert answer["task"]["payload"] == '{"hops":2,"store":{"k1":"drawer"}}'
+    assert [message["role"] for message in answer["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
+
+
+def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
+    assert questions.find(store, "abc1") == "abc1"
+    assert questions.find(store, "%") == "%bc"
+    for prefix, message in (
+        ("zz", "got 'zz', which begins none"),
+        ("abc", "got 'abc', which begins more than one: abc1, abc2, abc2x"),
+        ("", "got '', which begins"),
+        ("_", "begins none"),
+        ("ABC1", "begins none"),
+        ("' or 1=1 --", "begins none"),
+        ("\x00", "begins none"),
+        ("\ud800", "begins none"),
+    ):
+        with pytest.raises(ReplayError, match=message):
+            questions.find(store, prefix)
+
+
+def test_whole_id_is_found_though_another_begins_with_it(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("abc"), trajectory("abcd")])
+    assert questions.find(store, "abc") == "abc"
+
+
+def test_corrupt_trajectory_is_told_and_not_shown(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    sql(store, "update segments set tokens = ?", bytes(40))
+    with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
+        questions.trajectory(store, "a")
+
+
+def test_metrics_that_are_no_numbers_leave_a_gap(store: ReplayStore) -> None:
+    for iteration, value in enumerate([1.0, float("nan"), float("inf"), 4.0]):
+        store.add_metrics(RUN, iteration, {"loss": value})
+    assert questions.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
+
+
+def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: ReplayStore) -> None:
+    store.add_metrics(RUN, 0, {"loss": 8.0, "eval/success": 0.25})
+    for iteration, loss in enumerate([1.0, 2.0, float("nan"), 6.0, 4.0, 5.0, 9.0], start=1):
+        store.add_metrics(RUN, iteration, {"loss": loss, "ratio_max": loss, "climax": 0.0})
+    store.add_metrics(RUN, 2, {"climax": 4.0})
+    store.add_metrics(RUN, 4, {"eval/success": 0.5})
+    # Cut short were episodes of iterations 2, 6 and 7, the last of which is the only one of its point so far.
+    for iteration, share in ((2, 0.3), (6, 0.2), (7, 0.6)):
+        store.add_metrics(RUN, iteration, {"rollout/stop/length": share})
+    assert questions.metric_series(store, RUN, merged=3) == {
+        "loss": [(0, 8.0), (1, 1.5), (4, 5.0), (7, 9.0)],
+        "ratio_max": [(1, 2.0), (4, 6.0), (7, 9.0)],
+        "climax": [(1, pytest.approx(4 / 3)), (4, 0.0), (7, 0.0)],
+        "eval/success": [(0, 0.25), (4, 0.5)],
+        "rollout/stop/length": [(1, pytest.approx(0.1)), (4, pytest.approx(0.2 / 3)), (7, 0.6)],
+    }
+    assert questions.metric_series(store, RUN, names=["loss"], within=range(6, 9)) == {"loss": [(6, 5.0), (7, 9.0)]}
+    # A point that stands half within is whole, and what is before training comes only where it is asked for.
+    loss = questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(2, 5))
+    assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
+    assert questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
+
+
+@pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])
+def test_so_many_iterations_make_a_point_that_curves_stay_short(
+    store: ReplayStore, last: tuple[int, ...], merged: int
+) -> None:
+    store.add_run(run_record("run-2"))
+    for run, iteration in zip((RUN, "run-2"), last, strict=False):
+        store.add_metrics(run, iteration, {"loss": 1.0})
+    assert questions.merging(store, [RUN, "run-2"]) == merged
+    assert questions.merging(store, [RUN, "run-2"], range(100, 356)) == 1
+    assert questions.merging(store, [RUN, "run-2"], range(100)) == 1
+
+
+def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(store: ReplayStore) -> None:
+    store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
+    found = questions.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
+    assert found == {"loss": [(1, 1.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
+
+
+def test_questions_of_one_run_leave_others_out(store: ReplayStore) -> None:
+    store.add_run(run_record("run-2"))
+    FreshRows(1).append_to(store)
+    FreshRows(1, run="run-2").append_to(store)
+    assert questions.summary(store)["trajectories"] == 8
+    assert questions.summary(store, "run-2")["trajectories"] == 4
+    assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
+    # run-2 has no policy: how stale its rows are is unknown, not 0.
+    assert {row["staleness"] for row in listed(store, "run-2")} == {None}
+
+
+class Bytes:
+    """A decoder of one token per byte."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+
+def in_bytes(run: str) -> Bytes:
+    return Bytes()
+
+
+FIRST = tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])
+ASIDE = tokens([1, 9, 30, 31], [TEMPLATE, USER, LLM, LLM])
+THEN = tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], version=1)
+
+
+@pytest.fixture(scope="module")
+def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    """`a`: two turns, a question aside, a third turn in a rewritten context; `b`, of the same group, is scored."""
+    location = databases.new(tmp_path_factory.mktemp("split") / "replay.sqlite")
+    store = new_store(location)
+    segments = (Segment(FIRST), Segment(ASIDE, "fork"), Segment(THEN, "strategy_rewrite"))
+    rows = [trajectory("a", segments=segments, num_turns=3), trajectory("b", member=1, slot=1, reward=0.0)]
+    store.append([task()], [group()], rows)
+    current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, 100.0], np.float32)
+    store.add_scores(RUN, 4, {("b", 0): current})
+    store.close()
+    with closing(ReplayStore.open(location, read_only=True)) as reader:
+        yield reader
+
+
+def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStore) -> None:
+    answer = questions.overview(split, "a", codec_of=in_bytes)
+    json.dumps(answer, allow_nan=False)
+    assert [(part["reason"], part["num_tokens"], part["turns"]) for part in answer["segments"]] == [
+        ("clean", 7, [0, 1]),
+        ("fork", 4, None),
+        ("strategy_rewrite", 6, [2, 2]),
+    ]
+    # Both are compared with the conversation's segment before: 1 2 3 4 ... with 1 9 ..., and with 1 2 3 8 ...
+    assert [part["parted"] and part["parted"]["index"] for part in answer["segments"]] == [None, 1, 3]
+    assert answer["segments"][2]["parted"]["token_ids"] == {
+        "same": [1, 2, 3],
+        "was": [4, 5, 6, 7],
+        "becomes": [8, 7, 7],
+    }
+    assert answer["segments"][2]["parted"]["texts"]["becomes"] == "\x08\x07\x07"
+    assert answer["record"]["num_turns"] == 3
+    assert [row["id"] for row in answer["members"]] == ["a", "b"]
+    assert (answer["problem"], answer["scored"], answer["staleness"], answer["uses"]) == (None, None, 0, [])
+    assert questions.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
+
+
+def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
+    turns = [questions.tokens(split, "a", position)["turns"] for position in range(3)]
+    assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
+
+
+def test_tokens_of_a_row_with_more_turns_than_replies_have_none(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a", num_turns=3)])
+    assert questions.tokens(store, "a")["turns"] == [None] * 6
+
+
+def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
+    whole = questions.tokens(split, "a", 2, codec_of=in_bytes)
+    part = questions.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
+    assert (part["first"], part["total"]) == (2, 6)
+    for name in ("token_ids", "texts", "loss_mask", "behavior_log_probs", "policy_versions", "advantages", "turns"):
+        assert part[name] == whole[name][2:5]
+    assert [part["author_names"][place] for place in part["authors"]] == ["history", "memory", "llm"]
+    assert part["advantages"] == [None, None, 0.5]
+    assert part["policy_versions"] == [None, None, 1]
+    assert questions.tokens(split, "a", 2, first=99)["token_ids"] == []
+    with pytest.raises(ReplayError, match="segment must be from 0 to 2, got 3"):
+        questions.tokens(split, "a", 3)
+
+
+def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: ReplayStore) -> None:
+    answer = questions.tokens(split, "b")
+    json.dumps(answer, allow_nan=False)
+    # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
+    assert answer["current_log_probs"] == [None, None, -0.5, -1.5, None, 100.0]
+    assert answer["drift"] == [None, None, 1.0, round(math.exp(-0.5), 6), None, round(math.exp(20.0), 6)]
+    assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
+    unscored = questions.tokens(split, "a")
+    assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
+
+
+def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
+    ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
+    said = Segment(tokens(ids, [LLM] * len(ids)))
+    store.append([task()], [group()], [trajectory("a", segments=(said,), num_turns=1)])
+    texts = questions.tokens(store, "a", codec_of=in_bytes)["texts"]
+    assert texts == ["a", "é", None, "€", None, None, "😀", None, None, None] * 9
+    for first in range(20, 40):
+        found = questions.tokens(store, "a", first=first, count=15, codec_of=in_bytes)
+        assert found["texts"] == texts[first : first + 15]
+
+
+def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
+    most = listed(resumed_run, sort=Sort.uses)[0]
+    last = questions.overview(resumed_run, most["id"])["uses"][-1]
+    answer = questions.tokens(resumed_run, most["id"])
+    assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
+    assert last["makes_policy_version"] == last["iteration"]
+
+
+def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    sql(store, "update segments set tokens = ?", bytes(40))
+    answer = questions.overview(store, "a")
+    assert answer["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
+    assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
+    with pytest.raises(CorruptTrajectory):
+        questions.tokens(store, "a")
+
+
+def test_damaged_scores_are_told_and_not_shown(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
+    sql(store, "update token_scores set log_probs = ?", bytes(40))
+    answer = questions.tokens(store, "a")
+    assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
+    assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
+    (segment,) = questions.trajectory(store, "a")["segments"]
+    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
+
+
+def test_overview_of_a_forgotten_row_keeps_its_numbers(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    store.forget(schema.trajectories.c.id == "a", dry_run=False)
+    answer = questions.overview(store, "a")
+    assert answer["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
+    assert (answer["reclaimed"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
+    with pytest.raises(ContentGone):
+        questions.tokens(store, "a")
+
+
+def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(store: ReplayStore) -> None:
+    few = trajectory("few")
+    parts = tuple(Segment(FIRST, "clean" if i == 0 else "strategy_rewrite") for i in range(40))
+    members = [trajectory(f"m{i}", member=i, slot=i) for i in range(2, 40)]
+    many = trajectory("many", segments=parts, member=1, slot=1, num_turns=80)
+    store.append([task()], [group(size=40)], [few, replace(many, messages=many.messages * 50), *members])
+    counts = []
+    for id in ("few", "many"):
+        with counted() as statements:
+            questions.overview(store, id)
+            questions.tokens(store, id)
+        counts.append(len(statements))
+    assert counts[0] == counts[1] <= 21
+
+
+def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(store: ReplayStore) -> None:
+    for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
+        store.add_run(run_record(run))
+        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+    store.add_run(run_record("untold"))
+    others = (RUN, "run-2", "run-3", "untold", "none")
+    assert [questions.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
+
+
+def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
+    store.add_run(replace(run_record("run-2"), name="another"))
+    FreshRows(1).append_to(store)
+    for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
+        store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
+    found = {row["id"]: row for row in questions.runs(store)}
+    assert list(found) == ["run-2", RUN]  # by name
+    assert list(questions.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
+    assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
+    assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
+
+
+def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(store: ReplayStore) -> None:
+    run = replace(run_record(), config={"run": {"iterations": 4}})
+    assert questions.progress(store, run) | {"seconds_since": 0} == {
+        "state": "live",
+        "iteration": 0,
+        "iterations": 4,
+        "logged": -1,
+        "mark": "-1.0",
+        "seconds_since": 0,
+    }
+    store.add_metrics(RUN, 4, {"time/iteration": 2.0, "loss": 1.0})
+    found = questions.progress(store, run)
+    assert (found["state"], found["iteration"], found["mark"]) == ("finished", 4, "4.2")
+    assert questions.progress(store, run_record("run-2"))["state"] == "imported"
