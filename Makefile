@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help quickstart test soak oldest bench gpu setup-browser setup-sandbox setup-vllm real-model screenshots clean
+.PHONY: help quickstart test test-slow soak oldest bench gpu setup-browser setup-sandbox setup-vllm real-model screenshots clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -27,9 +27,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 quickstart: $(VENV)/.core
 	$(BIN)/agentloop train configs/quickstart.yaml
 
-## make test         everything CI checks: style, types, layers, tests (12 to 20 minutes)
+## make test         style, types, layers and the quick tests (five minutes on two cores)
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.check
+
+## make test-slow    the tests with a server, a browser, processes, whole runs, and the blocks of the docs
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m tests.check --slow
 
 ## make setup-browser  install chromium for the tests in a browser, where this machine lets us
 setup-browser:

@@ -1,10 +1,11 @@
-"""Everything `make test` checks, with one summary: style, types, layers, tests.
+"""What `make test` checks: style, types, layers and the quick tests; with `--slow` what `make test-slow` does.
 
-Tests run on two cores, a file on one of them, the longest first; the quick checks run beside them.
+Tests run on two cores, a file on one of them, the longest first, while the other checks run.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -59,9 +60,14 @@ def run(name: str, command: list[str | Path], *, stream: bool = False) -> Outcom
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.check", description=__doc__)
+    parser.add_argument("--slow", action="store_true", help="the slow tests, and no other check")
+    slow: bool = parser.parse_args().slow
+    checks = {} if slow else QUICK
+    chosen = "slow and not soak" if slow else "not slow and not soak"
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting: list[Future[Outcome]] = [pool.submit(run, name, command) for name, command in QUICK.items()]
-        tests = run("tests", list(PYTEST), stream=True)
+        waiting: list[Future[Outcome]] = [pool.submit(run, name, command) for name, command in checks.items()]
+        tests = run("tests", [*PYTEST, "-m", chosen], stream=True)
         outcomes = [*(future.result() for future in waiting), tests]
     for outcome in outcomes:
         if not outcome.passed:

@@ -46,7 +46,14 @@ Faults, which must be told within seconds, come when the checks beside the tests
 """
 
 
+SLOW = ("benchmarks/", "browser/", "docs/test_blocks.py", "docs/test_notebook.py", "docs/test_minimal_loop.py")
+"""What is slow as a whole, from this folder."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).as_posix(), len(places)))

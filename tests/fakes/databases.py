@@ -147,7 +147,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def marked(servers: list[str]) -> list[Any]:
-    return [pytest.param(name, id=name, marks=pytest.mark.server) for name in servers]
+    return [pytest.param(name, id=name, marks=[pytest.mark.server, pytest.mark.slow]) for name in servers]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
