@@ -34,7 +34,7 @@ class StudyTask:
 _CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
 _SPARSE: Values = {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS}
 _FETCH: Values = {
-    "environment.name": f"{Path(__file__).parent / '_fetch_place.py'}:FetchPlace",
+    "environment.name": f"{Path(__file__).parents[1] / 'examples' / 'fetch_place.py'}:FetchPlace",
     "warm_up.updates_after_target": 400,
     "rollout.max_tokens_per_turn": 64,  # twice what any right reply takes: an iteration waits for one that rambles
 }

@@ -3,9 +3,6 @@
 The other way is what a user would write: `tokenizer.apply_chat_template` on all messages so far, once per turn. Both
 see the same replies of 100 tokens and tool results of 1,900, no two of them alike, with the quickstart's template.
 Ours also reads each reply, keeps log-probs and authors, and makes the episode's training sequence at the end.
-
-`rewriting`: with a template that shows a thought only until something follows it, so that no prompt extends the one
-before, with results of 200 tokens. Each turn begins a segment, and all that stands is shown anew.
 """
 
 from __future__ import annotations
@@ -28,9 +25,7 @@ from context.messages import to_template
 
 TURNS = (50, 200)
 REPLY, RESULT = 100, 1900
-REWRITING, SHORT_RESULT = 200, 200
 GOALS = {"speedup_50": ">= 20", "speedup_200": ">= 60", "growth": "<= 5"}
-_THOUGHT = "{% if message.reasoning_content %}"
 _WORDS = 4000
 _SLOW_S = 30.0
 """What takes longer is timed once."""
@@ -62,7 +57,7 @@ class Conversation:
     turns: tuple[Turn, ...]
 
 
-def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT, rewriting: bool = False) -> Conversation:
+def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT) -> Conversation:
     """`turns` tool calls and their results, of about so many tokens each; words as frequent as in real text (Zipf)."""
     rng = random.Random(0)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(_WORDS)]
@@ -73,17 +68,12 @@ def make_conversation(turns: int, *, reply: int = REPLY, result: int = RESULT, r
 
     frame = [json.dumps(_TOOL["function"]), '{"name": "search", "arguments": {"query": "x"}}'] * 50
     tokenizer = build_tokenizer([text(2000) for _ in range(20)] + frame, vocabulary=4000)
-    if rewriting:
-        shown_last = _THOUGHT.replace(" %}", " and loop.last %}")
-        tokenizer.chat_template = str(tokenizer.chat_template).replace(_THOUGHT, shown_last)
     per_word = len(tokenizer.encode(text(2000))) / 2000
     made = []
     for _ in range(turns):
         call = ToolCall("search", {"query": text(round(0.2 * reply / per_word))})
         thought = text(round(0.8 * reply / per_word))
-        said = Message(
-            "assistant", "" if rewriting else thought, tool_calls=(call,), reasoning=thought if rewriting else None
-        )
+        said = Message("assistant", thought, tool_calls=(call,))
         ids = tokenizer.encode(_as_sampled(tokenizer, said), add_special_tokens=False)
         made.append(Turn(said, ids, Message("tool", text(round(result / per_word)), author="env", name="search")))
     codec = TokenCodec(tokenizer.backend_tokenizer.to_str())
@@ -160,34 +150,14 @@ def measure(
     return found
 
 
-def rewritten(turns: int = REWRITING, *, rounds: int = 3) -> dict[str, float]:
-    """Medians for an episode whose every prompt is written anew: seconds, and the ratio."""
-    conversation = make_conversation(turns, result=SHORT_RESULT, rewriting=True)
-    ours, theirs = zip(
-        *((prompt_by_prompt(conversation), whole_each_turn(conversation)) for _ in range(rounds)), strict=True
-    )
-    if conversation.tokenizer.decode(ours[0][1]) != conversation.tokenizer.decode(theirs[0][1]):
-        raise RuntimeError("both ways must make the same prompt, got two different texts.")
-    seconds = statistics.median(taken for taken, _ in ours)
-    return {
-        "rewriting_seconds": seconds,
-        "rewriting_tokens": float(len(ours[0][1])),
-        "rewriting_speedup": statistics.median(taken for taken, _ in theirs) / seconds,
-    }
-
-
 def main() -> dict[str, float]:
-    result = {**measure(), **rewritten()}
+    result = measure()
     for count in TURNS:
         print(
             f"context, {count} turns, {result[f'tokens_{count}']:,.0f} tokens: {result[f'seconds_{count}']:.2f} CPU-s, "
             f"{result[f'speedup_{count}']:.0f}x (goal {GOALS[f'speedup_{count}']})"
         )
     print(f"context, t(200) / t(50): {result['growth']:.1f} (goal {GOALS['growth']})")
-    print(
-        f"context, {REWRITING} turns all written anew, {result['rewriting_tokens']:,.0f} tokens: "
-        f"{result['rewriting_seconds']:.2f} CPU-s, {result['rewriting_speedup']:.1f}x"
-    )
     return result
 
 

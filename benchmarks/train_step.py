@@ -1,4 +1,4 @@
-"""Tokens per CPU-second of one optimizer step: rows by length, packed, in one padded batch, and by TRL's loss.
+"""Tokens per CPU-second of one optimizer step: rows by length, packed, and in one padded batch.
 
 Forward, loss, backward and AdamW of the quickstart's architecture on 64 multi-turn rows of three kinds: episodes as the
 quickstart's are (a prompt of 96 tokens, 2 to 9 replies of 14, results of 26), a long tail (the same with results of up
@@ -15,13 +15,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import Batch
@@ -31,20 +30,35 @@ from agentloop.learning.scoring import ScoredBatch, score
 from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
-from agentloop.models.tiny import build_tokenizer
 from benchmarks._goals import show
 from benchmarks._rows import make_trajectory
-from benchmarks.rollout import VOCABULARY, tiny_model
 from replay.records import BatchRow
 
+VOCABULARY = 560
 ROWS = 64
 PROMPT, REPLY, RESULT = 96, 14, 26
 LONGEST_RESULT = 400
-TRL_ROWS = 16
 GROUP = 8
 KINDS = ("episodes", "long_tail", "groups")
 ONE_PASS = 10**9
 _RANDOM = np.random.default_rng(0)
+
+
+def tiny_model() -> PreTrainedModel:
+    """The quickstart's architecture with random weights: the work per token is the same."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    model: PreTrainedModel = Qwen3ForCausalLM(config).eval()
+    return model
 
 
 def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
@@ -130,15 +144,8 @@ def ways(model: PreTrainedModel, names: Sequence[str]) -> dict[str, Any]:
         "by_length": lambda: OurStep(model, config),
         "packed": lambda: OurStep(model, config, packs=True),
         "one_padded": lambda: OurStep(model, with_pass_of(ONE_PASS)),
-        "trl": lambda: _trl_step(model, config),
     }
     return {name: makers[name]() for name in names}
-
-
-def _trl_step(model: PreTrainedModel, config: RunConfig) -> Any:
-    from benchmarks._peer_step import TrlStep  # here: it needs TRL
-
-    return TrlStep(model, build_tokenizer(["a text to learn from"], vocabulary=300), config, rows=TRL_ROWS)
 
 
 def check_alike(found: Mapping[str, Any]) -> None:
@@ -190,10 +197,7 @@ def measure(kind: str, *, names: Sequence[str], rows: int = ROWS, rounds: int = 
 
 
 def main() -> dict[str, float]:
-    trl = all(find_spec(name) is not None for name in ("trl", "datasets", "accelerate"))
-    if not trl:
-        print("without TRL's loss: pip install -e '.[dev]', and trl with --no-deps")
-    names = ["by_length", "packed", "one_padded", *(["trl"] if trl else [])]
+    names = ("by_length", "packed", "one_padded")
     print(f"one optimizer step on {ROWS} rows; speed_to_X is by_length's speed over X's")
     found: dict[str, float] = {}
     for kind in KINDS:

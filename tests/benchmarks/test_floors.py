@@ -7,21 +7,11 @@ from pathlib import Path
 from benchmarks.__main__ import environment, names
 from benchmarks._goals import verdict
 from benchmarks.context import measure as measure_context
-from benchmarks.rollout import measure as measure_rollout
 from benchmarks.train_step import measure as measure_train_step
 from benchmarks.vs_trl import Run, figures
 
 ROOT = Path(__file__).parents[2]
 ATTEMPTS = 3
-
-
-def test_rollout_engine_is_half_again_as_fast_as_generate() -> None:
-    best = 0.0
-    for _ in range(ATTEMPTS):  # neighbours on the same machine take caches and memory bandwidth
-        best = max(best, measure_rollout(episodes=128, rounds=1)["speedup"])
-        if best >= 1.5:
-            return
-    raise AssertionError(f"{best:.2f}x model.generate's episodes per CPU-second in the best of {ATTEMPTS} attempts")
 
 
 def test_prompts_of_forty_turns_cost_a_quarter_of_rendering_anew_and_grow_with_what_is_new() -> None:
@@ -83,7 +73,7 @@ def test_benchmarks_say_on_what_they_ran() -> None:
 
 def test_benchmarks_are_found_by_their_files() -> None:
     files = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
-    assert {"context", "rollout", "train_step", "vs_trl"} <= files
+    assert {"context", "train_step", "vs_trl"} <= files
     assert set(names()) == files
 
 

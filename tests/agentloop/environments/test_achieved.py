@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.environments import Achieved, Environment, LookupChain, Task, call_demonstrated
 from agentloop.environments.lookup_chain import KEYS
-from benchmarks._fetch_place import FetchPlace
+from examples.fetch_place import FetchPlace
 from context.messages import Message, ToolCall
 
 LONGEST = 12

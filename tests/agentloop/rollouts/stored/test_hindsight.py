@@ -101,7 +101,7 @@ def new_task(row: Trajectory, found: Relabelled) -> Task:
     return Task(tuple(opening), payload)
 
 
-FETCH_PLACE = f"{ROOT}/benchmarks/_fetch_place.py:FetchPlace"
+FETCH_PLACE = f"{ROOT}/examples/fetch_place.py:FetchPlace"
 
 
 def random_episodes(name: str, count: int) -> tuple[EnvironmentFactory, list[Task], list[list[str]]]:
