@@ -11,8 +11,8 @@ import pytest
 
 from agentloop.environments import Achieved, Environment, LookupChain, Task, call_demonstrated
 from agentloop.environments.lookup_chain import KEYS
-from examples.fetch_place import FetchPlace
 from context.messages import Message, ToolCall
+from examples.fetch_place import FetchPlace
 
 LONGEST = 12
 TOOLS = {"lookup": "key", "go": "place", "take": "item", "put": "container"}
