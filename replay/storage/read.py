@@ -110,7 +110,7 @@ def _whole(
     `messages_of_rows` None: they are not asked for.
     """
     *values, checksum, reason = row
-    # Who changes a row on purpose takes its checksum away: docs/replay.md.
+    # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
     is_checked = checksum is not None
     if is_checked and record_checksum(values) != checksum:
         raise BlobError("a record of another checksum: it was changed since it was written")
