@@ -1,4 +1,4 @@
-"""What the runs of an arm took to the target: medians over seeds, and beside another arm, seed by seed.
+"""What the runs of an arm took to the target: medians over seeds, and differences from another arm, seed by seed.
 
 A run that did not get there took longer than anybody knows: it counts as infinitely long, which medians bear and means
 would not. Intervals are the middle 95 % of a bootstrap (Efron 1979) over start models, each with all seeds that begin
@@ -8,78 +8,50 @@ with it: what such seeds have in common is no evidence twice.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations_with_replacement, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks._replay_arms import STARTS, TARGET
-from benchmarks._replay_runs import ITERATION, WINDOW, Result, recent_success
-
+TARGET, FIRST, STARTS = 0.9, 2560, 5
+"""Held-out success to reach in two evaluations in a row; first fresh episodes whose success is shown; start models."""
+ITERATION = ("fresh", "replayed", "success", "runs", "cpu", "wall")
+"""What a result has of each iteration: rows of either stream; success of the fresh ones, how many of their tool
+calls were run; CPU-seconds and seconds."""
+Result = Mapping[str, Any]
 Costs = Mapping[int, float]
 """By seed; infinite where the target was not reached."""
+MEASURES: Mapping[str, str] = {"fresh to 90 %": "fresh", "tool calls run": "runs", "CPU-s": "cpu", "wall, s": "wall"}
+_LEAST = 3
+"""Fewer runs, or pairs of them, have no interval to speak of."""
+_BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     median: float
     low: float
     high: float
 
 
-def spent(result: Result, name: str) -> np.ndarray:
-    """What had been taken by the end of each iteration."""
-    return np.cumsum(_column(result, name))
-
-
 def _column(result: Result, name: str) -> np.ndarray:
-    place = ITERATION.index(name)
-    return np.array([row[place] for row in result["iterations"]], np.float64)
+    return np.array([row[ITERATION.index(name)] for row in result["iterations"]], np.float64)
 
 
 def to_target(result: Result, name: str) -> float:
     """What it had taken by the first evaluation of the first two in a row that both reached the target."""
-    evaluations = result["evaluations"]
-    for (iteration, success), (_, following) in pairwise(evaluations):
+    for (iteration, success), (_, following) in pairwise(result["evaluations"]):
         if min(success, following) >= TARGET:
-            return float(spent(result, name)[iteration - 1])
+            return float(_column(result, name)[:iteration].sum())
     return math.inf
 
 
-def to_recent(result: Result, name: str, *, target: float = 0.8) -> float:
-    """What it had taken when the newest WINDOW fresh episodes first succeeded this often; tasks are always new."""
-    for iteration in range(1, len(result["iterations"]) + 1):
-        if recent_success(result["iterations"][:iteration], WINDOW) >= target:
-            return float(spent(result, name)[iteration - 1])
-    return math.inf
-
-
-def recent_curve(result: Result) -> tuple[list[float], list[float]]:
-    """Fresh episodes and the success of the newest of them, as far as there are enough; at the end, of evaluations."""
-    rows = result["iterations"]
-    seen = [
-        (float(fresh), recent_success(rows[: place + 1], WINDOW))
-        for place, fresh in enumerate(spent(result, "fresh"))
-        if fresh >= WINDOW
-    ]
-    last = seen[-1][0] if seen else 0.0
-    end = (last + WINDOW / 2, last_success(result))
-    return [fresh for fresh, _ in [*seen, end]], [success for _, success in [*seen, end]]
-
-
-def last_success(result: Result) -> float:
-    return float(np.mean([success for _, success in result["evaluations"][-2:]]))
-
-
-def mean_success(result: Result, episodes: int) -> float:
-    """Of the first so many fresh episodes; those after the end of a run succeed as its last evaluations did."""
+def mean_success(result: Result, episodes: int = FIRST) -> float:
+    """Of the first so many fresh episodes; those after the end of a run succeed as its last two evaluations did."""
     each = np.repeat(_column(result, "success"), _column(result, "fresh").astype(int))[:episodes]
-    return float(each.sum() + (episodes - len(each)) * last_success(result)) / episodes
-
-
-def costs(results: Sequence[Result], measure: Callable[[Result], float]) -> dict[int, float]:
-    return {result["seed"]: measure(result) for result in results}
+    last = float(np.mean([success for _, success in result["evaluations"][-2:]]))
+    return float(each.sum() + (episodes - len(each)) * last) / episodes
 
 
 def interval(values: Costs) -> Interval:
@@ -90,20 +62,14 @@ def interval(values: Costs) -> Interval:
     of_start: dict[int, list[float]] = {}
     for seed, value in values.items():
         of_start.setdefault(seed % STARTS, []).append(value)
-    medians: list[float] = []
-    ways: list[int] = []
+    found: list[tuple[float, int]] = []
     for drawn in combinations_with_replacement(of_start, len(of_start)):
-        medians.append(_median([value for start in drawn for value in of_start[start]]))
-        ways.append(_orders(drawn))
-    order = np.argsort(medians)
-    share = np.cumsum(np.array(ways)[order]) / sum(ways)
-    low, high = (float(np.array(medians)[order][np.searchsorted(share, end)]) for end in (0.025, 0.975))
+        orders = math.factorial(len(drawn)) // math.prod(math.factorial(drawn.count(start)) for start in {*drawn})
+        found.append((_median([value for start in drawn for value in of_start[start]]), orders))
+    medians, ways = zip(*sorted(found), strict=True)
+    share = np.cumsum(ways) / sum(ways)
+    low, high = (medians[np.searchsorted(share, end)] for end in (0.025, 0.975))
     return Interval(_median([*values.values()]), low, high)
-
-
-def _orders(drawn: Sequence[int]) -> int:
-    """In how many orders these can be drawn."""
-    return math.factorial(len(drawn)) // math.prod(math.factorial(drawn.count(start)) for start in {*drawn})
 
 
 def _median(values: Sequence[float]) -> float:
@@ -113,32 +79,69 @@ def _median(values: Sequence[float]) -> float:
     return low if low == high else (low + high) / 2
 
 
-def less(arm: Sequence[Result], control: Sequence[Result], name: str) -> dict[int, float]:
-    """How much more than the control an arm took to the target, in percent, on the seeds that both have.
-
-    A control that never got there took at least all that it spent, and counts as that: it took more. An arm that never
-    did is infinitely worse; where the control didn't either, what both spent is compared.
-    """
-    return _paired(arm, control, lambda mine, other: _relative(mine, other, name))
-
-
-def points_less(arm: Sequence[Result], control: Sequence[Result], episodes: int) -> dict[int, float]:
-    """Success of the first episodes, in points above the control's."""
-    return _paired(
-        arm, control, lambda mine, other: 100 * (mean_success(mine, episodes) - mean_success(other, episodes))
-    )
-
-
-def _paired(
-    arm: Sequence[Result], control: Sequence[Result], difference: Callable[[Result, Result], float]
-) -> dict[int, float]:
+def less(arm: Sequence[Result], control: Sequence[Result], difference: Callable[[Result, Result], float]) -> Costs:
+    """Differences on the seeds that both have."""
     other = {result["seed"]: result for result in control}
     return {mine["seed"]: difference(mine, other[mine["seed"]]) for mine in arm if mine["seed"] in other}
 
 
-def _relative(mine: Result, other: Result, name: str) -> float:
+def percent_more(mine: Result, other: Result, name: str) -> float:
+    """How much more than the control an arm took to the target, in percent.
+
+    A control that never got there counts as all that it spent: it took more. An arm that never did is infinitely worse;
+    where the control didn't either, what both spent is compared.
+    """
     took, base = to_target(mine, name), to_target(other, name)
     if math.isinf(base):
-        base = float(spent(other, name)[-1])
-        took = min(took, float(spent(mine, name)[-1]))
+        base = float(_column(other, name).sum())
+        took = min(took, float(_column(mine, name).sum()))
     return 100.0 * (took - base) / base
+
+
+def costs_table(runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str]) -> str:
+    rows = []
+    for arm, each in runs.items():
+        success = {result["seed"]: 100 * mean_success(result) for result in each}
+        measured = [{result["seed"]: to_target(result, name) for result in each} for name in MEASURES.values()]
+        reached = sum(math.isfinite(cost) for cost in measured[0].values())
+        cells = [_text(interval(costs)) for costs in (success, *measured)]
+        rows.append([titles[arm], str(len(each)), str(reached), *cells])
+    return markdown(["arm", "runs", "reached 90 %", f"success of the first {FIRST:,}, %", *MEASURES], rows)
+
+
+def differences_table(
+    runs: Mapping[str, Sequence[Result]], titles: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+) -> str:
+    """Differences on the same seeds: below 0, the first arm took less, or succeeded less."""
+    rows = []
+    for arm, control in pairs:
+        if arm in runs and control in runs:
+            points = less(runs[arm], runs[control], lambda a, b: 100 * (mean_success(a) - mean_success(b)))
+            if len(points) >= _LEAST:
+                found = [points]
+                for name in MEASURES.values():
+                    found.append(less(runs[arm], runs[control], lambda a, b, name=name: percent_more(a, b, name)))
+                cells = [_text(interval(each), sign=True) for each in found]
+                rows.append([titles[arm], titles[control], str(len(points)), *cells])
+    head = ["arm", "less", "pairs", "success of the first, points"]
+    return markdown([*head, *(f"{title.removesuffix(', s')}, %" for title in MEASURES)], rows)
+
+
+def _text(found: Interval, *, sign: bool = False) -> str:
+    return "{} [{}, {}]".format(*(_number(value, sign) for value in found))
+
+
+def _number(value: float, sign: bool) -> str:
+    if math.isinf(value):
+        return "never"
+    plus = "+" if sign else ""
+    return f"{value:{plus},.0f}" if abs(value) >= 100 else f"{value:{plus}.3g}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *rows])
+
+
+def with_tables(page: str, found: Mapping[str, str]) -> str:
+    """The page with its tables made again. A table that is not known is an error: nobody would have measured it."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{found[match[2]]}{match[3]}", page)

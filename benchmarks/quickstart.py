@@ -7,13 +7,9 @@ model, seed by seed, with the command people type, evaluations included. Which c
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import resource
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,7 +19,7 @@ from pathlib import Path
 
 from benchmarks._goals import show
 from benchmarks._replay_figures import interval
-from benchmarks._replay_runs import ROOT
+from benchmarks._trained import ROOT, trained, warmed_up
 
 GOALS = {"calls_run": "<= 0.4", "ratio": "<= 0.6", "ratio_high": "<= 1"}
 _CONFIG = "configs/quickstart.yaml"
@@ -57,7 +53,7 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     ratios: dict[int, float] = {}
     for number, seed in enumerate(given.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            model = _warmed_up(seed, Path(folder))
+            model = warmed_up(_CONFIG, {"run.seed": seed, "run.folder": folder})
             order = sides if number % 2 == 0 else sides[::-1]
             found = {side: _outcome(side, seed, model, Path(folder)) for side in order}
         mine[seed] = found[ROOT]
@@ -74,36 +70,13 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     return figures
 
 
-def _warmed_up(seed: int, folder: Path) -> Path:
-    told = _train(ROOT, f"run.seed={seed}", f"run.folder={folder}", "run.iterations=1", "evaluation.tasks=1")
-    return Path(str(told["folder"])) / "start"
-
-
 def _outcome(side: Path, seed: int, model: Path, folder: Path) -> Outcome:
-    before = _children_cpu()
-    told = _train(side, f"run.seed={seed}", f"run.folder={folder}", f"model.path={model}")
-    took = _children_cpu() - before
-    with closing(sqlite3.connect(Path(str(told["folder"])) / "replay.sqlite")) as database:
+    place = {"run.seed": seed, "run.folder": str(folder), "model.path": str(model)}
+    made, took = trained(_CONFIG, place, checkout=side)
+    with closing(sqlite3.connect(made / "replay.sqlite")) as database:
         last = [success for (success,) in database.execute(_LAST)]
         ((run, called),) = database.execute(_CALLS)
-    # A checkout from before observations were replayed has no such metric: it runs every call.
-    return Outcome(took if min(last) >= TARGET else math.inf, run / called if called else 1.0)
-
-
-def _train(side: Path, *settings: str) -> dict[str, object]:
-    sets = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "agentloop", "train", _CONFIG, "--json", *sets]
-    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(side)}
-    done = subprocess.run(command, cwd=side, env={**os.environ, **quiet}, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{side} must train its quickstart, got exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    told: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return told
-
-
-def _children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return Outcome(took if min(last) >= TARGET else math.inf, run / called)
 
 
 if __name__ == "__main__":

@@ -1,112 +1,184 @@
-"""Does replay pay, against controls that are tuned as well as it is?
+"""Does replay pay, against a control that was tuned as well as it was?
 
-`--run` makes the runs that the results lack, one JSON line each: first those that tune each contender on each task,
-then all arms on all seeds with what was found. It can be stopped at any time, and several processes share the work.
-`--report` writes the tables and plots of docs/evidence.md; `--quick` makes one short run, to try the whole way.
-Without any of them: the medians of what has been measured.
+`--run` makes the runs that the results lack, one JSON line each, by `agentloop train`; it can be stopped at any time.
+`--report` writes the tables of docs/evidence.md. Without either: the medians of what has been measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
+import json
+import math
+import sqlite3
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from benchmarks._replay_arms import ARMS, BUDGET, MAIN_TASKS, SEEDS, TASKS, TUNING_BUDGET, TUNING_SEEDS, Job, Key
-from benchmarks._replay_figures import costs, interval, to_target
-from benchmarks._replay_jobs import jobs
-from benchmarks._replay_report import runs_of, write
-from benchmarks._replay_runs import ROOT, Result, add_result, play, read_results
+from benchmarks._replay_figures import (
+    ITERATION,
+    STARTS,
+    TARGET,
+    Result,
+    costs_table,
+    differences_table,
+    interval,
+    to_target,
+    with_tables,
+)
+from benchmarks._trained import ROOT, trained, warmed_up
 
-PAGE = ROOT / "docs" / "evidence.md"
-PLOTS = ROOT / "docs" / "evidence"
-RESULTS = PLOTS / "results.jsonl"
-WORK = ROOT / "runs" / "replay_value"
-_LOOK_AGAIN_S = 5.0
-_QUICK = Job("dense", "hindsight", "32x1@0.0015", TUNING_SEEDS[0])
-_QUICK_BUDGET = 256
+PAGE, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "evidence" / "results.jsonl"
+CONFIG = "benchmarks/replay_value.yaml"
+BUDGET = 5120
+"""Fresh episodes after which a run that has not reached the target is over."""
+SEEDS = range(10)
+_CARELESS = {"hops": [2, 5], "p_next": 0.4, "p_stop": 0.4}
+_FETCH = {
+    "environment.name": f"{ROOT / 'examples' / 'fetch_place.py'}:FetchPlace",
+    "warm_up.updates_after_target": 400,
+    "rollout.max_tokens_per_turn": 64,  # twice what any right reply takes: an iteration waits for one that rambles
+}
+_CARELESS_FETCH = {"p_take": 0.3, "p_goal": 0.3, "p_put": 0.3}
+TASKS: Mapping[str, Mapping[str, Any]] = {
+    "sparse": {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS},
+    "very_sparse": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
+    "fetch": _FETCH,
+    "fetch_rare": {**_FETCH, "warm_up.options": _CARELESS_FETCH},
+    "sparse_50ms": {"environment.options.hops": [3, 6], "warm_up.options": _CARELESS},
+    "very_sparse_50ms": {"environment.options.hops": [6, 8], "warm_up.options": _CARELESS},
+}
+"""Settings of each task; those that end in 50ms have tools that take so long."""
+FOUND: Mapping[str, Mapping[str, tuple[int, int, float]]] = {
+    "sparse": {"on_policy": (32, 2, 1.5e-3), "hindsight": (64, 4, 1.5e-3)},
+    "very_sparse": {"on_policy": (32, 2, 0.7e-3), "hindsight": (32, 4, 0.7e-3)},
+    "fetch": {"on_policy": (64, 4, 0.7e-3), "replay": (32, 4, 0.7e-3), "hindsight": (32, 1, 0.7e-3)},
+    "fetch_rare": {"on_policy": (32, 2, 0.7e-3), "hindsight": (64, 4, 1.5e-3)},
+}
+"""Fresh episodes per iteration, epochs and learning rate that each contender was tuned to."""
+_REPLAY = {"replay.fraction": 0.5, "replay.shortfall": "shrink"}
+_HINDSIGHT = {
+    **_REPLAY,
+    "replay.sources": {"hindsight": 1.0},
+    "replay.sampler": "uniform",
+    "replay.hindsight.enable": True,
+}
+ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "on_policy": ("on_policy", {}),
+    "replay": ("replay", _REPLAY),
+    "hindsight": ("hindsight", _HINDSIGHT),
+    "hindsight_last": ("hindsight", {**_HINDSIGHT, "replay.hindsight.window": 1}),
+    "on_policy_rerun": ("on_policy", {"rollout.replay_observations": False}),
+}
+"""Whose tuned settings an arm has, and its own."""
+TITLES = {
+    "on_policy": "on-policy, tuned",
+    "replay": "plain replay",
+    "hindsight": "hindsight, of 8 iterations",
+    "hindsight_last": "hindsight, of the last iteration",
+    "short_first": "on-policy, short tasks first",
+    "on_policy_rerun": "on-policy, every call run",
+}
+PAIRS = (
+    ("replay", "on_policy"),
+    ("hindsight", "on_policy"),
+    ("hindsight", "hindsight_last"),
+    ("hindsight_last", "on_policy"),
+    ("hindsight", "short_first"),
+    ("short_first", "on_policy"),
+    ("on_policy", "on_policy_rerun"),
+    ("hindsight", "on_policy_rerun"),
+)
+_METRICS = ("batch/fresh", "batch/replay", "rollout/success", "tools/runs", "time/iteration")
 
 
-def by_key(results: Sequence[Result]) -> dict[Key, Result]:
-    return {(each["task"], each["arm"], each["setting"], each["seed"]): each for each in results}
-
-
-def run(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int], *, results: Path, work: Path) -> None:
-    """What is missing, until nothing is."""
-    (work / "locks").mkdir(parents=True, exist_ok=True)
-    while ready := jobs(tasks, arms, seeds, by_key(read_results(results))):
-        if not any(_make(job, results, work) for job in ready):
-            time.sleep(_LOOK_AGAIN_S)  # others are at all of them
-
-
-def _make(job: Job, results: Path, work: Path) -> bool:
-    """False where another process is at it."""
-    with (work / "locks" / "-".join(map(str, job.key))).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if job.key in by_key(read_results(results)):
-            return True
-        budget = TUNING_BUDGET if job.seed in TUNING_SEEDS else BUDGET
-        result = play(job, work, budget=budget)
-        add_result(results, {**vars(job), **result})
-        print(line(job, result), flush=True)
-    return True
-
-
-def line(job: Job, result: Result) -> str:
-    fresh, _, _, runs, cpu, wall = (sum(column) for column in zip(*result["iterations"], strict=True))
-    success = ", ".join(f"{success:.1%}" for _, success in result["evaluations"][-2:])
-    return (
-        f"{job.task} {job.arm} {job.setting} seed {job.seed}: {success} after {fresh} fresh, {runs} calls "
-        f"run, {cpu:.0f} CPU-s, {wall:.0f} s"
-    )
-
-
-def quick() -> None:
-    """The whole way of a run, small: a warm-up, and a few iterations with hindsight."""
-    with tempfile.TemporaryDirectory() as folder:
-        print(line(_QUICK, play(_QUICK, Path(folder), budget=_QUICK_BUDGET)))
-
-
-def figures(results: Sequence[Result]) -> dict[str, float]:
-    """Median fresh episodes and CPU-seconds to the target; infinite where most seeds did not get there."""
+def settings(task: str, arm: str) -> dict[str, Any]:
+    """Of a run's configuration. Replayed rows come on top of the fresh ones, in as many optimizer steps."""
+    contender, own = ARMS[arm]
+    fresh, epochs, rate = FOUND[task.removesuffix("_50ms")][contender]
+    rows = 2 * fresh if "replay.fraction" in own else fresh
     return {
-        f"{task}_{arm}_{name}": interval(costs(each, partial(to_target, name=name))).median
-        for task in TASKS
-        for arm, each in runs_of(results, task).items()
-        for name in ("fresh", "cpu")
+        **TASKS[task],
+        **({"environment.options.delay_s": 0.05} if task.endswith("_50ms") else {}),
+        "batch.trajectories": rows,
+        "batch.mini_batch": rows,
+        "batch.ppo_epochs": epochs,
+        "optimizer.learning_rate": rate,
+        "run.iterations": math.ceil(BUDGET / fresh),
+        "run.stop_at_success": TARGET,
+        "evaluation.every": max(1, 128 // fresh),
+        **own,
     }
+
+
+def run(task: str, arm: str, seed: int, folder: Path) -> Result:
+    """One run to the target, or to the end of the budget; seeds that are equal modulo STARTS begin with one model."""
+    start = folder / f"{task.removesuffix('_50ms')}-{seed % STARTS}"
+    if not start.exists():
+        place = {"run.seed": seed % STARTS, "run.folder": str(folder / "warm-up")}
+        warmed_up(CONFIG, {**TASKS[task], **place}).rename(start)
+    place = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
+    made, cpu = trained(CONFIG, {**settings(task, arm), **place})
+    with closing(sqlite3.connect(made / "replay.sqlite")) as database:
+        asked = "select iteration, value from metrics where name = ? and iteration > 0 order by iteration"
+        columns = [dict(database.execute(asked, (name,))) for name in _METRICS]
+        evaluations = database.execute(asked, ("eval/success",)).fetchall()
+    wall = sum(columns[-1].values())
+    rows = [[column.get(number, 0.0) for column in columns] for number in columns[0]]
+    # The command's CPU-seconds, shared out by wall-clock: what each iteration took is not on record.
+    iterations = [[*row[:4], round(cpu * row[4] / wall, 3), round(row[4], 3)] for row in rows]
+    assert len(iterations[0]) == len(ITERATION)
+    return {"task": task, "arm": arm, "seed": seed, "iterations": iterations, "evaluations": evaluations}
+
+
+def read(path: Path) -> list[Result]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def by_arm(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
+    """Runs that were not made to tune, of arms that have several, in the order of TITLES."""
+    of_task = [each for each in results if each["task"] == task and each["seed"] in SEEDS]
+    found = {arm: [each for each in of_task if each["arm"] == arm] for arm in TITLES}
+    return {arm: runs for arm, runs in found.items() if len(runs) >= 3}
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    """Those of the page, by name."""
+    found: dict[str, str] = {}
+    for task in TASKS:
+        runs = by_arm(results, task)
+        found |= {task: costs_table(runs, TITLES), f"{task}-beside": differences_table(runs, TITLES, PAIRS)}
+    return found
 
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_value", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short run")
     parser.add_argument("--run", action="store_true", help="the runs that the results lack: hours")
-    parser.add_argument("--report", action="store_true", help="tables and plots of docs/evidence.md")
-    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(MAIN_TASKS))
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--report", action="store_true", help="the tables of docs/evidence.md")
+    parser.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(FOUND))
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=["on_policy", "hindsight", "hindsight_last"])
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--work", type=Path, default=WORK, help="for warmed-up models and runs in progress")
     given = parser.parse_args(arguments)
-    if given.quick:
-        quick()
-        return {}
-    if given.run:
-        with suppress(KeyboardInterrupt):
-            run(given.tasks, given.arms, given.seeds, results=given.results, work=given.work)
-    results = read_results(given.results)
+    made = {(each["task"], each["arm"], each["seed"]) for each in read(given.results)}
+    wanted = [(task, arm, seed) for seed in given.seeds for task in given.tasks for arm in given.arms]
+    with tempfile.TemporaryDirectory() as folder:
+        for task, arm, seed in wanted if given.run else ():
+            if (task, arm, seed) not in made:
+                result = run(task, arm, seed, Path(folder))
+                with given.results.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+                print(f"{task} {arm} seed {seed}: fresh to 90 %: {to_target(result, 'fresh'):,.0f}", flush=True)
+    results = read(given.results)
     if given.report:
-        write(results, PAGE, PLOTS)
-    return figures(results)
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    return {
+        f"{task}_{arm}_fresh": interval({each["seed"]: to_target(each, "fresh") for each in runs}).median
+        for task in TASKS
+        for arm, runs in by_arm(results, task).items()
+    }
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._replay_report import with_tables
+from benchmarks._replay_figures import with_tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "evidence" / "two_agents.jsonl"
