@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 import benchmarks
@@ -32,7 +33,7 @@ def environment() -> dict[str, str]:
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         **gpu,
-        "hardware": f"{_processor()}, {cores} cores, {_memory()}",
+        "hardware": f"{_processor()}, {cores} cores, {psutil.virtual_memory().total / 1024**3:.0f} GiB",
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "torch": f"{torch.__version__}, 1 thread",
         "sqlite": sqlite3.sqlite_version,
@@ -45,13 +46,6 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1024**3:.0f} GiB"
-    except (ValueError, OSError):  # not told by this system
-        return "memory unknown"
 
 
 def names(prefix: str = "") -> list[str]:

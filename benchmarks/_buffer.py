@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,13 @@ def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], ra
         for slot, id in enumerate(ids)
     ]
     store.reserve_fresh(records)
-    figures = {"advantage": 0.5, "drift_mean": 1.0, "drift_max": 2.0, "ess_share": 1 / len(ids), "clip_fraction": 0.05}
+    figures: dict[str, Any] = {
+        "advantage": 0.5,
+        "drift_mean": 1.0,
+        "drift_max": 2.0,
+        "ess_share": 1 / len(ids),
+        "clip_fraction": 0.05,
+    }
     done = IterationRecord(
         run=run,
         iteration=iteration,

@@ -28,6 +28,8 @@ from agentloop.config.config_file import load_config, load_plain, to_plain
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 MOST_ITERATIONS = 40
+UPDATES = 2
+"""Optimizer steps per 128 episodes."""
 GO_ON = "go on"
 
 
@@ -40,10 +42,6 @@ class Order:
     seed: int
     weights: Path
     """Where the judge looks for the weights of the last iteration."""
-    updates: int
-    """Optimizer steps per 128 episodes."""
-    replay: bool
-    """As the quickstart replays; else nothing."""
 
 
 def order(arguments: list[str] | None = None) -> Order:
@@ -51,8 +49,6 @@ def order(arguments: list[str] | None = None) -> Order:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--updates", type=int, default=2)
-    parser.add_argument("--replay", action="store_true")
     return Order(**vars(parser.parse_args(arguments)))
 
 
@@ -68,14 +64,12 @@ def run_config(asked: Order) -> RunConfig:
         "model.device": "cpu",
         "optimizer.warmup_iterations": 0,
         "optimizer.schedule": "constant",
-        "batch.mini_batch": quickstart.batch.trajectories // asked.updates,
+        "batch.mini_batch": quickstart.batch.trajectories // UPDATES,
         "evaluation.every": 0,
         "checkpoint.keep_policies": "none",
-        **(
-            {}
-            if asked.replay
-            else {"replay.fraction": 0, "replay.schedule.final": "null", "replay.schedule.shape": "constant"}
-        ),
+        "replay.fraction": 0,
+        "replay.schedule.final": "null",
+        "replay.schedule.shape": "constant",
     }
     # Over a whole configuration: with a model's path alone, replies would have the length that suits a large model.
     return load_plain(to_plain(quickstart), [f"{key}={value}" for key, value in changes.items()])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
 
 import torch
 
 from agentloop.learning.trainer import Trainer
-from agentloop.models.actor import Actor
 from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
@@ -34,17 +32,6 @@ class TimedCollection(LoopCollection):
         return collected
 
 
-def time_log_probs_without_gradient(phases: Phases) -> None:
-    """Old log-probs are those that the actor is asked for without a gradient."""
-    plain = Actor.log_probs
-    timed = phases.wrap("old_log_probs", plain)
-
-    def log_probs(self: Actor, *arguments: Any, **options: Any) -> Any:
-        return (plain if torch.is_grad_enabled() else timed)(self, *arguments, **options)
-
-    Actor.log_probs = log_probs  # type: ignore[method-assign]
-
-
 def main() -> None:
     asked = order()
     talk = Talk(asked.weights)
@@ -58,7 +45,6 @@ def main() -> None:
         assert isinstance(trainer, Trainer), "there is one rank"
         loop = Loop(parts, begin_run(parts, None))
         loop.collection = collection = TimedCollection(parts, loop.state, talk.phases)
-        time_log_probs_without_gradient(talk.phases)
         talk.begin()
         for iteration in range(1, MOST_ITERATIONS + 1):
             loop.iterate(iteration)

@@ -22,7 +22,7 @@ from agentloop.config import RunConfig
 from agentloop.environments import EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
-from benchmarks._peer import MOST_ITERATIONS, Order, Phases, Talk, order, run_config
+from benchmarks._peer import MOST_ITERATIONS, UPDATES, Order, Phases, Talk, order, run_config
 from context import Message, Renderer, ToolCall
 from context.templates.rendering.reply_end import Sampled
 
@@ -106,12 +106,6 @@ class TimedTrainer(GRPOTrainer):
         with self.phases.timed("generation"):
             return super()._generate(*arguments)
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
-        if torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(*arguments, **options)
-        with self.phases.timed("old_log_probs"):
-            return super()._get_per_token_logps_and_entropies(*arguments, **options)
-
 
 class EachBatch(TrainerCallback):
     """After the optimizer steps of one batch of episodes, the judge is asked."""
@@ -174,7 +168,7 @@ def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
     tasks = MOST_ITERATIONS * config.batch.trajectories // config.batch.group_size
     trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32),
-        args=grpo_config(config, updates=asked.updates, rows=ROWS_PER_PASS),
+        args=grpo_config(config, updates=UPDATES, rows=ROWS_PER_PASS),
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(prompt_rows(source, tasks)),
         reward_funcs=reward,
@@ -192,7 +186,7 @@ def main() -> None:
     torch.set_num_threads(config.run.threads)
     trainer = make_trainer(config, asked)
     trainer.phases = talk.phases
-    trainer.add_callback(EachBatch(talk, updates=asked.updates, fresh=config.batch.trajectories))
+    trainer.add_callback(EachBatch(talk, updates=UPDATES, fresh=config.batch.trajectories))
     talk.begin()
     trainer.train()
 

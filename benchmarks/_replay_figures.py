@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations_with_replacement, pairwise
 from typing import Any, NamedTuple
 
@@ -118,9 +119,8 @@ def differences_table(
         if arm in runs and control in runs:
             points = less(runs[arm], runs[control], lambda a, b: 100 * (mean_success(a) - mean_success(b)))
             if len(points) >= _LEAST:
-                found = [points]
-                for name in MEASURES.values():
-                    found.append(less(runs[arm], runs[control], lambda a, b, name=name: percent_more(a, b, name)))
+                ways = [partial(percent_more, name=name) for name in MEASURES.values()]
+                found = [points, *(less(runs[arm], runs[control], way) for way in ways)]
                 cells = [_text(interval(each), sign=True) for each in found]
                 rows.append([titles[arm], titles[control], str(len(points)), *cells])
     head = ["arm", "less", "pairs", "success of the first, points"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,30 +100,7 @@ def add_run(store: ReplayStore, run: str = RUN) -> ReplayStore:
     return records.add_run(store, run)
 
 
-def random_ids(random: np.random.Generator, iterations: int) -> list[str]:
-    """A batch of those stored in iterations 1 to `iterations`."""
-    places = zip(random.integers(1, iterations + 1, ROWS), random.permutation(ROWS), strict=True)
-    return [row_id(int(iteration), int(slot)) for iteration, slot in places]
-
-
 def seconds(action: Callable[[], object]) -> float:
     began = time.perf_counter()
     action()
     return time.perf_counter() - began
-
-
-def paired_ratio(mine: list[float], theirs: list[float]) -> float:
-    """Median over rounds: what slowed the machine in one round slowed both."""
-    return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
-
-
-def fsync_milliseconds(folder: Path, *, rounds: int = 30) -> float:
-    """Median of writing 4 KiB at a file's end and waiting for the disk: commits per second mean nothing without it."""
-    with open(folder / "fsync", "ab") as file:
-
-        def write() -> None:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-
-        return 1e3 * statistics.median(seconds(write) for _ in range(rounds))

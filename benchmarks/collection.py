@@ -1,8 +1,7 @@
-"""Seconds to collect episodes whose tool takes its time: one call after another, together, and concurrently.
+"""Seconds to collect episodes whose tool takes its time: one call after another, and concurrently.
 
 128 episodes of 5 calls to a tool that sleeps 50 ms. Replies are scripted, so that nothing but collecting is timed: the
-prompts, the reading of replies, the tools and the records. `work`: the same with a tool that takes no time, which is
-the least that any order of calls takes on one interpreter.
+prompts, the reading of replies, the tools and the records. `work`: the same with a tool that takes no time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmarks._goals import show
 from context import ChatTemplate, HermesParser, Message, Renderer, TokenCodec, default_authors
 
 EPISODES, CALLS, SLEEP_S = 128, 5, 0.05
-GOALS = {"together_speedup": ">= 20", "concurrent_speedup": ">= 40"}
+GOALS = {"concurrent_speedup": ">= 40"}
 _CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 _RESULT = "There are three pages on this: what it is, who made it, and where it is used today."
 
@@ -61,18 +60,11 @@ class _Scripted:
     def begin(self, *, seed: int, temperature: float) -> None:
         self._asked = {}
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        return [self._reply(request) for request in requests]
-
     def _reply(self, request: GenerationRequest) -> Completion:
         turn = self._asked.get(request.episode, 0)
         self._asked[request.episode] = turn + 1
         ids = self._answer if turn == CALLS else self._call
         return Completion(tuple(ids), (-0.5,) * len(ids), 0)
-
-
-class _ScriptedElsewhere(_Scripted):
-    """The same, asked for one reply at a time."""
 
     async def reply(self, request: GenerationRequest) -> Completion:
         return self._reply(request)
@@ -81,7 +73,7 @@ class _ScriptedElsewhere(_Scripted):
         return
 
 
-def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
+def actors(factory: EnvironmentFactory) -> Actors:
     frame = [json.dumps(tool["function"]) for tool in factory.tools] + [
         _CALL,
         _RESULT,
@@ -93,17 +85,17 @@ def actors(factory: EnvironmentFactory, *, elsewhere: bool) -> Actors:
     assert stop is not None
     template = ChatTemplate(str(tokenizer.chat_template), {})
     renderer = Renderer(codec, template, authors=default_authors(), stop_ids=frozenset([stop]))
-    generator = (_ScriptedElsewhere if elsewhere else _Scripted)(codec, stop)
+    generator = _Scripted(codec, stop)
     return Actors(
         RunEnvironments.of_one(factory), generator, renderer, HermesParser(), default_authors(), codec.vocab_size
     )
 
 
-def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES, sleep_s: float = SLEEP_S) -> float:
+def seconds(*, threads: int, episodes: int = EPISODES, sleep_s: float = SLEEP_S) -> float:
     """Wall-clock of one collection."""
     factory = load_environment(f"{Path(__file__)}:Waiting", {"seconds": sleep_s})
     config = RunConfig.model_validate({"rollout": {"tool_threads": threads, "max_tokens_per_turn": 100}})
-    playing = actors(factory, elsewhere=elsewhere)
+    playing = actors(factory)
     tasks = [factory.make_task(random.Random(0)) for _ in range(episodes)]
     playing.generator.begin(seed=0, temperature=1.0)
     began = time.perf_counter()
@@ -116,19 +108,13 @@ def seconds(*, elsewhere: bool, threads: int, episodes: int = EPISODES, sleep_s:
 
 
 def measure(*, rounds: int = 3) -> dict[str, float]:
-    found: dict[str, list[float]] = {"one_by_one": [], "together": [], "concurrent": [], "work": []}
+    found: dict[str, list[float]] = {"one_by_one": [], "concurrent": [], "work": []}
     for _ in range(rounds):
-        found["one_by_one"].append(seconds(elsewhere=False, threads=1))
-        found["together"].append(seconds(elsewhere=False, threads=EPISODES))
-        found["concurrent"].append(seconds(elsewhere=True, threads=EPISODES))
-        found["work"].append(seconds(elsewhere=True, threads=EPISODES, sleep_s=0))
+        found["one_by_one"].append(seconds(threads=1))
+        found["concurrent"].append(seconds(threads=EPISODES))
+        found["work"].append(seconds(threads=EPISODES, sleep_s=0))
     medians = {f"{name}_s": statistics.median(times) for name, times in found.items()}
-    return {
-        **medians,
-        "together_speedup": medians["one_by_one_s"] / medians["together_s"],
-        "concurrent_speedup": medians["one_by_one_s"] / medians["concurrent_s"],
-        "most_speedup": medians["one_by_one_s"] / medians["work_s"],
-    }
+    return {**medians, "concurrent_speedup": medians["one_by_one_s"] / medians["concurrent_s"]}
 
 
 def main() -> dict[str, float]:

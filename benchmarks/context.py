@@ -27,8 +27,6 @@ TURNS = (50, 200)
 REPLY, RESULT = 100, 1900
 GOALS = {"speedup_50": ">= 20", "speedup_200": ">= 60", "growth": "<= 5"}
 _WORDS = 4000
-_SLOW_S = 30.0
-"""What takes longer is timed once."""
 _TOOL = {
     "type": "function",
     "function": {
@@ -136,9 +134,7 @@ def measure(
     for count in turns:
         conversation = make_conversation(count, reply=reply, result=result)
         ours = [prompt_by_prompt(conversation) for _ in range(rounds)]
-        theirs = [whole_each_turn(conversation)]
-        while theirs[0][0] < _SLOW_S and len(theirs) < rounds:
-            theirs.append(whole_each_turn(conversation))
+        theirs = [whole_each_turn(conversation) for _ in range(1 if count > 100 else rounds)]  # half a minute each
         prompt = ours[0][1]
         # Not the same ids: a policy need not write a reply in the tokens that its text would be read as.
         if conversation.tokenizer.decode(prompt) != conversation.tokenizer.decode(theirs[0][1]):

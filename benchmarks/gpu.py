@@ -49,7 +49,6 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
-    "decode": Part("a decode step of the engine in this process", 400, ("decode_step",)),
     "heads": Part("log-probs out of hidden states", 460, ("log_probs",)),
     "smollm2": Part("SmolLM2-135M with a calculator: 16 iterations of 128 episodes", 200),
     "llama-1b": Part("1.3B, random weights: 3 iterations of 128 x 512 tokens", 200),

@@ -3,8 +3,7 @@
 Plain is what a user would write: logits, log_softmax, gather. Every pass, forward and backward, has a process of its
 own, in alternating rounds, so that each has its own peak of memory. On a CPU times are CPU-seconds of one thread; with
 entropies there are fewer tokens, for whole logits would need 25 GB. On a GPU (bfloat16) Triton's kernels are measured
-too, beside TRL's and Liger's where they are installed (`pip install 'liger-kernel[cutedsl]>=0.8.5'`: of Liger its fused
-cross-entropy, which has no entropies, and what gives both by token), and against the rate of a plain product.
+too, and TRL's and Liger's by token where they are installed (`pip install 'liger-kernel[cutedsl]>=0.8.5'`).
 """
 
 from __future__ import annotations
@@ -34,18 +33,14 @@ _CPU_GOALS = {
     name: goal for end in ("", "_entropy") for name, goal in ((f"memory{end}", "<= 0.2"), (f"time{end}", "<= 1.5"))
 }
 _PEERS = {
-    "liger": "liger_kernel",
     "liger_tokens": "liger_kernel.ops.fused_linear_scaled_cross_entropy",
     "trl": "trl",
 }
-_WITHOUT_ENTROPIES = ("liger", "trl")
+_WITHOUT_ENTROPIES = ("trl",)
 _GPU_GOALS = {
-    "of_matmul_bound": ">= 0.6",
     **{f"time_of_{peer}": "<= 1" for peer in (*_PEERS, "liger_tokens_entropy")},
 }
 GOALS = {**_CPU_GOALS, **_GPU_GOALS}
-_NEEDED = 17 * 1024**3
-"""Of memory, by the plain path: three arrays of 5 GB."""
 
 
 class Case:
@@ -83,13 +78,6 @@ class Case:
         from agentloop.models.token_log_probs.triton_kernels import TritonRows
 
         return self.chunked(TritonRows())
-
-    def liger(self) -> Tensor:
-        """Without entropies, which it does not give."""
-        from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
-
-        loss: Tensor = LigerFusedLinearCrossEntropyLoss(reduction="sum")(self.weight, self.hidden, self.targets)
-        return loss
 
     def liger_tokens(self) -> Tensor:
         from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyFunction
@@ -133,7 +121,7 @@ def measure(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
     times = [_gpu_seconds(lambda: one_pass(case, action)) for _ in range(10)]
     peak = torch.cuda.max_memory_allocated() - before - gradient
-    return {"seconds": statistics.median(times), "bytes": peak, "bound": _bound(case)}
+    return {"seconds": statistics.median(times), "bytes": peak}
 
 
 def _resident() -> int:
@@ -149,13 +137,6 @@ def _gpu_seconds(action: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     milliseconds: float = began.elapsed_time(ended)
     return milliseconds / 1e3
-
-
-def _bound(case: Case) -> float:
-    """Seconds of the four products of forward and backward at the rate of a large one."""
-    left, right = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    seconds = statistics.median(_gpu_seconds(lambda: left @ right) for _ in range(20))
-    return 4 * len(case.targets) * case.weight.numel() / 8192**3 * seconds
 
 
 def in_process(way: str, tokens: int, *, entropy: bool) -> dict[str, float]:
@@ -199,8 +180,6 @@ def compare(tokens: int, *, entropy: bool, rounds: int) -> dict[str, float]:
     for peer in _PEERS:
         if peer in runs:
             found[f"time_of_{peer}{end}"] = ratio(ours, peer, "seconds")
-    if "bound" in runs[ours][0] and not entropy:
-        found["of_matmul_bound"] = statistics.median(run["bound"] / run["seconds"] for run in runs[ours])
     return found
 
 
@@ -208,19 +187,10 @@ def main(rounds: int = 2) -> dict[str, float]:
     on_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if on_gpu else "one CPU thread"
     print(f"log-probs over {VOCABULARY:,} words, forward and backward, {where}, {rounds} rounds")
-    if not on_gpu and _available() < _NEEDED:
-        print(f"  left out: whole logits of {TOKENS:,} tokens need {_NEEDED / 1024**3:.0f} GiB free")
-        return {}
     found = compare(TOKENS, entropy=False, rounds=rounds)
     found |= compare(TOKENS if on_gpu else ENTROPY_TOKENS, entropy=True, rounds=rounds)
     show(found, GOALS)
     return found
-
-
-def _available() -> int:
-    with open("/proc/meminfo") as file:
-        told = dict(line.split(":") for line in file)
-    return int(told["MemAvailable"].split()[0]) * 1024
 
 
 if __name__ == "__main__":

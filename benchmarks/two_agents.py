@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,6 @@ def page(agent: str) -> Path:
     return ROOT / "docs" / f"{agent.replace('_', '-')}.md"
 
 
-def report(results: Sequence[Result]) -> None:
-    for agent in AGENTS:
-        found = {agent: table([row for row in results if row["agent"] == agent])}
-        path = page(agent)
-        path.write_text(with_tables(path.read_text(encoding="utf-8"), found), encoding="utf-8")
-
-
-def missing(agents: Sequence[str], seeds: Sequence[int], results: Sequence[Result]) -> Iterator[tuple[str, int]]:
-    made = {(row["agent"], row["seed"]) for row in results}
-    yield from ((agent, seed) for seed in seeds for agent in agents if (agent, seed) not in made)
-
-
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_agents", description=__doc__)
     parser.add_argument("--run", action="store_true", help="the runs that the results lack: minutes each")
@@ -100,15 +88,18 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
-    for agent, seed in missing(given.agents, given.seeds, read(given.results)) if given.run else ():
+    made = {(row["agent"], row["seed"]) for row in read(given.results)}
+    wanted = [(agent, seed) for seed in given.seeds for agent in given.agents if (agent, seed) not in made]
+    for agent, seed in wanted if given.run else ():
         with tempfile.TemporaryDirectory() as folder:
             row = learn(agent, seed, Path(folder))
         print(f"{agent} seed {seed}: {row['before']:.1%} -> {row['after']:.1%}", flush=True)
         with given.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
     results = read(given.results)
-    if given.report:
-        report(results)
+    for agent in AGENTS if given.report else ():
+        found = {agent: table([row for row in results if row["agent"] == agent])}
+        page(agent).write_text(with_tables(page(agent).read_text(encoding="utf-8"), found), encoding="utf-8")
     return {f"{row['agent']}_{row['seed']}_points": 100 * (row["after"] - row["before"]) for row in results}
 
 

@@ -4,7 +4,7 @@ Both train the quickstart's warmed-up model on the same tasks in the same order:
 steps, one learning rate throughout, the same clipping and AdamW. Each run is a process of its own. This one looks at
 its weights after every second iteration, with one evaluator on 256 held-out tasks, while the run's clock stands still.
 
-`python -m benchmarks.vs_trl` takes about ten minutes; `--quick`, which is what `make bench` runs, is one pair of runs.
+`python -m benchmarks.vs_trl` takes about ten minutes; `make bench` runs one pair.
 """
 
 from __future__ import annotations
@@ -43,15 +43,8 @@ GOALS = {"cpu_ratio": ">= 5"}
 TARGET = 0.9
 EVALUATE_EVERY = 2
 SEEDS = (3, 4)
-ARMS: Mapping[str, tuple[str, ...]] = {
-    "agentloop": ("_peer_agentloop",),
-    "trl": ("_peer_trl",),
-    "agentloop_replay": ("_peer_agentloop", "--replay"),
-    "trl_one_update": ("_peer_trl", "--updates", "1"),
-}
-"""Module and its options. The first two are alike; the third replays as the quickstart does; the fourth makes one
-optimizer step per batch, which spares TRL its old log-probs."""
-QUICK = ("agentloop", "trl")
+ARMS: Mapping[str, str] = {"agentloop": "_peer_agentloop", "trl": "_peer_trl"}
+"""Modules of the two sides."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +107,7 @@ def run_arm(judge: Judge, arm: str) -> Run:
     folder = judge.folder / arm
     folder.mkdir()
     weights = folder / "weights.safetensors"
-    module, *options = ARMS[arm]
-    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    command = [sys.executable, "-m", f"benchmarks.{ARMS[arm]}"]
     command += ["--model", str(judge.model), "--seed", str(judge.seed), "--weights", str(weights)]
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
     log = folder / "log.txt"
@@ -146,13 +138,13 @@ def run_arm(judge: Judge, arm: str) -> Run:
     return run
 
 
-def measure(seeds: Sequence[int], arms: Sequence[str]) -> dict[str, list[Run]]:
+def measure(seeds: Sequence[int]) -> dict[str, list[Run]]:
     """The runs of each arm, one per seed; which comes first alternates."""
-    runs: dict[str, list[Run]] = {arm: [] for arm in arms}
+    runs: dict[str, list[Run]] = {arm: [] for arm in ARMS}
     for number, seed in enumerate(seeds):
         with tempfile.TemporaryDirectory() as folder:
             judge = Judge(Path(folder), seed)
-            for arm in arms if number % 2 == 0 else arms[::-1]:
+            for arm in list(ARMS)[:: 1 if number % 2 == 0 else -1]:
                 run = run_arm(judge, arm)
                 runs[arm].append(run)
                 print(f"  seed {seed} {arm}: {_curve(run)}", flush=True)
@@ -174,35 +166,26 @@ def figures(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
         found[f"{arm}_wall_s_to_90"] = statistics.fmean(run.to_target("wall_s") for run in each)
         found[f"{arm}_peak_mib"] = max(run.peak_mib for run in each)
         found[f"{arm}_iteration_cpu_s"] = statistics.fmean(run.of_iteration() for run in each)
-        for phase in ("generation", "old_log_probs"):
-            found[f"{arm}_{phase}_cpu_s"] = statistics.fmean(run.of_iteration(phase) for run in each)
-        found[f"{arm}_rest_cpu_s"] = (
-            found[f"{arm}_iteration_cpu_s"] - found[f"{arm}_generation_cpu_s"] - found[f"{arm}_old_log_probs_cpu_s"]
-        )
+        found[f"{arm}_generation_cpu_s"] = statistics.fmean(run.of_iteration("generation") for run in each)
+        found[f"{arm}_rest_cpu_s"] = found[f"{arm}_iteration_cpu_s"] - found[f"{arm}_generation_cpu_s"]
     for name, figure in (("cpu", "cpu_s_to_90"), ("fresh", "fresh_to_90"), ("iteration", "iteration_cpu_s")):
         found[f"{name}_ratio"] = found[f"trl_{figure}"] / found[f"agentloop_{figure}"]
     found["memory_ratio"] = found["trl_peak_mib"] / found["agentloop_peak_mib"]
-    for arm in runs.keys() - set(QUICK):
-        ours, theirs = ("agentloop", arm) if arm.startswith("trl") else (arm, "trl")
-        found[f"cpu_ratio_{arm}"] = found[f"{theirs}_cpu_s_to_90"] / found[f"{ours}_cpu_s_to_90"]
     return found
 
 
-def main(*, quick: bool = True, seeds: Sequence[int] = SEEDS) -> dict[str, float]:
+def main(seeds: Sequence[int] = SEEDS[:1]) -> dict[str, float]:
     missing = [name for name in ("trl", "datasets", "accelerate") if find_spec(name) is None]
     if missing:
         print(f"vs_trl needs {', '.join(missing)}: pip install -e '.[dev]', and trl with --no-deps")
         return {}
-    arms = QUICK if quick else tuple(ARMS)
-    print(f"{', '.join(arms)} to {TARGET:.0%} held-out success")
-    found = figures(measure(seeds[:1] if quick else seeds, arms))
+    print(f"{', '.join(ARMS)} to {TARGET:.0%} held-out success")
+    found = figures(measure(seeds))
     show(found, GOALS)
     return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vs_trl")
-    parser.add_argument("--quick", action="store_true", help="one pair of runs with one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    arguments = parser.parse_args()
-    main(quick=arguments.quick, seeds=arguments.seeds)
+    main(parser.parse_args().seeds)
