@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 
 from replay import questions
 from replay.config import stored_config
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
-from replay.pages.bars import Bar, Tone, bars
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
@@ -166,23 +164,18 @@ def _steps(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[Qu
 
 
 def _picture(spread: Mapping[str, Any]) -> QueryResult:
-    """The batch above the buffer, to one scale, in percent."""
+    """The batch above the buffer, to one scale, in percent: bars, what they show in words, and their tone."""
     bins = [bin for bin in spread["bins"] if bin["rows"]]
-    largest = 100 * max(max(bin["batch"], bin["buffer"]) for bin in bins)
-
-    def drawn(which: str, of: str, tone: Tone) -> Markup:
-        each = [
-            Bar(bin["label"], round(100 * bin[which], 1), title=f"{bin['label']}: {bin[which]:.1%} of the {of}")
-            for bin in bins
+    largest = round(100 * max(max(bin["batch"], bin["buffer"]) for bin in bins), 1)
+    drawn = []
+    for which, of, tone in (("batch", "replayed rows", "replay"), ("buffer", "buffer", "plain")):
+        titles = [f"{bin['label']}: {bin[which]:.1%} of the {of}" for bin in bins]
+        bars = [
+            {"label": bin["label"], "count": 100 * bin[which], "title": title}
+            for bin, title in zip(bins, titles, strict=True)
         ]
-        summary = f"{spread['name']} in the {of}: " + ", ".join(bar.title or "" for bar in each)
-        return bars(each, summary=summary, tone=tone, largest=largest, unit="%", size=(320, 72))
-
-    return {
-        "name": spread["name"],
-        "batch": drawn("batch", "replayed rows", "replay"),
-        "buffer": drawn("buffer", "buffer", "plain"),
-    }
+        drawn.append((bars, f"{spread['name']} in the {of}: {', '.join(titles)}", tone))
+    return {"name": spread["name"], "largest": largest, "drawn": drawn}
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

@@ -17,7 +17,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
-from replay.pages.charts import Axis, Curve, Panel, PanelGroup, number
+from replay.pages.charts import Axis, Curve, Panel, number
 from replay.pages.panels import compared, panel_groups
 from replay.pages.report import panel_series, tile_series, write_report
 from replay.pages.run_facts import duration
@@ -205,10 +205,10 @@ class Numbered(Mapping[str, list[tuple[int, float]]]):
 
 def test_no_two_panels_share_a_key_and_no_two_curves_of_one_a_metric() -> None:
     metrics = Numbered()
-    panels = [panel for group in panel_groups(metrics, {}) for panel in group.panels]
+    panels = [panel for group in panel_groups(metrics, {}).values() for panel in group]
     assert len({panel.title.lower() for panel in panels}) == len(panels)
     for panel in panels:
-        shown = [metrics.names[int(curve.series[0][1])] for curve in panel.curves if curve.series]
+        shown = [metrics.names[int(curve.points[0][1])] for curve in panel.curves if curve.points]
         assert len(set(shown)) == len(shown), panel.title
 
 
@@ -220,11 +220,12 @@ def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
     fresh, replay = Curve("fresh", [(1, 1.0)], "fresh"), Curve("replay", [(1, 2.0)], "replay")
     dashed = Curve("planned", [(1, 3.0)], "ink", dashed=True)
     groups = {
-        "one": (PanelGroup("Sound?", (panel(fresh, replay, dashed), panel(fresh, kind="bars"))),),
-        "two": (PanelGroup("Sound?", (panel(fresh),)), PanelGroup("Nothing", (panel(Curve("a", [], "fresh")),))),
+        "one": {"Sound?": [panel(fresh, replay, dashed), panel(fresh, kind="bars")]},
+        "two": {"Sound?": [panel(fresh)], "Nothing": [panel(Curve("a", [], "fresh"))]},
     }
-    (group,) = compared(groups)
-    found = {each.title: [(c.label, c.role, c.series) for c in each.curves] for each in group.panels}
+    shown = compared(groups)
+    assert list(shown) == ["Sound?"]
+    found = {each.title: [(c.label, c.role, c.points) for c in each.curves] for each in shown["Sound?"]}
     assert found == {
         "Loss, fresh": [("one", "s0", [(1, 1.0)])],
         "Loss, replay": [("one", "s0", [(1, 2.0)])],
