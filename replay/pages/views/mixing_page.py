@@ -22,31 +22,7 @@ from replay.sampling.samplers import SAMPLERS
 
 _MOST_SLOTS = 600
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
-_UNITS = {
-    "any": "any: single rows",
-    "trajectory": "trajectory: members of every group",
-    "task": "task: members of some groups",
-    "group": "group: whole stored groups",
-}
 _WHICH = (("true", "successful ones"), ("false", "failed ones too"))
-_RULES = {
-    "stored": "stored, and eligible ones that were imported",
-    "eligible": "orphaned, quarantined, evicted, still to be fresh, or without a trained token",
-    "allow_mismatch": "of another tokenizer, template, model or sampling",
-    "iteration": "of an iteration still to come",
-    "successful_only": "not successful",
-    "sources": "of a source that is not asked for",
-    "unknown_staleness": "of other runs, whose staleness nobody knows",
-    "max_staleness": "older than {max_staleness} policy versions",
-    "hindsight.window": "of hindsight, and older than its window",
-    "retire_solved": "of tasks that are solved",
-    "max_uses": "drawn {max_uses}× or more",
-    "cooldown": "drawn lately, and resting",
-    "sampler": "without a weight by the sampler",
-    "caps": "beyond the cap of their task or group",
-    "groups": "not in a whole group of the batch's size",
-    "tasks": "not of the tasks to come",
-}
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
@@ -74,7 +50,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "own": {name: _text(own[name]) for name in CONTROLS}
         | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
         "which": _WHICH,
-        "units": _UNITS,
         "sampler_names": [(name, name) for name in SAMPLERS],
         "samplers": _samplers(settings, fields["sampler"], asked),
     }
@@ -87,7 +62,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
         "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
         "ages": _ages(rows),
-        "steps": _steps(found["funnel"], settings),
+        "steps": _steps(found["funnel"]),
         "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
     }
 
@@ -148,13 +123,12 @@ def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
     return [(age, text) for age, text in _AGES.items() if age in there]
 
 
-def _steps(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[QueryResult]:
+def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [
         {
             **step,
-            "text": _RULES[step["rule"]].format(**settings),
             "width": 100 * step["left"] / whole,
             "gone": 100 * step["out"] / whole,
         }

@@ -23,21 +23,8 @@ _TURNS = 60
 """Turns of a conversation on one page."""
 _VIEWS = ("conversation", "tokens", "updates")
 """The parts of the page."""
-_COLORS = {
-    "author": "who wrote it",
-    "mask": "whether it is trained",
-    "behavior": "behavior log-prob: when it was sampled",
-    "current": "current log-prob: under the policy that scored it",
-    "drift": "exp(current log-prob - behavior log-prob)",
-    "advantage": "what it was pushed by",
-}
+_COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
 """What tokens can be coloured by."""
-_REASONS = {
-    "clean": "what the policy was shown first, and all that only extended it",
-    "template_rewrite": "the chat template wrote earlier messages differently once the next one was there",
-    "strategy_rewrite": "the context strategy changed what was shown of the conversation",
-    "fork": "the strategy asked a question aside; the conversation then went on without it",
-}
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -67,13 +54,10 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "view": view,
         "views": _VIEWS,
         "color": choice(request, "color", _COLORS),
-        "titles": _COLORS,
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),
-        "reasons": _REASONS,
         "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", id, **changes),
-        "tokens_address": address("trajectories", id, "tokens.json"),
         **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
         "charts": _charts(found) if view == "updates" else {},
         "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},

@@ -35,13 +35,10 @@ def test_the_last_of_several_values_holds_and_empty_ones_count_as_none() -> None
 
 
 @pytest.mark.parametrize("given", ["1 or 1=1", "-1", "1.5", "0x10", "١", "9" * 30, "501", "nan", "1_0", "y" * 5000])
-def test_whole_numbers_are_checked(given: str) -> None:
+def test_whole_numbers_and_choices_are_checked(given: str) -> None:
     with pytest.raises(BadQuery, match=r"limit must be a whole number from 0 to 500, got '") as refused:
         whole(asked(("limit", given)), "limit", 50, most=500)
     assert len(str(refused.value)) < 200
-
-
-def test_choices_are_checked() -> None:
     with pytest.raises(BadQuery, match="colour must be one of red, green, got 'blue'"):
         choice(asked(("colour", "blue")), "colour", ["red", "green", "red"])
 
@@ -49,9 +46,7 @@ def test_choices_are_checked() -> None:
 @pytest.mark.parametrize("word", ["'answer' in text", "a \"b\" 'c'", "'$HOME'", "'`id`'", "it's \\ here", "'!x'", ""])
 def test_a_shell_reads_what_was_meant(word: str) -> None:
     assert shlex.split(typed(["ls", word])) == ["ls", word]
-
-
-def test_filters_are_typed_between_double_quotes() -> None:
+    # Filters are typed between double quotes.
     assert typed(["ls", "--where", "tool == 'lookup'"]) == "ls --where \"tool == 'lookup'\""
 
 

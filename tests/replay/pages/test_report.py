@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def charts(html: str) -> dict[str, Any]:
     return found
 
 
-def test_report_is_the_page_of_the_run(tmp_path: Path) -> None:
+def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = report(tmp_path)
     seen = text_of(html)
     for part in ("17.2 % → 96.1 %", "1 min 48 s", "seed 7", "run: {}", "Is it learning?"):
@@ -105,9 +106,7 @@ def test_report_is_the_page_of_the_run(tmp_path: Path) -> None:
         assert [curve["label"] for curve in found[key]["curves"] if curve["points"]] == labels
     assert html.partition('<script type="module">')[0].count('<div class="chart"') == len(found)
 
-
-def test_report_needs_nothing_but_itself_and_runs_one_script(tmp_path: Path) -> None:
-    html = report(tmp_path)
+    # It needs nothing but itself, and runs one script.
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.S)
     assert [kind.strip() for kind, _ in scripts] == ['type="application/json" id="charts"', 'type="module"']
     own = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
@@ -143,44 +142,39 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
         assert "17.2 % at iteration 0, evaluated once" in seen and "\u2192" not in seen
 
 
-def test_curves_of_a_run_without_replay_say_why_they_are_missing(tmp_path: Path) -> None:
-    plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
-    found = charts(report(tmp_path, plain))
-    (replayed,) = [curve for curve in found["drift"]["curves"] if curve["label"].startswith("replay")][:1]
+def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
+    tmp_path: Path,
+) -> None:
+    series = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
+    config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
+    html = report(tmp_path, series, config=config)
+    (replayed,) = [curve for curve in charts(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
-
-
-def test_report_of_another_version_leaves_out_what_its_configuration_does_not_say(tmp_path: Path) -> None:
-    plain = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
-    html = report(tmp_path, config=plain)
     assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
     assert "3 iterations, 36 s each" in text_of(html)
 
 
 def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
     report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)]})
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
-    store.close()
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
+        asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
     assert asked.keys() == TWO_STREAMS.keys()
 
 
-def test_report_replaces_an_older_one_whole_and_has_the_configuration_as_it_is_printed(tmp_path: Path) -> None:
-    report(tmp_path)
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [(to_plain(CONFIG), "# Seed of everything that is random."), ({"replay": {"forgotten": 3}}, '"forgotten": 3')],
+    ids=["as it is printed", "of another version, as stored"],
+)
+def test_report_replaces_an_older_one_whole_and_has_the_configuration(
+    tmp_path: Path, config: dict[str, Any], shown: str
+) -> None:
+    report(tmp_path, config=config)
     (tmp_path / "report.html").write_text("old")
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
-    store.close()
-    assert "# Seed of everything that is random." in unescape(html)
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
+        html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert shown in unescape(html)
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_configuration_of_another_version_is_shown_as_stored(tmp_path: Path) -> None:
-    report(tmp_path, {}, config={"replay": {"forgotten_key": 3}})
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
-    store.close()
-    assert '"forgotten_key": 3' in unescape(html)
 
 
 # Panels
