@@ -40,6 +40,7 @@ def running(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "report"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
