@@ -94,30 +94,26 @@ def _configured(**values: Any) -> Callable[[Path], None]:
     return spoil
 
 
-def _cut(model: Path) -> None:
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+def _rewritten(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Path], None]:
+    """The file of that name as it is changed to; None: it is removed."""
+
+    def spoil(model: Path) -> None:
+        content = change((model / name).read_bytes())
+        (model / name).unlink() if content is None else (model / name).write_bytes(content)
+
+    return spoil
 
 
-def _without_tokenizer(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer_config.json").unlink()
-
-
-def _hiding(model: Path) -> None:
-    """Shows tools only where no system message is."""
-    path = model / "chat_template.jinja"
-    path.write_text("{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}" + path.read_text())
-
-
+HIDING = b"{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
+"""Shows tools only where no system message is."""
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
-    "cut": _cut,
-    "blank": _without_tokenizer,
-    "plain": lambda model: (model / "chat_template.jinja").unlink(),
-    "hiding": _hiding,
-    "torn": lambda model: (model / "chat_template.jinja").write_text("{% for %}"),
+    "cut": _rewritten("model.safetensors", lambda content: content[:-100]),
+    "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
+    "plain": _rewritten("chat_template.jinja", lambda content: None),
+    "hiding": _rewritten("chat_template.jinja", lambda content: HIDING + content),
+    "torn": _rewritten("chat_template.jinja", lambda content: b"{% for %}"),
 }
 """Models that can't be trained, by what was done to a good one."""
 

@@ -25,36 +25,37 @@ from replay.pages.run_facts import duration
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
+
+def series(*values: float, first: int = 1) -> list[tuple[int, float]]:
+    return [*enumerate(values, start=first)]
+
+
 TWO_STREAMS = {
-    "rollout/success": [(1, 0.2), (2, 0.5), (3, 0.9)],
     "eval/success": [(0, 0.172), (3, 0.961)],
-    "rollout/reward": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    **dict.fromkeys(("rollout/success", "rollout/reward"), series(0.2, 0.5, 0.9)),
     **{
-        f"actor/{stream}/{name}": [(1, 1.0), (2, 1.1), (3, 1.2)]
+        f"actor/{stream}/{name}": series(1.0, 1.1, 1.2)
         for stream in ("fresh", "replay")
         for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
     },
-    **{f"actor/replay/ess/age_{age}": [(2, 0.9), (3, 0.8)] for age in ("1", "16-31", "2-3", "unknown")},
-    "actor/entropy": [(1, 0.9), (2, 0.8), (3, 0.7)],
-    "actor/grad_norm": [(1, 0.4), (2, 0.5), (3, 0.6)],
-    "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
-    "replay/staleness_max": [(2, 1.0), (3, 2.0)],
-    "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
-    "batch/planned_replay": [(1, 32.0), (2, 32.0), (3, 32.0)],
-    **{f"batch/{name}_fraction": [(1, 0.0), (2, 0.25), (3, 0.25)] for name in ("ruled", "achieved")},
-    "batch/fraction": [(1, 0.25), (2, 0.25), (3, 0.25)],
-    "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
-    "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
-    "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
-    "rollout/stop/max_turns": [(1, 0.25)],
-    "rollout/failed_calls": [(1, 0.5), (2, 0.25), (3, 0.0)],
-    **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
-    "time/reply": [(1, 0.02), (2, 0.02), (3, 0.02)],
-    **{f"time/tool/{name}": [(1, 0.5), (3, 0.4)] for name in ("lookup", "search")},
-    **{f"reward/{part}": [(1, 0.2), (2, 0.5), (3, 0.9)] for part in ("environment", "brevity")},
-    "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
-    "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
-}  # fmt: skip
+    **{f"actor/replay/ess/age_{age}": series(0.9, 0.8, first=2) for age in ("1", "16-31", "2-3", "unknown")},
+    "actor/entropy": series(0.9, 0.8, 0.7),
+    "actor/grad_norm": series(0.4, 0.5, 0.6),
+    **{f"replay/staleness_{name}": series(1.0, 1.5, first=2) for name in ("mean", "max")},
+    "batch/planned_fresh": series(96.0, 96.0, 96.0),
+    "batch/planned_replay": series(32.0, 32.0, 32.0),
+    **{f"batch/{name}": series(0.0, 0.25, 0.25) for name in ("ruled_fraction", "achieved_fraction", "fraction")},
+    "batch/fresh": series(128.0, 96.0, 96.0),
+    "batch/replay": series(0.0, 32.0, 32.0),
+    "rollout/stop/answered": series(0.75, 1.0, 1.0),
+    "rollout/stop/max_turns": series(0.25),
+    "rollout/failed_calls": series(0.5, 0.25, 0.0),
+    **{f"time/{name}": series(0.5, 0.5, 0.5) for name in ("collect", "draw", "update", "publish", "reply")},
+    **{f"time/tool/{name}": series(0.5, 0.4, 0.4) for name in ("lookup", "search")},
+    **{f"reward/{part}": series(0.2, 0.5, 0.9) for part in ("environment", "brevity")},
+    "time/iteration": series(36.0, 36.0, 36.0),
+    "speed/tokens_per_second": series(2e4, 2.1e4, 2.2e4),
+}
 
 
 CONFIG = RunConfig.model_validate(
@@ -145,9 +146,9 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
 def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
     tmp_path: Path,
 ) -> None:
-    series = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
+    plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
     config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
-    html = report(tmp_path, series, config=config)
+    html = report(tmp_path, plain, config=config)
     (replayed,) = [curve for curve in charts(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
     assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share

@@ -85,9 +85,8 @@ def test_import_under_a_name_that_the_run_does_not_draw_from_says_so(run: Path, 
         "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
         "source 'techer' can give nothing: replay.sources leaves out the last of its 16 rows.",
     ]
-    assert ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1] == (
-        "run run-2 can learn from 16 of them"
-    )
+    right = ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1]
+    assert right == "run run-2 can learn from 16 of them"
 
 
 def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
