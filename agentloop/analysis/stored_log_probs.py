@@ -127,7 +127,7 @@ def check_log_probs(
 def rescore(
     store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
 ) -> Drifted:
-    """Score stored trajectories with a policy and store its log-probs beside the old ones (`token_scores`)."""
+    """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
     actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
     drift_sum = drift_max = kl_sum = 0.0
     tokens, kept, scored = 0, [], 0

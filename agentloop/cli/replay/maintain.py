@@ -60,7 +60,7 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
+    """Remove content for good: it is overwritten, and the file or the server's tables are rewritten.
 
     Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed.
     """

@@ -91,7 +91,7 @@ def rescore(
 ) -> None:
     """Score stored trajectories with a policy, the newest one by default: how far it has drifted from them.
 
-    Its log-probs are stored beside the old ones, and shown by `replay show --json`.
+    Its log-probs are stored next to the old ones, and shown by `replay show --json`.
     """
     with opened(run, read_only=False) as buffer:
         from agentloop.analysis import stored_log_probs

@@ -30,8 +30,8 @@ _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.s
 
 
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and said
-    beside their field."""
+    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and named
+    by their field."""
     kept, asked_for = _kept(request), texts(request, "where")
     short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
     if short:
