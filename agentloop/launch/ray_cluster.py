@@ -42,8 +42,13 @@ class RoleActor:
         os.chdir(folder)
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        show = lambda name, line: self._lines.append((name, line))  # noqa: E731
-        self._role = SupervisedRole(member, run, {**environment, **own}, launch=launch, show=show)
+        self._role = SupervisedRole(
+            member,
+            run,
+            {**environment, **own},
+            launch=launch,
+            show=lambda name, line: self._lines.append((name, line)),
+        )
 
     def look(self) -> ActorState:
         self._role.look()
