@@ -1,43 +1,79 @@
-"""A trained policy as a folder that plain transformers loads, or on a hub: weights, tokenizer, template, model card."""
+"""A trained policy as a folder that plain transformers loads: weights, tokenizer, template, and the page that says how
+it was trained and how well it does."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agentloop.analysis.model_card import model_card
-from agentloop.analysis.stored_policies import stored_weights
-from agentloop.errors import UserError, one_line
+from agentloop.analysis.stored_policies import iteration_of, stored_weights
+from agentloop.config import RunConfig
+from agentloop.config.describe import changed_keys
+from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
+from agentloop.rollouts.intervals import wilson
 from agentloop.runs.run_folder import COMPLETE, RunFolder, explained, open_run_folder
+from replay import questions
 from replay.store import ReplayStore
 
-_HUB = "hf:"
 _ADAPTER = "adapter_config.json"
+_SUCCESS = "eval/success"
+_OF_THE_MACHINE = ("run.folder", "model.path", "replay.database")
+"""Keys that say where things lay, not what was done."""
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+{base}tags: [agentloop, reinforcement-learning, experience-replay, tool-use]
+---
+# {name}
+
+Trained with `agentloop-replay` {version}: a causal language model that calls tools over several turns, trained by
+reinforcement learning with experience replay.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(PATH)  # this folder, or its name on the hub
+tokenizer = AutoTokenizer.from_pretrained(PATH)  # with the chat template it was trained with
+prompt = tokenizer.apply_chat_template(
+    MESSAGES, tools=TOOLS, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+reply = model.generate(**prompt, max_new_tokens=128)
+```
+
+It knows the messages and tools of its environment: `agentloop env check --json` prints both.
+
+| | |
+|---|---|
+{figures}
+
+## Configuration
+
+What differs from the defaults:
+
+```yaml
+{settings}
+```
+"""
 
 
-def export_run(run: Path, target: str, *, policy: int | None = None, private: bool = False) -> str:
-    """Write a policy of a run to a folder, or to a hub with `hf:ID`; returns the folder's path or the hub's address.
+def export_run(run: Path, target: Path | str, *, policy: int | None = None) -> Path:
+    """Write a policy of a run to a folder, which is returned; adapters are merged into the model below them.
 
-    Adapters are merged into the model below them. Raises UserError where the run has no weights, the folder is not
-    empty, or the hub refuses, and for what `sft` made, which is a whole model already.
+    Raises UserError where the run has no weights or the folder is not empty, and for what `sft` made, which is a whole
+    model already.
     """
-    folder = open_run_folder(run)
+    folder, target = open_run_folder(run), Path(target)
     if not folder.environments:
         raise UserError(
             f"RUN must be a run of agentloop train, got {str(run)!r}. What sft made can be copied as it is."
         )
     weights = stored_weights(folder, policy)
-    if not target.startswith(_HUB):
-        return str(_export(folder, weights, Path(target)))
-    with tempfile.TemporaryDirectory() as place:
-        return _upload(_export(folder, weights, Path(place) / "model"), target.removeprefix(_HUB), private=private)
-
-
-def _export(folder: RunFolder, weights: Path, target: Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--to must be a new or an empty folder, got {str(target)!r}. Choose another, or empty it.")
     with explained(target, option="--to", advice="Choose another folder."):
@@ -45,7 +81,8 @@ def _export(folder: RunFolder, weights: Path, target: Path) -> Path:
         shutil.copytree(weights, target, ignore=left, dirs_exist_ok=True, copy_function=shutil.copyfile)
         if (target / _ADAPTER).exists():
             _merge(folder, target)
-        (target / "README.md").write_text(_card(folder, weights), encoding="utf-8")
+        with closing(ReplayStore.open(folder.database, read_only=True)) as store:
+            (target / "README.md").write_text(_card(store, folder, weights), encoding="utf-8")
     return target
 
 
@@ -64,26 +101,50 @@ def _merge(folder: RunFolder, target: Path) -> None:
         merged.save_pretrained(target)
 
 
-def _card(folder: RunFolder, weights: Path) -> str:
-    store = ReplayStore.open(folder.database, read_only=True)
-    try:
-        return model_card(store, folder, weights)
-    finally:
-        store.close()
+def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
+    """The page as Markdown, with the fields that hubs read before it."""
+    config, base = folder.config, folder.config.model.path
+    changed = changed_keys(config)
+    settings = [f"{key}: {json.dumps(value)}" for key, value in changed.items() if key not in _OF_THE_MACHINE]
+    return _CARD.format(
+        base="" if base is None or Path(base).exists() else f"base_model: {json.dumps(base)}\n",
+        name=folder.path.name,
+        version=store.run(folder.run_id).code_version,
+        figures="\n".join(f"| {name} | {value} |" for name, value in _figures(store, folder, weights)),
+        settings="\n".join(settings),
+    )
 
 
-def _upload(model: Path, repository: str, *, private: bool) -> str:
-    from huggingface_hub import HfApi, constants
+def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> Iterator[tuple[str, object]]:
+    evaluated = questions.metric_series(store, folder.run_id, names=[_SUCCESS]).get(_SUCCESS, [])
+    tasks = _tasks(store, folder)
+    for place, name in (0, "first"), (-1, "last"):
+        if evaluated:
+            iteration, success = evaluated[place]
+            around = wilson(success * tasks, tasks)  # over the tasks: a wide one where each has samples
+            span = f"95 %: {around.low:.1%} to {around.high:.1%}"
+            yield f"held-out success, {name}", f"{success:.1%} ({span}) of {tasks} tasks, iteration {iteration}"
+    draws = questions.summary(store, folder.run_id)["draws"]
+    yield "iterations", iteration_of(folder, weights)
+    yield "rows that fed updates", f"{draws['fresh']:,} fresh, {draws['replay']:,} replayed"
+    yield "environment", folder.config.environment.name
+    yield "model it began with", _first_model(folder.config)
+    yield "run", f"`{folder.run_id}`"
+    hashes = store.run(folder.run_id).fingerprint or {}
+    for name in ("tokenizer", "template"):
+        if name in hashes:
+            yield f"{name} hash", f"`{hashes[name]}`"
 
-    if constants.HF_HUB_OFFLINE:
-        raise UserError("--to must be a folder while HF_HUB_OFFLINE is set, got a hub's name. Unset it.")
-    api = HfApi()
-    try:
-        address = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=model, commit_message="agentloop export")
-    except Exception as error:  # the hub's own errors, and those of whatever lies between
-        raise UserError(
-            f"--to must name a repository that you may write to, got {_HUB}{repository} with {one_line(error)}. "
-            "Log in (hf auth login), or correct the name."
-        ) from error
-    return str(address)
+
+def _first_model(config: RunConfig) -> str:
+    """A hub's model by its id; of a folder its last two names, as what `sft` writes is called `model`."""
+    model = config.model.path
+    if model is None:
+        return "the built-in one"
+    return "/".join(Path(model).resolve().parts[-2:]) if Path(model).exists() else model
+
+
+def _tasks(store: ReplayStore, folder: RunFolder) -> int:
+    """The number of tasks of an evaluation: fewer than configured where data holds out fewer rows."""
+    section, kept = folder.config.evaluation, questions.held_out(store, folder.run_id, limit=1)["evaluations"]
+    return math.ceil(kept[-1]["episodes"] / section.samples) if kept else section.tasks

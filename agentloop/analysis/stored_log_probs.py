@@ -111,11 +111,10 @@ def check_log_probs(
     skip: Collection[str] = (),
 ) -> LogProbCheck:
     """Recompute the behavior log-probs of the run's own rows but those of `skip`, one policy version after another."""
-    spans = {id: span for id, span in _spans(store, folder.run_id, filter).items() if id not in skip}
-    versions = sorted({version for least, most in spans.values() for version in range(least, most + 1)})
+    rows = [row for row in _sampled(store, folder.run_id, filter) if row[0] not in skip]
     checks, gone = [], []
-    for version in versions:
-        ids = [id for id, (least, most) in spans.items() if least <= version <= most]
+    for version in sorted({version for _, least, most in rows for version in range(least, most + 1)}):
+        ids = [id for id, least, most in rows if least <= version <= most]
         if version not in weights:
             gone.append(version)
             continue
@@ -128,11 +127,11 @@ def check_log_probs(
 def rescore(
     store: ReplayStore, folder: RunFolder, version: int, weights: Path | str, *, filter: str | None, limit: int | None
 ) -> Drifted:
-    """Score stored trajectories with a policy and store its log-probs beside the old ones (`token_scores`)."""
-    actor = _actor(folder, weights)
+    """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
+    actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
     drift_sum = drift_max = kl_sum = 0.0
     tokens, kept, scored = 0, [], 0
-    for rows, batch, log_probs in _scored(store, folder, actor, _scorable(store, filter, limit)):
+    for rows, batch, log_probs in _scored(store, folder, actor, ids):
         store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
         found = trajectory_drift(
             log_probs,
@@ -176,20 +175,16 @@ def _actor(folder: RunFolder, weights: Path | str) -> Actor:
     return Actor(load_weights(folder, weights).model, compute=compute_asked(folder.config))
 
 
-def _spans(store: ReplayStore, run: str, filter: str | None) -> dict[str, tuple[int, int]]:
-    """Least and greatest policy version of each row with tokens that the run sampled itself."""
+def _sampled(
+    store: ReplayStore, run: str | None, filter: str | None, limit: int | None = None
+) -> list[tuple[str, int, int]]:
+    """(id, least and greatest policy version) of stored rows with sampled tokens whose log-probs mean something."""
     wanted = [chosen(run, filter), _rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0]
-    query = sa.select(_rows.id, _rows.policy_version_min, _rows.policy_version_max).where(*wanted)
+    query = sa.select(_rows.id, _rows.policy_version_min, _rows.policy_version_max)
+    query = query.where(*wanted, _rows.temperature > 0)
     with store.reading() as connection:
-        found = connection.execute(query.order_by(_rows.iteration, _rows.slot, _rows.id)).all()
-    return {row[0]: (max(0, row[1]), row[2]) for row in found}
-
-
-def _scorable(store: ReplayStore, filter: str | None, limit: int | None) -> list[str]:
-    wanted = [chosen(None, filter), _rows.state.in_([ELIGIBLE, UNTRAINABLE, ORPHANED]), _rows.num_action_tokens > 0]
-    query = sa.select(_rows.id).where(*wanted, _rows.temperature > 0)
-    with store.reading() as connection:
-        return list(connection.scalars(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit)))
+        found = connection.execute(query.order_by(_rows.run, _rows.iteration, _rows.slot, _rows.id).limit(limit))
+        return [(id, max(0, least), most) for id, least, most in found]
 
 
 def _checked(

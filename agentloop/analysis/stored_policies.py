@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,18 @@ def evaluate_run(
     Raises UserError where the environment's source has changed since, unless that is said.
     """
     folder = open_run_folder(run)
-    config = _asked(folder.config, tasks=tasks, samples=samples)
-    display = open_display(stderr=True)
-    try:
-        with graceful_stop(display.note, idle="stopped"):
-            seed_process(config)
-            factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-            weights = stored_weights(folder, policy)
-            actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
-            progress = partial(display.phase, "evaluate")
-            found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
-    finally:
-        display.close()
-    evaluated = Evaluated(str(folder.path), _version(folder, weights), str(weights), factory.name, factory.version)
+    values = to_plain(folder.config)
+    values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
+    config = load_plain(values, source="evaluate")
+    with closing(open_display(stderr=True)) as display, graceful_stop(display.note, idle="stopped"):
+        seed_process(config)
+        factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+        weights = stored_weights(folder, policy)
+        actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
+        progress = partial(display.phase, "evaluate")
+        found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
+    version = iteration_of(folder, weights) if folder.environments else None  # sft publishes nothing
+    evaluated = Evaluated(str(folder.path), version, str(weights), factory.name, factory.version)
     return report(evaluated, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
 
 
@@ -80,20 +80,6 @@ def sampling_actors(
     return make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
 
 
-def _asked(config: RunConfig, **asked: int | None) -> RunConfig:
-    """The run's configuration with the evaluation that was asked for."""
-    values = to_plain(config)
-    values["evaluation"] |= {name: value for name, value in asked.items() if value is not None}
-    return load_plain(values, source="evaluate")
-
-
-def _version(folder: RunFolder, weights: Path) -> int | None:
-    """A checkpoint is named by the iteration it is of, and each iteration publishes once; sft publishes nothing."""
-    if not folder.environments:
-        return None
-    return int(weights.name if weights.parent == folder.policies else weights.parent.name)
-
-
 def stored_weights(folder: RunFolder, policy: int | None) -> Path:
     """The folder of this policy's weights; None: the last checkpoint's. Raises UserError where it was not kept."""
     if policy is None:
@@ -109,44 +95,45 @@ def stored_weights(folder: RunFolder, policy: int | None) -> Path:
     return path
 
 
+def iteration_of(folder: RunFolder, weights: Path) -> int:
+    """The iteration that made these stored weights; a policy's version, for each iteration publishes once."""
+    return int(weights.name if weights.parent == folder.policies else weights.parent.name)
+
+
 def play_with(model: str, environment: str, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
     """The newest policy of the run in the folder `model`, or the model of that path or hub id, plays a training task.
 
     A run's own configuration holds, with the overrides over it. Raises UserError for what can't be loaded.
     """
     folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
-    config = _config(model, folder, environment, overrides)
+    config = _to_play(model, folder, environment, overrides)
     seed_process(config)
     factory, source = open_tasks(config)
-    if folder is None:
-        actors = sampling_actors(config, factory, model)
-    else:
-        first, saved = config.model.path or folder.start, stored_weights(folder, None)
-        actors = sampling_actors(config, factory, first, saved=saved)
+    first = model if folder is None else config.model.path or folder.start
+    saved = None if folder is None else stored_weights(folder, None)
+    actors = sampling_actors(config, factory, first, saved=saved)
     actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
     scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
     return scores.episodes[0], config
 
 
-def _config(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a file, or of an environment's name, for this model or that of the run in `folder`."""
     if is_config_file(environment):
-        return _of_file(model, folder, Path(environment), overrides)
+        path = model if folder is None else folder.config.model.path
+        config = load_config(
+            Path(environment), overrides if path is None else [*overrides, f"model.path={json.dumps(path)}"]
+        )
+        own = {} if folder is None else {"model": folder.config.model, "lora": folder.config.lora}
+        return config.model_copy(update=own)
     values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
-    named = {} if folder is None else {part.name: part for part in folder.config.parts}
-    if environment in named:  # one of several, by the run's own name for it
-        given = values["environments"][environment]
-        values["tasks"] = given.pop("tasks")
-        values["environment"] = {key: value for key, value in given.items() if key != "share"}
+    several = values.pop("environments", None) or {}
+    if environment in several:  # by the run's own name for it
+        given = several[environment]
+        values |= {
+            "tasks": given["tasks"],
+            "environment": {k: v for k, v in given.items() if k not in ("tasks", "share")},
+        }
     elif folder is None or folder.config.environment.name != environment:
         values["environment"] = {"name": environment}
-    values.pop("environments", None)
     return load_plain(values, overrides, source="env play")
-
-
-def _of_file(model: str, folder: RunFolder | None, file: Path, overrides: Sequence[str]) -> RunConfig:
-    """The file's configuration, for this model or that of the run in `folder`."""
-    path = model if folder is None else folder.config.model.path
-    config = load_config(file, overrides if path is None else [*overrides, f"model.path={json.dumps(path)}"])
-    if folder is None:
-        return config
-    return config.model_copy(update={"model": folder.config.model, "lora": folder.config.lora})

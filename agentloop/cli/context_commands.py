@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from agentloop.cli.options import AsJson
 from context.authors import default_authors
 from context.conversation_file import read_conversation
 from context.templates.built_in_templates import BUILT_IN_TEMPLATES
@@ -23,6 +24,7 @@ from replay.locate import newest_run_folder, start_folder
 
 app = typer.Typer(
     help="Look at chat templates and conversations, token by token.",
+    epilog="Example: agentloop context check template.jinja",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -43,7 +45,6 @@ Template = Annotated[
         help=f"In place of the model's own, as context.template: {', '.join(BUILT_IN_TEMPLATES)}, or a .jinja file.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @app.command(epilog="Example: agentloop context check runs/quickstart-001/model")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from agentloop.cli.main import AsJson, Overrides
+from agentloop.cli.options import AsJson, Overrides
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
@@ -26,12 +25,12 @@ from context.conversation_text import conversation_text
 from context.messages import Message, plain_message
 from context.visible import visible_lines
 
-_INDENT = "    "
 _DRAWN, _DEMONSTRATED = 100, 20
 """Tasks that are compared with each other; demonstrations that are judged."""
 _METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "achieved", "demonstrate")
 app = typer.Typer(
     help="Look at an environment before anything is trained on it.",
+    epilog="Example: agentloop env check examples/calculator.py:Calculator",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -52,8 +51,12 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
 
     Whatever would stop a run is an error of one line, with exit code 2.
     """
-    found = check_environment(_config(environment, overrides or []))
-    print(json.dumps(found.to_json()) if as_json else visible_lines(_as_text(found)))
+    if is_config_file(environment):
+        config = load_config(Path(environment), overrides or [])
+    else:
+        config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
+    found = _checked(config)
+    print(json.dumps(found) if as_json else visible_lines(_as_text(found)))
 
 
 @app.command(epilog="Example: agentloop env play examples/calculator.py:Calculator --model runs/quickstart-001")
@@ -75,101 +78,28 @@ def play(
     print(f"{episode.stop_reason}: " + ("no reward" if reward is None else f"reward {reward:g}, {success}"))
 
 
-def _config(environment: str, overrides: list[str]) -> RunConfig:
-    if is_config_file(environment):
-        return load_config(Path(environment), overrides)
-    return load_plain({"environment": {"name": environment}}, overrides, source="--set")
-
-
-def _as_text(found: EnvironmentCheck) -> str:
-    first, _ = found.empty_rewards
-    lines = [
-        f"environment   {found.environment}, version {found.version}",
-        f"defines       {', '.join(('reward', *found.methods))}",
-        f"tools         {len(found.tools)}",
-        *(f"  {line}" for line in tool_lines(found.tools)),
-        *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found.tools),
-        f"tasks         {found.rows or 'made up, the same for the same random numbers'}",
-        *(f"  {line}" for line in conversation_text(map(plain_message, found.example.messages())).splitlines()),
-        f"  payload: {json.dumps(dict(found.example.payload), ensure_ascii=False)}",
-        f"rewards       {first:g} for an empty reply",
-    ]
-    if found.demonstrated is not None:
-        lines.append(f"demonstrated  {found.demonstrated:.0%} of demonstrations are a success")
-    remarks = list(found.remarks())
-    return "\n".join(
-        [*lines, *(f"note: {remark}" for remark in remarks)] if remarks else [*lines, "nothing is missing"]
-    )
-
-
-@dataclass(frozen=True)
-class EnvironmentCheck:
-    """What was found. What would stop a run is an error instead."""
-
-    environment: str
-    version: str
-    tools: tuple[Mapping[str, Any], ...]
-    """As the chat template is given them."""
-    methods: tuple[str, ...]
-    """What the class defines besides `reward` and tools."""
-    example: Task
-    rows: str | None
-    """How many rows there are; None where tasks are made up."""
-    different: int
-    """Tasks among the first 100 to train on that differ from each other."""
-    shared: int
-    """Held-out tasks of an evaluation that are among those."""
-    empty_rewards: tuple[float, float]
-    """Of an empty reply, asked twice; reward functions have been tried on it, too."""
-    demonstrated: float | None
-    """Share of demonstrations that are a success; None: there are none."""
-
-    def to_json(self) -> dict[str, Any]:
-        messages = [asdict(message) for message in self.example.messages()]
-        example = {"messages": messages, "payload": dict(self.example.payload)}
-        return {**asdict(self), "example": example, "remarks": list(self.remarks())}
-
-    def remarks(self) -> Iterator[str]:
-        """What may be missing or wrong."""
-        if not self.tools:
-            yield "there is no tool: the policy can only answer"
-        for function in (tool["function"] for tool in self.tools):
-            properties = function["parameters"].get("properties", {})
-            silent = ", ".join(name for name, schema in properties.items() if "description" not in schema)
-            if silent:
-                yield f"tool {function['name']} does not say what {silent} means: write Args: in its docstring"
-        if self.rows is None and self.different < _DRAWN:
-            yield f"of {_DRAWN} tasks {self.different} are different, and {self.shared} held-out ones are among them"
-        if self.empty_rewards[0] != self.empty_rewards[1]:
-            first, second = self.empty_rewards
-            yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
-        if self.demonstrated is None:
-            yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
-        elif self.demonstrated == 0:
-            yield f"none of {_DEMONSTRATED} demonstrations is a success"
-
-
-def check_environment(config: RunConfig) -> EnvironmentCheck:
-    """Raises UserError for whatever would stop a run."""
+def _checked(config: RunConfig) -> dict[str, Any]:
+    """What is found of the environment, as JSON. Raises UserError for whatever would stop a run."""
     environments, source = open_tasks(config)
     if len(environments.all) > 1:
         raise UserError(f"CONFIG must have one environment, got {len(environments.all)}. Name one of them.")
-    factory, scorer = environments.all[0], open_scorer(config, environments)
-    example, environment = source.train(0), factory.environment
+    factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
     tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
-    return EnvironmentCheck(
-        environment=factory.where,
-        version=factory.version,
-        tools=factory.tools,
-        methods=tuple(name for name in _METHODS if getattr(environment, name) is not getattr(Environment, name)),
-        example=example,
-        rows=source.summary,
-        different=len(tasks),
-        shared=sum(task in tasks for task in held_out),
-        empty_rewards=(_of_nothing(factory, scorer, example), _of_nothing(factory, scorer, example)),
-        demonstrated=_demonstrated(factory, config.rollout.success_reward) if factory.can_demonstrate else None,
-    )
+    defined = (name for name in _METHODS if getattr(factory.environment, name) is not getattr(Environment, name))
+    found = {
+        "environment": factory.where,
+        "version": factory.version,
+        "tools": factory.tools,
+        "methods": [*defined],
+        "example": {"messages": [*map(plain_message, example.messages())], "payload": dict(example.payload)},
+        "rows": source.summary,
+        "different": len(tasks),
+        "shared": sum(task in tasks for task in held_out),
+        "empty_rewards": [_of_nothing(factory, scorer, example) for _ in range(2)],
+        "demonstrated": _demonstrated(factory, config.rollout.success_reward) if factory.can_demonstrate else None,
+    }
+    return {**found, "remarks": [*_remarks(found)]}
 
 
 def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:
@@ -182,6 +112,7 @@ def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -
 
 
 def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
+    """The share of demonstrations that are a success."""
     rng, successes = random.Random(0), 0
     for _ in range(_DEMONSTRATED):
         environment, task = factory.create(), factory.make_task(rng)
@@ -194,10 +125,49 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     return successes / _DEMONSTRATED
 
 
-def tool_lines(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+    """What may be missing or wrong."""
+    if not found["tools"]:
+        yield "there is no tool: the policy can only answer"
+    for function in (tool["function"] for tool in found["tools"]):
+        properties = function["parameters"].get("properties", {})
+        silent = ", ".join(name for name, schema in properties.items() if "description" not in schema)
+        if silent:
+            yield f"tool {function['name']} does not say what {silent} means: write Args: in its docstring"
+    if found["rows"] is None and found["different"] < _DRAWN:
+        yield (
+            f"of {_DRAWN} tasks {found['different']} are different, and {found['shared']} held-out ones are among them"
+        )
+    first, second = found["empty_rewards"]
+    if first != second:
+        yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
+    if found["demonstrated"] is None:
+        yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
+    elif found["demonstrated"] == 0:
+        yield f"none of {_DEMONSTRATED} demonstrations is a success"
+
+
+def _as_text(found: Mapping[str, Any]) -> str:
+    example = found["example"]
+    lines = [
+        f"environment   {found['environment']}, version {found['version']}",
+        f"defines       {', '.join(('reward', *found['methods']))}",
+        f"tools         {len(found['tools'])}",
+        *(f"  {line}" for line in _tool_lines(found["tools"])),
+        *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found["tools"]),
+        f"tasks         {found['rows'] or 'made up, the same for the same random numbers'}",
+        *(f"  {line}" for line in conversation_text(example["messages"]).splitlines()),
+        f"  payload: {json.dumps(example['payload'], ensure_ascii=False)}",
+        f"rewards       {found['empty_rewards'][0]:g} for an empty reply",
+    ]
+    if found["demonstrated"] is not None:
+        lines.append(f"demonstrated  {found['demonstrated']:.0%} of demonstrations are a success")
+    return "\n".join([*lines, *([f"note: {remark}" for remark in found["remarks"]] or ["nothing is missing"])])
+
+
+def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each tool, and one for each of its arguments that is described."""
-    for tool in tools:
-        function = tool["function"]
+    for function in (tool["function"] for tool in tools):
         parameters = function["parameters"]
         properties, required = parameters.get("properties", {}), parameters.get("required", ())
         arguments = [
@@ -205,16 +175,14 @@ def tool_lines(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             for name, schema in properties.items()
         ]
         yield f"{function['name']}({', '.join(arguments)})  {function.get('description', '')}".rstrip()
-        yield from (
-            f"{_INDENT}{name}: {schema['description']}"
-            for name, schema in properties.items()
-            if "description" in schema
-        )
+        for name, schema in properties.items():
+            if "description" in schema:
+                yield f"    {name}: {schema['description']}"
 
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " | ".join(_type(choice) for choice in schema["anyOf"])
+        return " | ".join(map(_type, schema["anyOf"]))
     if "enum" in schema:
-        return " | ".join(json.dumps(choice) for choice in schema["enum"])
+        return " | ".join(map(json.dumps, schema["enum"]))
     return str(schema.get("type", "any"))

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentloop.errors import UserError, one_line
 from agentloop.launch.role_commands import RoleMember
 from agentloop.launch.roles_file import RaySection
-from agentloop.launch.supervised_role import SupervisedRole
-from agentloop.launch.supervision import DEVICES, Console, supervise
+from agentloop.launch.supervised_role import Show, SupervisedRole
+from agentloop.launch.supervision import DEVICES, console, supervise
 
 _USAGE = "RAY_USAGE_STATS_ENABLED"
 _MOST_LINES = 10_000
@@ -27,8 +26,7 @@ _CALL_S = 20.0
 _ALONE_S = 5.0
 
 
-@dataclass(frozen=True)
-class ActorState:
+class ActorState(NamedTuple):
     """What an actor knows of its role since it was asked last."""
 
     lines: list[tuple[str, str]]
@@ -38,13 +36,19 @@ class ActorState:
 
 
 class RoleActor:
-    """In a process of Ray's: supervises one command."""
+    """Supervises one command in a process of Ray's."""
 
     def __init__(self, member: RoleMember, run: Path, folder: str, launch: str, environment: Mapping[str, str]) -> None:
         os.chdir(folder)
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         own = {DEVICES: os.environ.get(DEVICES, "")} if member.needs.gpus else {}
-        self._role = SupervisedRole(member, run, {**environment, **own}, launch=launch, show=self._show)
+        self._role = SupervisedRole(
+            member,
+            run,
+            {**environment, **own},
+            launch=launch,
+            show=lambda name, line: self._lines.append((name, line)),
+        )
 
     def look(self) -> ActorState:
         self._role.look()
@@ -57,14 +61,11 @@ class RoleActor:
     def end(self) -> None:
         self._role.end()
 
-    def _show(self, name: str, line: str) -> None:
-        self._lines.append((name, line))
-
 
 class RemoteRole:
     """A `RoleActor` as the launch sees it; nothing waits for an actor that is being started again."""
 
-    def __init__(self, ray: Any, actor: Any, member: RoleMember, show: Callable[[str, str], None]) -> None:
+    def __init__(self, ray: Any, actor: Any, member: RoleMember, show: Show) -> None:
         self._ray, self._actor, self._show = ray, actor, show
         self.member = member
         self.exit_code: int | None = None
@@ -82,13 +83,11 @@ class RemoteRole:
             return
         try:
             state: ActorState = self._ray.get(self._asked)
-        except self._ray.exceptions.RayTaskError as error:  # what its constructor or a start of the command raised
-            self.exit_code, self._runs = 2, False
-            self.failure = f"{self.member.name} must start, got {one_line(error.cause)}"
-            return
-        except self._ray.exceptions.RayActorError as error:
-            self.exit_code, self._runs = 1, False
-            self.failure = f"{self.member.name} must be placed and start, got {one_line(error)}"
+        except self._ray.exceptions.RayError as error:
+            # A task's error has what the constructor or a start of the command raised.
+            cause = getattr(error, "cause", None)
+            self.exit_code, self._runs = 1 if cause is None else 2, False
+            self.failure = f"{self.member.name} must be placed and start, got {one_line(cause or error)}"
             return
         for name, line in state.lines:
             self._show(name, line)
@@ -112,8 +111,8 @@ def launch_on_ray(members: Sequence[RoleMember], run: Path, settings: RaySection
     ray = _connected(settings.address)
     try:
         group = _placed(ray, members, settings)
-        console = Console(members)
-        return supervise(_started(ray, group, members, run.absolute(), console.show), console.show)
+        show = console(members)
+        return supervise(_started(ray, group, members, run.absolute(), show), show)
     finally:
         ray.shutdown()
 
@@ -140,25 +139,17 @@ def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> An
     together = any(member.role == "engine" and not member.needs.command for member in members)
     group = ray.util.placement_group(bundles, strategy="STRICT_PACK" if together else "PACK")
     # A cluster may grow; Ray on this machine alone does not.
-    if not group.wait(settings.placement_timeout_s if _is_shared(settings) else _ALONE_S):
-        problem = _misfit(_free(ray), members, together=together)
+    is_shared = bool(settings.address or os.environ.get("RAY_ADDRESS"))
+    if not group.wait(settings.placement_timeout_s if is_shared else _ALONE_S):
+        free = ray._private.state.available_resources_per_node().values()
+        problem = _misfit(list(map(dict, free)), members, together=together)
         ray.util.remove_placement_group(group)
         raise UserError(f"{problem}. Lower its count or cpus, add machines, or raise ray.placement_timeout_s.")
     return group
 
 
-def _is_shared(settings: RaySection) -> bool:
-    return bool(settings.address or os.environ.get("RAY_ADDRESS"))
-
-
-def _free(ray: Any) -> list[dict[str, float]]:
-    """What each machine of the cluster has left."""
-    return [dict(resources) for resources in ray._private.state.available_resources_per_node().values()]
-
-
-def _misfit(machines: Sequence[Mapping[str, float]], members: Sequence[RoleMember], *, together: bool) -> str:
-    """The first role for which no room is left, and what is free for it."""
-    left = [dict(machine) for machine in machines]
+def _misfit(left: list[dict[str, float]], members: Sequence[RoleMember], *, together: bool) -> str:
+    """The first role for which no room is left on the machines, and what is free for it."""
     if together:  # all on the machine with the most
         left = sorted(left, key=lambda machine: (machine.get("GPU", 0), machine.get("CPU", 0)))[-1:]
     for member in members:
@@ -177,9 +168,7 @@ def _misfit(machines: Sequence[Mapping[str, float]], members: Sequence[RoleMembe
     return "roles must be placed in time, got room for them only now"
 
 
-def _started(
-    ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Callable[[str, str], None]
-) -> Iterator[RemoteRole]:
+def _started(ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Show) -> Iterator[RemoteRole]:
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     launch = uuid.uuid4().hex

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +40,14 @@ def load_run_config(roles: RolesFile) -> RunConfig:
 def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMember]:
     """All commands of the run whose folder is `run`, the learner's first."""
     members: list[RoleMember] = []
-    ports = _Ports()
+    given: dict[int, str] = {}
     for role, section in roles.roles.by_name.items():
         first = section.port if isinstance(section, (EngineRole, CommandRole)) else None
         for index in range(section.count):
-            port = ports.give(f"roles.{role}.port", first, index)
+            port = None if first is None else first + index
+            if port is not None:
+                _check_port(port, f"roles.{role}.port", given)
+                given[port] = f"roles.{role}.port"
             name = role if role == "learner" else f"{role}-{index}"
             if section.command:
                 command = tuple(_filled(section.command, run=run, index=index, port="" if port is None else port))
@@ -54,24 +57,12 @@ def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMem
     return members
 
 
-class _Ports:
-    """Gives each port to one."""
-
-    def __init__(self) -> None:
-        self._given: dict[int, str] = {}
-
-    def give(self, key: str, first: int | None, index: int) -> int | None:
-        """The port of the member with this index, where the file has the `first` one at `key`. Raises UserError."""
-        if first is None:
-            return None
-        port = first + index
-        if port > 65535:
-            raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
-        if port in self._given:
-            has = self._given[port]
-            raise UserError(f"{key} must leave each port to one, got {port} which {has} has. Begin higher.")
-        self._given[port] = key
-        return port
+def _check_port(port: int, key: str, given: Mapping[int, str]) -> None:
+    """Raises UserError for a port that there is not, or that was given already."""
+    if port > 65535:
+        raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
+    if port in given:
+        raise UserError(f"{key} must leave each port to one, got {port} which {given[port]} has. Begin higher.")
 
 
 def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[RoleMember]:
@@ -95,10 +86,21 @@ def _command(
 ) -> Iterator[str]:
     if isinstance(section, LearnerRole):
         yield from _ranks(section.ranks)
-        yield from ("train", roles.config, *_as_options(_overrides(roles)), "--run", str(run))
+        yield from ("train", roles.config)
+        yield from (word for override in _overrides(roles) for word in ("--set", override))
+        yield from ("--run", str(run))
     elif isinstance(section, EngineRole):
-        yield from (*_AGENTLOOP, "engine", _served_model(config), "--run", str(run), "--port", str(port))
-        yield from _engine_options(config)
+        if config.model.path is None:
+            raise UserError(
+                "model.path must name a model when roles has an engine, got null. Set model.path, or leave the engine "
+                "out."
+            )
+        yield from (*_AGENTLOOP, "engine", config.model.path, "--run", str(run), "--port", str(port))
+        if config.engine.served_model_name is not None:
+            yield from ("--name", config.engine.served_model_name)
+        yield from ("--max-model-len", str(config.context.max_tokens))
+        if config.lora.rank:
+            yield from ("--lora-rank", str(config.lora.rank))
         yield from section.options
     elif isinstance(section, WorkerRole):
         yield from (*_AGENTLOOP, "worker", "--run", str(run), "--concurrency", str(section.concurrency))
@@ -114,22 +116,6 @@ def _ranks(ranks: int) -> tuple[str, ...]:
     return (*torchrun, "--max-restarts", str(_RANK_RESTARTS), "-m", "--", "agentloop")
 
 
-def _engine_options(config: RunConfig) -> Iterator[str]:
-    if config.engine.served_model_name is not None:
-        yield from ("--name", config.engine.served_model_name)
-    yield from ("--max-model-len", str(config.context.max_tokens))
-    if config.lora.rank:
-        yield from ("--lora-rank", str(config.lora.rank))
-
-
-def _served_model(config: RunConfig) -> str:
-    if config.model.path is None:
-        raise UserError(
-            "model.path must name a model when roles has an engine, got null. Set model.path, or leave the engine out."
-        )
-    return config.model.path
-
-
 def _overrides(roles: RolesFile) -> tuple[str, ...]:
     engine = roles.roles.engine
     if engine is None or engine.command:
@@ -137,8 +123,3 @@ def _overrides(roles: RolesFile) -> tuple[str, ...]:
     # `agentloop engine` listens on its own machine only.
     urls = ", ".join(f"http://127.0.0.1:{engine.port + index}" for index in range(engine.count))
     return (*roles.set, f"engine.urls=[{urls}]")
-
-
-def _as_options(overrides: Sequence[str]) -> Iterator[str]:
-    for override in overrides:
-        yield from ("--set", override)

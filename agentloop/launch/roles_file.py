@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from agentloop.config.config_file import KeyPath, read_keys
-from agentloop.config.keys import value_at
+from agentloop.config.config_file import read_keys
 from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
-from replay.setting_types import NonNegative, Positive, PositiveFloat, Section, rule_in_words
+from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
 _ROLE_NAME = re.compile(r"[a-z][a-z_]{0,31}")
 
@@ -99,16 +97,6 @@ class RolesFile(Section):
     ray: RaySection = Field(default_factory=RaySection, description="For --on ray.")
 
 
-_SECTIONS: dict[KeyPath, type[Section]] = {
-    (): RolesFile,
-    ("roles",): RolesSection,
-    ("roles", "learner"): LearnerRole,
-    ("roles", "engine"): EngineRole,
-    ("roles", "worker"): WorkerRole,
-    ("ray",): RaySection,
-}
-
-
 def load_roles(path: Path) -> RolesFile:
     """The file of roles at `path`. Raises UserError: `FILE:LINE: <key> must <rule>, got <value>.`"""
     values, places = read_keys(path)
@@ -119,40 +107,17 @@ def load_roles(path: Path) -> RolesFile:
         return RolesFile.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
-    key, rule = _rule(details, values)
+    key = tuple(part for part in details["loc"] if isinstance(part, str))  # without the index in a list
     written = next((places[key[:length]] for length in range(len(key), 0, -1) if key[:length] in places), str(path))
-    raise UserError(f"{written}: {rule}")
+    raise UserError(f"{written}: {_rule(details, shown('.'.join(key)))}")
 
 
-def _rule(details: ErrorDetails, values: Mapping[str, Any]) -> tuple[KeyPath, str]:
-    """The key that is wrong, and what it must be."""
-    key = _key_of(details)
+def _rule(details: ErrorDetails, key: str) -> str:
+    """What the key must be, and what it is."""
     if details["type"] == "value_error":
-        return key, str(details["ctx"]["error"])
-    section = _SECTIONS.get(key[:-1], CommandRole)
-    dotted = shown(".".join(key))
+        return str(details["ctx"]["error"])
     if details["type"] == "extra_forbidden":
-        return key, f"{dotted} must be a known key, got an unknown one. The keys: {', '.join(section.model_fields)}."
+        return f"{key} must be a known key, got an unknown one. See configs/cluster.yaml."
     if details["type"] == "missing":
-        return key, f"{dotted} must be given, got nothing. It is: {section.model_fields[key[-1]].description}"
-    return key, f"{dotted} must be {_rule_of(section, key)}, got {shown(value_at(values, key))}."
-
-
-def _key_of(details: ErrorDetails) -> KeyPath:
-    """Without what comes after a key in an error's place: an index, or the kind of a union."""
-    key: list[str] = []
-    for part in details["loc"]:
-        section = _SECTIONS.get(tuple(key), CommandRole if key[:1] == ["roles"] else None)
-        if section is None or not isinstance(part, str):
-            break
-        key.append(part)
-        if tuple(key) not in _SECTIONS and not (len(key) == 2 and key[0] == "roles"):
-            break
-    return tuple(key)
-
-
-def _rule_of(section: type[Section], key: KeyPath) -> str:
-    part = section.model_json_schema()["properties"].get(key[-1], {}) if key else {}
-    return (
-        "a mapping of keys" if key in _SECTIONS or ("type" not in part and "anyOf" not in part) else rule_in_words(part)
-    )
+        return f"{key} must be given, got nothing. See configs/cluster.yaml."
+    return f"{key} {details['msg'].replace('Input should', 'must')}, got {shown(details['input'])}."

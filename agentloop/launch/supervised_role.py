@@ -30,6 +30,8 @@ _REFUSED = 2
 _LOOK_AGAIN_S = 0.05
 _LAST_WORDS_S = 2.0
 _LAST_LINES = 5
+Show = Callable[[str, str], None]
+"""Gets the name of a member and each line it prints."""
 
 
 class SupervisedRole:
@@ -42,12 +44,9 @@ class SupervisedRole:
         environment: Mapping[str, str],
         *,
         launch: str,
-        show: Callable[[str, str], None],
+        show: Show,
     ) -> None:
-        """`launch`: names this launch; what is left of an earlier start of the member in it is killed first.
-
-        `show` gets the member's name and each line it prints, which is in its log by then.
-        """
+        """`launch` names this launch: what is left of an earlier start of the member in it is killed first."""
         self.member = member
         self.exit_code: int | None = None
         """Set once it is not started again."""

@@ -7,15 +7,14 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from agentloop.errors import UserError
 from agentloop.launch.role_commands import RoleMember
-from agentloop.launch.supervised_role import SupervisedRole, was_killed
+from agentloop.launch.supervised_role import Show, SupervisedRole, was_killed
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 _LOOK_AGAIN_S = 0.1
@@ -27,7 +26,7 @@ def launch_here(members: Sequence[RoleMember], run: Path) -> int:
     Raises UserError for GPUs that are not there, or a command that does not start.
     """
     devices, launch = assigned_devices(members, os.environ), uuid.uuid4().hex
-    show = Console(members).show
+    show = console(members)
     return supervise(
         (
             SupervisedRole(member, run, {**os.environ, **devices.get(member.name, {})}, launch=launch, show=show)
@@ -76,18 +75,7 @@ class Supervised(Protocol):
         """Kill what is left of it."""
 
 
-class StopAsked:
-    """Which signal asked the launch to end, and how often."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self.times = 0
-
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number, self.times = number, self.times + 1
-
-
-def supervise(started: Iterable[Supervised], show: Callable[[str, str], None]) -> int:
+def supervise(started: Iterable[Supervised], show: Show) -> int:
     """Stay with the roles, which `started` starts one by one, until the learner or all of them have ended.
 
     The exit code: 0, the learner's own, 1 where a role does not stay up, or 128 + signal where one asked for the end.
@@ -100,8 +88,8 @@ def supervise(started: Iterable[Supervised], show: Callable[[str, str], None]) -
             _watch(roles, stop)
         finally:
             _end(roles, stop)
-    if stop.signal_number is not None:
-        return 128 + stop.signal_number
+    if stop:
+        return 128 + stop[-1]
     failed = next((role for role in roles if role.failure is not None), None)
     if failed is None:
         return 0
@@ -111,19 +99,19 @@ def supervise(started: Iterable[Supervised], show: Callable[[str, str], None]) -
 
 
 @contextmanager
-def _stop_asked() -> Iterator[StopAsked]:
-    """Within, Ctrl-C and SIGTERM are only noted."""
-    stop = StopAsked()
-    previous = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stop_asked() -> Iterator[list[int]]:
+    """Within, Ctrl-C and SIGTERM are only noted: the numbers of the signals that asked for the end."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: asked.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield asked
     finally:
-        for number, old in previous.items():
+        for number, old in before.items():
             signal.signal(number, old)
 
 
-def _watch(roles: Sequence[Supervised], stop: StopAsked) -> None:
-    while stop.signal_number is None:
+def _watch(roles: Sequence[Supervised], stop: Sequence[int]) -> None:
+    while not stop:
         for role in roles:
             role.look()
         gone = [role for role in roles if role.exit_code is not None]
@@ -132,7 +120,7 @@ def _watch(roles: Sequence[Supervised], stop: StopAsked) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _end(roles: Sequence[Supervised], stop: StopAsked) -> None:
+def _end(roles: Sequence[Supervised], stop: Sequence[int]) -> None:
     """The learner leaves first: it may need the others for the iteration under way. A second signal kills all."""
     for leads in (True, False):
         leaving = [role for role in roles if role.member.leads is leads]
@@ -140,18 +128,17 @@ def _end(roles: Sequence[Supervised], stop: StopAsked) -> None:
             role.ask_to_leave()
         began = time.monotonic()
         for role in leaving:
-            while role.runs and time.monotonic() < began + role.member.needs.stop_s and stop.times < 2:
+            while role.runs and time.monotonic() < began + role.member.needs.stop_s and len(stop) < 2:
                 time.sleep(_LOOK_AGAIN_S)
             role.end()
 
 
-class Console:
-    """Lines of all roles on the terminal, each with who printed it."""
+def console(members: Sequence[RoleMember]) -> Show:
+    """Shows lines of all roles on the terminal, each with who printed it."""
+    width, lock = max(len(member.name) for member in members), threading.Lock()
 
-    def __init__(self, members: Sequence[RoleMember]) -> None:
-        self._width = max(len(member.name) for member in members)
-        self._lock = threading.Lock()
+    def show(name: str, line: str) -> None:
+        with lock, suppress(BrokenPipeError):  # nobody reads on; the logs have it
+            print(f"{name:<{width}} | {line}", flush=True)
 
-    def show(self, name: str, line: str) -> None:
-        with self._lock, suppress(BrokenPipeError):  # nobody reads on; the logs have it
-            print(f"{name:<{self._width}} | {line}", flush=True)
+    return show

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from context.wording import excerpt
@@ -15,8 +14,6 @@ from replay.errors import ReplayError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class BadQuery(ReplayError):
@@ -49,11 +46,13 @@ def whole_number(name: str, given: str, *, least: int = 0, most: int = 2**53) ->
     return int(given)
 
 
-def choice(request: Request, name: str, default: Choice) -> Choice:
-    kind, given = type(default), text(request, name)
-    if given is not None and given not in kind.__members__.values():
-        raise BadQuery(f"{name} must be one of {', '.join(kind)}, got {excerpt(given, 60)!r}.")
-    return default if given is None else kind(given)
+def choice(request: Request, name: str, choices: Iterable[str]) -> str:
+    """One of the choices, of which the first one is meant where nothing is given."""
+    known = list(dict.fromkeys(map(str, choices)))
+    given = text(request, name) or known[0]
+    if given not in known:
+        raise BadQuery(f"{name} must be one of {', '.join(known)}, got {excerpt(given, 60)!r}.")
+    return given
 
 
 _below: ContextVar[str] = ContextVar("below", default="")

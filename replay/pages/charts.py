@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Series = Sequence[tuple[int, float]]
@@ -23,7 +23,7 @@ class Curve:
     """One line of a chart, or one layer of its bars."""
 
     label: str
-    series: Series
+    points: Series
     role: str
     """The colour, by its name in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
     dashed: bool = False
@@ -53,7 +53,7 @@ class Panel:
     title: str
     how: str
     """One line on how to read it."""
-    curves: tuple[Curve, ...]
+    curves: Sequence[Curve]
     """Curves without a point are listed as not measured."""
     axis: Axis = Axis()
     kind: Literal["lines", "bars"] = "lines"
@@ -61,10 +61,8 @@ class Panel:
     """A stepped line over the bars."""
 
 
-@dataclass(frozen=True)
-class PanelGroup:
-    title: str
-    panels: tuple[Panel, ...]
+PanelGroups = Mapping[str, Sequence[Panel]]
+"""Panels by the question that they answer, in reading order."""
 
 
 def finite(metrics: Metrics, name: str) -> Series:
@@ -82,40 +80,27 @@ def number(value: float, *, percent: bool = False) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def plain_groups(groups: Sequence[PanelGroup], *, merged: int) -> dict[str, Any]:
+def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
     """`groups` of panels as JSON, and `charts`, the same panels by their keys; `merged` iterations to a point."""
-    plain: list[dict[str, Any]] = [
-        {"title": group.title, "panels": [plain_panel(panel, merged) for panel in group.panels]} for group in groups
-    ]
-    return {"groups": plain, "charts": {panel["key"]: panel for group in plain for panel in group["panels"]}}
+    plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
+    return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
 
 
 def plain_panel(panel: Panel, merged: int = 1) -> dict[str, Any]:
     return {
+        **vars(panel),
         "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
-        "title": panel.title,
-        "how": panel.how,
-        "kind": panel.kind,
-        "axis": asdict(panel.axis),
+        "axis": vars(panel.axis),
         "merged": merged,
-        "curves": [*map(_plain_curve, panel.curves)],
-        "steps": _plain_curve(panel.steps) if panel.steps and panel.steps.series else None,
+        "curves": [{**vars(curve), "absent": _why_absent(curve)} for curve in panel.curves],
+        "steps": vars(panel.steps) if panel.steps and panel.steps.points else None,
         "summary": _in_words(panel),
     }
 
 
-def _plain_curve(curve: Curve) -> dict[str, Any]:
-    return {
-        "label": curve.label,
-        "role": curve.role,
-        "dashed": curve.dashed,
-        "marker": curve.marker,
-        "points": list(curve.series),
-        "absent": None if curve.series else _why_absent(curve),
-    }
-
-
-def _why_absent(curve: Curve) -> str:
+def _why_absent(curve: Curve) -> str | None:
+    if curve.points:
+        return None
     if curve.role == "replay":
         return "Nothing was drawn from the buffer (replay.fraction was 0, or it was empty), or only to be observed."
     return "No finished iteration logged it."
@@ -125,8 +110,8 @@ def _in_words(panel: Panel) -> str:
     """The chart for people who can't see it."""
     found = []
     for curve in panel.curves:
-        if curve.series:
-            (first, start), (last, end) = curve.series[0], curve.series[-1]
+        if curve.points:
+            (first, start), (last, end) = curve.points[0], curve.points[-1]
             start_text, end_text = (number(value, percent=panel.axis.percent) for value in (start, end))
             found.append(f"{curve.label} from {start_text} at iteration {first:,} to {end_text} at {last:,}")
     return f"{panel.title}: {'; '.join(found) or 'not measured'}."

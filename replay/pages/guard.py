@@ -31,16 +31,10 @@ _HEADERS = {
 
 def guarded(app: ASGIApp, *, token: str | None = None, host: str = LOOPBACK[0]) -> ASGIApp:
     """The app that answers only whom it may, each answer with the headers. `host` is what the server listens on."""
-    if token is not None:
-        return _WithHeaders(_WithToken(app, token))
-    return _WithHeaders(TrustedHostMiddleware(app, [*LOOPBACK, "[::1]", host], www_redirect=False))
+    trusted = [*LOOPBACK, "[::1]", host]
+    inner = TrustedHostMiddleware(app, trusted, www_redirect=False) if token is None else _with_token(app, token)
 
-
-class _WithHeaders:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
@@ -48,37 +42,35 @@ class _WithHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_with_headers)
+        await inner(scope, receive, send_with_headers)
+
+    return answer
 
 
-class _WithToken:
-    """An app that is asked only with the token: as a parameter once, from then on as a cookie."""
+def _with_token(app: ASGIApp, token: str) -> ASGIApp:
+    """The app, asked only with the token: as a parameter once, from then on as a cookie."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
+    def fits(given: str | None) -> bool:
+        return given is not None and compare_digest(given.encode("utf-8", "surrogatepass"), token.encode())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request, cookie = Request(scope), _cookie_name(Headers(scope=scope))
-        answer: ASGIApp = PlainTextResponse(
-            "A token is needed. Open the address that agentloop inspect printed.\n", 401
-        )
-        if self._fits(request.query_params.get(TOKEN)):
+    def answering(request: Request) -> ASGIApp:
+        cookie = _cookie_name(request.headers)
+        if fits(request.query_params.get(TOKEN)):
             # The address that is kept, or shown to others, goes without it.
             rest = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN])
-            path = "/" + quote(scope["path"].lstrip("/\\"))
-            answer = response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+            path = "/" + quote(request.scope["path"].lstrip("/\\"))
+            response = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
             # Lax: a link that is followed from elsewhere brings it, a request of another site does not.
-            response.set_cookie(cookie, self._token, httponly=True, samesite="lax")
-        elif self._fits(request.cookies.get(cookie)):
-            answer = self._app
-        await answer(scope, receive, send)
+            response.set_cookie(cookie, token, httponly=True, samesite="lax")
+            return response
+        if fits(request.cookies.get(cookie)):
+            return app
+        return PlainTextResponse("A token is needed. Open the address that agentloop inspect printed.\n", 401)
 
-    def _fits(self, given: str | None) -> bool:
-        return given is not None and compare_digest(given.encode("utf-8", "surrogatepass"), self._token.encode())
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (answering(Request(scope)) if scope["type"] == "http" else app)(scope, receive, send)
+
+    return answer
 
 
 def _cookie_name(headers: Headers) -> str:

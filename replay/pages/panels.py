@@ -1,12 +1,16 @@
-"""The panels of a run's page, each with its curves and one line on how to read it; and those of several runs."""
+"""The panels of a run's page, which `panels.yaml` lists, with what depends on the run; and those of several runs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
 
-from replay.pages.charts import COLOURS, Axis, Config, Curve, Metrics, Panel, PanelGroup, finite, number
+import yaml
+
+from replay.pages.charts import COLOURS, Axis, Config, Curve, Metrics, Panel, PanelGroups, finite, number
 from replay.questions.runs import STOPS
 from replay.records import StopReason, age_order
 from replay.records import stored_setting as stored
@@ -14,327 +18,142 @@ from replay.records import stored_setting as stored
 _ESS_OF_AGE = "actor/replay/ess/age_"
 _STREAMS = ("fresh", "replay", "held-out", "ink")
 """Roles of curves that every run has; what it has several of is coloured by place."""
-_ENVIRONMENT = re.compile(r"environment/([^/]+)/(.+)")
-_PART, _TOOL = "reward/", "time/tool/"
-FAMILIES = (STOPS, _ESS_OF_AGE, "environment/", _PART, _TOOL)
+_ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
+FAMILIES = (STOPS, _ESS_OF_AGE, _ENVIRONMENT, _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
+_SOME_RUNS = "One by one"
+"""The panels here are left out where they have no curve."""
 
 
-def panel_groups(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
+@cache
+def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    text = files("replay.pages").joinpath("panels.yaml").read_text(encoding="utf-8")
+    listed: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
+    return listed
+
+
+def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
     """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, what
     the run has several of."""
-    several = (*_reward_parts(metrics), *_turn_seconds(metrics), *_environments(metrics))
-    return (*_of_every_run(metrics, config), *((PanelGroup("One by one", several),) if several else ()))
+    groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
+    some = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves]
+    return groups | ({_SOME_RUNS: some} if some else {})
 
 
-def _of_every_run(metrics: Metrics, config: Config) -> tuple[PanelGroup, ...]:
-    return (
-        PanelGroup("Is it learning?", _learning(metrics)),
-        PanelGroup("Is the update sound?", _update(metrics, config)),
-        PanelGroup("How far has the policy moved from its data?", _distance(metrics)),
-        PanelGroup("What went into it?", _batch(metrics)),
+def _panel(spec: Mapping[str, Any], metrics: Metrics, config: Config) -> Panel:
+    steps = _curves(spec.get("steps", {}), metrics)
+    panel = Panel(
+        spec["title"],
+        spec["how"],
+        _curves(spec.get("curves", {}), metrics),
+        Axis(**spec["axis"]),
+        kind=spec.get("kind", "lines"),
+        steps=steps[0] if steps else None,
     )
+    return _MADE[spec["made_by"]](panel, metrics, config) if "made_by" in spec else panel
 
 
-def _learning(metrics: Metrics) -> tuple[Panel, ...]:
-    return (
-        Panel(
-            "Success",
-            "Share of episodes that succeed. Held-out tasks are never trained on: their curve is the one that counts.",
-            (
-                Curve("training", finite(metrics, "rollout/success"), "fresh"),
-                Curve("held-out", finite(metrics, "eval/success"), "held-out", marker="square"),
-            ),
-            Axis("share of episodes", percent=True, whole=True),
-        ),
-        Panel(
-            "Reward",
-            "Mean reward of fresh episodes. Flat from the start: attempts at a task are all alike, so nothing is "
-            "learned.",
-            (Curve("fresh", finite(metrics, "rollout/reward"), "fresh"),),
-            Axis("reward per episode", from_zero=True),
-        ),
-    )
+def _curves(spec: Mapping[str, Mapping[str, Any]] | str, metrics: Metrics) -> list[Curve]:
+    if isinstance(spec, str):  # a metric of both streams on shared axes
+        return [
+            Curve("fresh", finite(metrics, f"actor/fresh/{spec}"), "fresh"),
+            Curve("replay", finite(metrics, f"actor/replay/{spec}"), "replay", marker="square"),
+        ]
+    return [
+        Curve(label, finite(metrics, keys["metric"]), **{key: keys[key] for key in keys if key != "metric"})
+        for label, keys in spec.items()
+    ]
 
 
-def _update(metrics: Metrics, config: Config) -> tuple[Panel, ...]:
-    return (
-        _pg_loss(metrics, config),
-        Panel(
-            "Clip fraction",
-            "Trained tokens that the clip holds back. Staying above 20 %: steps are too large, or replayed rows too "
-            "old.",
-            _streams(metrics, "pg_clipfrac"),
-            Axis("share of trained tokens", percent=True, from_zero=True, least_span=0.01),
-        ),
-        Panel(
-            "Entropy",
-            "How undecided the policy is. A slow fall is learning; near 0 while success is low, it has stopped "
-            "exploring.",
-            (Curve("fresh", finite(metrics, "actor/entropy"), "fresh"),),
-            Axis("nats per token", from_zero=True),
-        ),
-        _grad_norm(metrics, stored(config, "optimizer.max_grad_norm", float)),
-    )
-
-
-def _pg_loss(metrics: Metrics, config: Config) -> Panel:
-    how = (
-        "Negative = raising rewarded actions. Oscillating near 0 is healthy; persistently very negative or positive is "
-        "not."
-    )
-    if stored(config, "replay.successful_only", bool) and finite(metrics, "actor/replay/pg_loss"):
+def _policy_loss(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    aggregation, how = stored(config, "loss.aggregation", str), panel.how
+    if stored(config, "replay.successful_only", bool) and panel.curves[1].points:
         # Without a word, the orange line looks like the fault that the sentence before warns of.
         how += " Here replay lies below 0 as it should: only successes are drawn, and their advantages are positive."
-    aggregation = stored(config, "loss.aggregation", str)
-    unit = f"loss, {aggregation}" if aggregation else "loss"
-    return Panel("Policy loss", how, _streams(metrics, "pg_loss"), Axis(unit, reference=0.0))
+    return replace(panel, how=how, axis=replace(panel.axis, unit=f"loss, {aggregation}" if aggregation else "loss"))
 
 
-def _grad_norm(metrics: Metrics, limit: float | None) -> Panel:
-    series = finite(metrics, "actor/grad_norm")
-    how, near = "Single spikes are harmless, a climb is not.", False
-    if limit is not None:
-        # A limit far above the curve would press it flat, so it is named in words and not drawn.
-        near = any(value > limit / 2 for _, value in series)
-        words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
-        how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {how}"
-    axis = Axis("norm, both streams together", from_zero=True, reference=limit if near else None)
-    return Panel("Gradient norm", how, (Curve("both streams", series, "ink"),), axis)
+def _gradient_norm(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    limit, series = stored(config, "optimizer.max_grad_norm", float), panel.curves[0].points
+    if limit is None:
+        return panel
+    # A limit far above the curve would press it flat, so it is named in words and not drawn.
+    near = any(value > limit / 2 for _, value in series)
+    words = "dotted line" if near else f"{number(limit)}, far above the curve" if series else number(limit)
+    how = f"Before it is scaled down to optimizer.max_grad_norm ({words}). {panel.how}"
+    return replace(panel, how=how, axis=replace(panel.axis, reference=limit if near else None))
 
 
-_MEAN_AXIS = Axis("mean over tokens", reference=1.0, least_span=0.02)
-_LARGEST_AXIS = Axis("largest of all tokens", reference=1.0, least_span=0.2, log_if_wide=True)
-
-
-def _distance(metrics: Metrics) -> tuple[Panel, ...]:
-    return (
-        Panel(
-            "Ratio",
-            "Probability in the update over probability at the anchor, the loss's factor. The mean stays near 1.",
-            _streams(metrics, "ratio_mean"),
-            _MEAN_AXIS,
-        ),
-        Panel(
-            "Largest ratio",
-            "The one token whose probability grew most. Far above 1 is what the clip is for; a climb over the run is "
-            "not.",
-            _streams(metrics, "ratio_max"),
-            _LARGEST_AXIS,
-        ),
-        Panel(
-            "Drift",
-            "How much likelier a token is now than when it was sampled. Fresh is 1, replay moves off with age.",
-            _streams(metrics, "drift_mean"),
-            _MEAN_AXIS,
-        ),
-        Panel(
-            "Largest drift",
-            "The one token that moved most since it was sampled. Fresh well above 1: sampling and training disagree.",
-            _streams(metrics, "drift_max"),
-            _LARGEST_AXIS,
-        ),
-        Panel(
-            "Effective sample size",
-            "How many rows still count once weighted by drift. Below 50 % (dotted line), draw less or younger replay.",
-            _streams(metrics, "ess"),
-            Axis("share of the stream's rows", percent=True, whole=True, reference=0.5),
-        ),
-        _ess_by_age(metrics),
-        Panel(
-            "Staleness of replayed rows",
-            "Publishes between sampling and drawing. Growing with the run is natural; drift and ESS tell whether it "
-            "hurts.",
-            (
-                Curve("mean", finite(metrics, "replay/staleness_mean"), "replay", marker="square"),
-                Curve("max", finite(metrics, "replay/staleness_max"), "replay", dashed=True),
-            ),
-            Axis("publishes", from_zero=True),
-        ),
-    )
-
-
-def _ess_by_age(metrics: Metrics) -> Panel:
+def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-7:]
+    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-COLOURS:]
     curves = [
         Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
     ]
-    return Panel(
-        "Effective sample size by age",
-        "Of the replayed rows alone, by staleness. The oldest goes first: the age to set replay.max_staleness to.",
-        tuple(curves) or (Curve("replay", (), "replay"),),
-        Axis("share of the bucket's rows", percent=True, whole=True, reference=0.5),
-    )
+    return replace(panel, curves=curves or [Curve("replay", (), "replay")])
 
 
-def _batch(metrics: Metrics) -> tuple[Panel, ...]:
-    phases = ("collect", "draw", "update", "publish")
-    return (
-        Panel(
-            "Batch composition",
-            "Bars: what went in. Line: fresh as ruled; blue above it stands in for replay the buffer could not give.",
-            (
-                Curve("fresh", finite(metrics, "batch/fresh"), "fresh"),
-                Curve("replay", finite(metrics, "batch/replay"), "replay"),
-            ),
-            Axis("trajectories", from_zero=True),
-            kind="bars",
-            steps=Curve("fresh as ruled", finite(metrics, "batch/planned_fresh"), "ink"),
-        ),
-        Panel(
-            "Mixing ratio",
-            "Replay's share of the batch. Ruled under configured: not begun yet, or held back by the controller; "
-            "achieved under ruled: the buffer had no more.",
-            (
-                Curve("achieved", finite(metrics, "batch/achieved_fraction"), "replay", marker="square"),
-                Curve("ruled", finite(metrics, "batch/ruled_fraction"), "ink", dashed=True),
-                Curve("configured", finite(metrics, "batch/fraction"), "s2", dashed=True),
-            ),
-            Axis("share of trajectories", percent=True, from_zero=True, least_span=0.05),
-        ),
-        _stop_reasons(metrics),
-        Panel(
-            "Failed tool calls",
-            "Calls in which the tool itself raised, crashed or ran out of time. Above 0, mend the tool: the policy "
-            "can't.",
-            (Curve("fresh", finite(metrics, "rollout/failed_calls"), "fresh"),),
-            Axis("share of tool calls", percent=True, from_zero=True, least_span=0.04),
-        ),
-        Panel(
-            "Seconds per iteration",
-            "Where the time goes. Collect and update should be most of it; a thick draw or publish means a slow disk.",
-            tuple(Curve(phase, finite(metrics, f"time/{phase}"), f"s{i}") for i, phase in enumerate(phases)),
-            Axis("seconds", from_zero=True),
-            kind="bars",
-        ),
-        Panel(
-            "Tokens per second",
-            "Tokens of the whole batch over the seconds of the whole iteration. A sudden dip is most often a busy "
-            "machine.",
-            (Curve("both streams", finite(metrics, "speed/tokens_per_second"), "ink"),),
-            Axis("tokens per second", from_zero=True),
-        ),
-    )
-
-
-def _stop_reasons(metrics: Metrics) -> Panel:
+def _stop_reasons(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """Answered episodes are left out: they are nearly all, and would press the others flat."""
     shares = {name.removeprefix(STOPS): dict(finite(metrics, name)) for name in metrics if name.startswith(STOPS)}
     iterations = sorted({iteration for share in shares.values() for iteration in share})
     cut = sorted(shares.keys() - {StopReason.ANSWERED}, key=lambda reason: (-sum(shares[reason].values()), reason))
     # A reason is logged only where it occurred; elsewhere its share is 0, also in the legend.
-    layers = [(reason, [(i, shares[reason].get(i, 0.0)) for i in iterations]) for reason in cut[:6]]
+    layers = {reason: [(i, shares[reason].get(i, 0.0)) for i in iterations] for reason in cut[:6]}
     if cut[6:] or not cut:
-        layers.append(("other", [(i, sum(shares[reason].get(i, 0.0) for reason in cut[6:])) for i in iterations]))
-    return Panel(
-        "Episodes cut short",
-        "Ended without an answer, by stop reason. Many: raise rollout.max_turns or max_tokens_per_turn, or "
-        "context.max_tokens.",
-        tuple(Curve(reason, series, f"s{index}") for index, (reason, series) in enumerate(layers)),
-        Axis("share of episodes", percent=True, from_zero=True, least_span=0.04),
-        kind="bars",
-    )
+        layers["other"] = [(i, sum(shares[reason].get(i, 0.0) for reason in cut[6:])) for i in iterations]
+    return replace(panel, curves=[Curve(name, layers[name], f"s{place}") for place, name in enumerate(layers)])
 
 
-def _reward_parts(metrics: Metrics) -> tuple[Panel, ...]:
-    """None for a reward that is one number from the start."""
-    parts = tuple(_each(metrics, _PART))
-    if not parts:
-        return ()
-    return (
-        Panel(
-            "Parts of the reward",
-            "Means of fresh episodes, unweighted. The part that rises is the one that is learned.",
-            parts,
-            Axis("reward per episode", from_zero=True),
-        ),
-    )
+def _family(panel: Panel, metrics: Metrics, config: Config, *, begins: str, ends: str = "") -> Panel:
+    """The metrics whose names begin and end so, as many as there are colours, each called by what stands between."""
+    names = sorted(name for name in metrics if name.startswith(begins) and name.endswith(ends))[:COLOURS]
+    curves = [
+        Curve(name.removeprefix(begins).removesuffix(ends), finite(metrics, name), f"s{place}")
+        for place, name in enumerate(names)
+    ]
+    return replace(panel, curves=curves)
 
 
-def _turn_seconds(metrics: Metrics) -> tuple[Panel, ...]:
-    """None where no tool was run."""
-    replies, tools = finite(metrics, "time/reply"), tuple(_each(metrics, _TOOL))
-    if not tools:
-        return ()
-    return (
-        Panel(
-            "Seconds of a turn",
-            "For which an episode waits for a reply, and a run of each tool takes. A tool far above the reply: collect "
-            "ahead, or declare it deterministic.",
-            (Curve("reply", replies, "fresh"), *tools),
-            Axis("seconds", from_zero=True),
-        ),
-    )
+def _turn_seconds(panel: Panel, metrics: Metrics, config: Config) -> Panel:
+    replies, found = finite(metrics, "time/reply"), _family(panel, metrics, config, begins=_TOOL)
+    return replace(found, curves=[Curve("reply", replies, "fresh"), *found.curves]) if found.curves else found
 
 
-def _each(metrics: Metrics, family: str) -> Iterator[Curve]:
-    """The first seven metrics whose names begin so: there are as many colours."""
-    for place, name in enumerate(sorted(name for name in metrics if name.startswith(family))[:7]):
-        yield Curve(name.removeprefix(family), finite(metrics, name), f"s{place}")
+_MADE: Mapping[str, Callable[[Panel, Metrics, Config], Panel]] = {
+    "policy_loss": _policy_loss,
+    "gradient_norm": _gradient_norm,
+    "ess_by_age": _ess_by_age,
+    "stop_reasons": _stop_reasons,
+    "reward_parts": partial(_family, begins=_PART),
+    "turn_seconds": _turn_seconds,
+    **{
+        figure: partial(_family, begins=_ENVIRONMENT, ends=f"/{figure}")
+        for figure in ("held_out_success", "success", "episodes")
+    },
+}
+"""What completes a panel, by `made_by`."""
 
 
-def _environments(metrics: Metrics) -> tuple[Panel, ...]:
-    """None for a run with one environment."""
-    names = sorted({found[1] for name in metrics if (found := _ENVIRONMENT.fullmatch(name))})
-
-    def curves(figure: str) -> tuple[Curve, ...]:
-        series = [(name, finite(metrics, f"environment/{name}/{figure}")) for name in names]
-        return tuple(Curve(name, points, f"s{index % 7}") for index, (name, points) in enumerate(series))
-
-    if not names:
-        return ()
-    return (
-        Panel(
-            "Held-out success, by environment",
-            "Share of each one's held-out tasks that are solved. One that falls while others rise is forgotten.",
-            curves("held_out_success"),
-            Axis("share of episodes", percent=True, whole=True),
-        ),
-        Panel(
-            "Training success, by environment",
-            "Of the fresh episodes of each. Near 0 or 1: its groups have no signal, and its share is better elsewhere.",
-            curves("success"),
-            Axis("share of episodes", percent=True, whole=True),
-        ),
-        Panel(
-            "Episodes, by environment",
-            "Fresh episodes of each iteration. Over all iterations they follow the configured shares.",
-            curves("episodes"),
-            Axis("episodes", from_zero=True),
-            kind="bars",
-        ),
-    )
-
-
-def _streams(metrics: Metrics, name: str) -> tuple[Curve, ...]:
-    """A metric of both streams on shared axes."""
-    return (
-        Curve("fresh", finite(metrics, f"actor/fresh/{name}"), "fresh"),
-        Curve("replay", finite(metrics, f"actor/replay/{name}"), "replay", marker="square"),
-    )
-
-
-def compared(groups: Mapping[str, tuple[PanelGroup, ...]]) -> tuple[PanelGroup, ...]:
+def compared(runs: Mapping[str, PanelGroups]) -> PanelGroups:
     """The panels of several runs, by their names: each line of a run's page in a panel of its own, with all runs.
 
     Limits and plans, which a page dashes, and bars are left out.
     """
-    looks = [(f"s{place % COLOURS}", place >= COLOURS) for place in range(len(groups))]
     found: dict[str, dict[str, Panel]] = {}
-    for (name, of_run), (role, dashed) in zip(groups.items(), looks, strict=True):
-        for group in of_run:
-            panels = found.setdefault(group.title, {})
-            for panel in (panel for panel in group.panels if panel.kind == "lines"):
+    for place, (name, groups) in enumerate(runs.items()):
+        for question, of_run in groups.items():
+            panels = found.setdefault(question, {})
+            for panel in (panel for panel in of_run if panel.kind == "lines"):
                 solid = [curve for curve in panel.curves if curve.role in _STREAMS and not curve.dashed]
                 for curve in solid:
                     title = panel.title if len(solid) == 1 else f"{panel.title}, {curve.label}"
+                    mine = Curve(name, curve.points, f"s{place % COLOURS}", dashed=place >= COLOURS)
                     before = panels.get(title) or replace(panel, title=title, curves=())
-                    mine = Curve(name, curve.series, role, dashed=dashed)
-                    panels[title] = replace(before, curves=(*before.curves, mine))
+                    panels[title] = replace(before, curves=[*before.curves, mine])
     shown = {
-        title: tuple(panel for panel in panels.values() if any(curve.series for curve in panel.curves))
-        for title, panels in found.items()
+        question: [panel for panel in panels.values() if any(curve.points for curve in panel.curves)]
+        for question, panels in found.items()
     }
-    return tuple(PanelGroup(title, panels) for title, panels in shown.items() if panels)
+    return {question: panels for question, panels in shown.items() if panels}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -14,7 +14,7 @@ from context.authors import DISCARD_SUFFIX
 from context.tokens.codec import TokenCodec
 from replay import questions
 from replay.pages.templating import visible_text
-from replay.questions import CodecOf
+from replay.questions import CodecOf, QueryResult
 from replay.questions.open_buffer import OpenBuffer
 
 _FOLDED_FROM = 1_500
@@ -65,8 +65,7 @@ def spelled(text: str | None) -> Markup:
     return shown
 
 
-@dataclass(frozen=True)
-class AuthorStyle:
+class AuthorStyle(NamedTuple):
     """How an author is distinguished from others: by a shape, a colour, and always by its name."""
 
     shape: str
@@ -84,15 +83,13 @@ _STYLES = {
     "demonstration": AuthorStyle("★", "demonstration"),
     "history": AuthorStyle("○", "history"),
 }
-_OTHER = AuthorStyle("▷", "other")
 
 
 def style_of(author: str) -> AuthorStyle:
-    return _STYLES.get(author.removesuffix(DISCARD_SUFFIX), _OTHER)
+    return _STYLES.get(author.removesuffix(DISCARD_SUFFIX), AuthorStyle("▷", "other"))
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):
     """A text of which the beginning is in sight. The parts follow each other without a gap."""
 
     head: str
@@ -111,35 +108,62 @@ def folded(text: str) -> Folded:
 
 
 _ONE_LINE = 80
-_DEEPEST = 30
-_PIECES = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 
 def indented(text: str) -> str | None:
-    """JSON with a line per value, its numbers and escapes as they were written.
+    """JSON with a line per value; None for what is no object or list, and for what one line does for.
 
-    None for what is no object or list, and for what one line does for.
+    Numbers are written as Python reads them, and of a key that stands twice the last one counts.
     """
     if not _ONE_LINE < len(text) <= MOST_SHOWN or not text.lstrip().startswith(("{", "[")):
         return None
     try:
-        json.loads(text)
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-    parts: list[str] = []
-    depth, opened = 0, False
-    for piece in _PIECES.findall(text):
-        if piece in "}]":
-            depth -= 1
-            parts.append("" if opened else "\n" + "  " * depth)
-        elif opened:
-            parts.append("\n" + "  " * depth)
-        opened = piece in "{["
-        depth += opened
-        if depth > _DEEPEST:
-            return None
-        parts.append(piece + {",": "\n" + "  " * depth, ":": " "}.get(piece, ""))
-    return "".join(parts)
+
+
+def turns(
+    messages: Sequence[QueryResult], authors: Sequence[Mapping[str, Any]], num_turns: int, *, first: int, count: int
+) -> list[QueryResult]:
+    """`count` turns from `first` on, and before the very first one what opened the conversation, without a number.
+
+    A turn is a reply with what came back. The last `num_turns` messages of an action author are the replies; what was
+    spoken before is the opening's.
+    """
+    action = {author["name"] for author in authors if author["action"]}
+    acted = [place for place, message in enumerate(messages) if message["author"] in action]
+    starts = acted[max(0, len(acted) - num_turns) :]
+    spans: list[tuple[int | None, int, int]] = [(None, 0, starts[0] if starts else len(messages))] if first == 0 else []
+    ends = [*starts[1:], len(messages)]
+    spans += [(turn, starts[turn], ends[turn]) for turn in range(first, min(first + count, len(starts)))]
+    return [
+        {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
+        for number, start, end in spans
+        if start < end
+    ]
+
+
+def shown_message(message: QueryResult, position: int) -> QueryResult:
+    """A message with its `texts`: each with a label (none: the message itself), and `exact`, what was written where
+    what is shown is laid out in another way."""
+
+    def text(label: str, shown: str, exact: str | None = None) -> QueryResult:
+        return {"label": label, "shown": folded(shown), "exact": None if exact is None else folded(exact)}
+
+    content, texts = message["content"], []
+    if message["reasoning"]:
+        texts.append(text("reasoning", message["reasoning"]))
+    if content or not (message["tool_calls"] or message["reasoning"]):
+        pretty = indented(content)
+        texts.append(text("", content) if pretty in (None, content) else text("", pretty or "", content))
+    if message["note"]:
+        texts.append(text("note", message["note"]))
+    for call in message["tool_calls"]:
+        given = json.dumps(call["arguments"], ensure_ascii=False)
+        texts.append(text(f"calls {call['name']}", indented(given) or given))
+    named = {name: message[name] for name in ("author", "role", "name")}
+    return {**named, "position": position, "style": style_of(message["author"]), "texts": texts}
 
 
 _PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
@@ -153,8 +177,8 @@ def typed(words: Sequence[str]) -> str:
 
 def rescore_command(source: OpenBuffer, id: str) -> str:
     """As it must be typed to score one trajectory of this database."""
-    run = shlex.quote(source.named or "") if has_run(source) else "RUN"  # a folder that is not known here
-    return f"agentloop replay rescore {run} --where {typed([f'id == {id!r}'])}"
+    run = source.named or "" if has_run(source) else "RUN"  # a folder that is not known here
+    return typed(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])
 
 
 def has_run(source: OpenBuffer) -> bool:

@@ -29,22 +29,18 @@ class Regime:
 
     limit: str
     """successes | tools | repeated tool calls | optimizer steps"""
-    facts: tuple[str, ...]
-    advice: str
-
-    @property
-    def text(self) -> str:
-        return f"{'; '.join(self.facts)}. {self.advice}: docs/evidence.md."
+    text: str
+    """The numbers that say so, and what to do about it."""
 
 
 def regime(metrics: Metrics, config: Config) -> Regime | None:
     """None where no iteration was made."""
-    successes, waiting = _successes(metrics), _mean(metrics, "time/in_tools")
-    if successes is None:
+    success, fresh = _mean(metrics, "rollout/success"), _mean(metrics, "batch/fresh")
+    if success is None or fresh is None:
         return None
-    repeated, flat = _mean(metrics, "tools/repeated"), _mean(metrics, "rollout/groups_without_signal")
-    from_memory = _mean(metrics, "tools/replayed")
-    expected = number(successes)
+    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, "rollout/groups_without_signal")
+    repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
+    expected = number(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
     if flat is not None:
         facts.append(f"{_percent(flat)} of the groups without a signal")
@@ -54,23 +50,15 @@ def regime(metrics: Metrics, config: Config) -> Regime | None:
     if waiting is not None:
         facts.append(f"{_percent(waiting)} of an episode's time in tools, {_percent(1 - waiting)} in replies")
     limit = "optimizer steps"
-    if successes < _FEW_SUCCESSES:
+    if success * fresh < _FEW_SUCCESSES:
         limit = "successes"
     elif waiting is not None and waiting > _MUCH:
         could_be_remembered = from_memory is None and repeated is not None and repeated > _MUCH
         limit = "repeated tool calls" if could_be_remembered else "tools"
-    return Regime(limit, tuple(facts), _advice(limit, config))
-
-
-def _advice(limit: str, config: Config) -> str:
+    advice = _ADVICE[limit]
     if limit == "successes" and stored(config, "replay.hindsight.enable", bool):
-        return "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
-    return _ADVICE[limit]
-
-
-def _successes(metrics: Metrics) -> float | None:
-    success, fresh = _mean(metrics, "rollout/success"), _mean(metrics, "batch/fresh")
-    return None if success is None or fresh is None else success * fresh
+        advice = "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
+    return Regime(limit, f"{'; '.join(facts)}. {advice}: docs/evidence.md.")
 
 
 def _mean(metrics: Metrics, name: str) -> float | None:

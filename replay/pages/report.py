@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -49,27 +48,23 @@ def write_report(store: ReplayStore, path: Path, *, run: str | None = None, conf
 
     `config_text` is the configuration as people read it.
     """
-    record = store.run(run)
     script, style = _script(), "\n".join(map(_static, _STYLES))
-    text = (
-        environment()
-        .get_template("run.html")
-        .render(
-            **run_contents(store, record),
-            saved=True,
-            style=Markup(style),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            config_text=config_text,
-            iteration_link=None,
-        )
+    page = environment().get_template("run.html")
+    text = page.render(
+        **run_contents(store, store.run(run)),
+        saved=True,
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        config_text=config_text,
+        iteration_link=None,
     )
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_bytes(text.encode("utf-8", "replace"))
-        os.replace(beside, path)
+        unfinished.write_bytes(text.encode("utf-8", "replace"))
+        os.replace(unfinished, path)
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return path
 
 
@@ -86,7 +81,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         "code_version": run.code_version,
         "merged": merged,
         "setting": setting(run.config),
-        "tiles": [asdict(tile) for tile in tiles(tile_series(store, run.id), run.config)],
+        "tiles": tiles(tile_series(store, run.id), run.config),
         **plain_groups(groups, merged=merged),
         "iterations": _newest(store, run.id),
     }
@@ -97,10 +92,9 @@ def _newest(store: ReplayStore, run: str) -> list[QueryResult]:
     last = newest_logged(store, run)
     metrics = metric_series(store, run, names=tuple(COLUMNS.values()), within=range(max(0, last - _RECENT), last + 1))
     values = {column: dict(metrics.get(name, ())) for column, name in COLUMNS.items()}
-    made = sorted(values["seconds"], reverse=True)
     return [
         {"iteration": iteration, **{column: known.get(iteration) for column, known in values.items()}}
-        for iteration in made[:_RECENT]
+        for iteration in sorted(values["seconds"], reverse=True)[:_RECENT]
     ]
 
 
@@ -116,15 +110,11 @@ def tile_series(store: ReplayStore, run: str) -> Metrics:
 
 
 class _Recording(dict[str, Series]):
-    """Metrics of one point each that note which ones are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
+    """Metrics of one point each that note which ones are read: a key of this dictionary."""
 
     def get(self, key: str, default: object = None) -> Series:
-        self.names.add(key)
-        return ((1, 1.0),)
+        self[key] = ((1, 1.0),)
+        return self[key]
 
 
 @cache
@@ -132,7 +122,7 @@ def _names_read(made: Callable[[Metrics, Config], Any]) -> tuple[str, ...]:
     """The metrics that panels or tiles are made from."""
     recording = _Recording()
     made(recording, {})
-    return tuple(sorted(recording.names))
+    return tuple(sorted(recording))
 
 
 def _static(name: str) -> str:

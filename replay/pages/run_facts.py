@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 from replay.mixing.schedule import Schedule
-from replay.pages.charts import Config, Metrics, Series, finite, number
+from replay.pages.charts import Config, Metrics, finite, number
 from replay.pages.regime import regime
 from replay.records import stored_setting as stored
 
 
-@dataclass(frozen=True)
-class Word:
-    text: str
-    kind: Literal["plain", "arrow", "rising"] = "plain"
-    unit: str = ""
-    """Said in smaller letters after it."""
-
-
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     name: str
-    words: tuple[Word, ...]
+    words: tuple[tuple[str, str], ...]
+    """Each with its class: `plain`, `unit`, `arrow`, or `rising` where a number rose."""
     note: str
     hero: bool = False
     """True: the one to look at first."""
@@ -32,10 +23,13 @@ class Tile:
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
     """Held-out success, training time, the trajectories that fed updates, and what limits the run."""
-    limit = stored(config, "run.iterations", int)
     found = regime(metrics, config)
-    limited = () if found is None else (Tile("limited by", (Word(found.limit),), found.text),)
-    return (_success(finite(metrics, "eval/success")), _time(metrics, limit), _rows(metrics), *limited)
+    limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text),)
+    return (_success(metrics), _time(metrics, stored(config, "run.iterations", int)), _rows(metrics), *limited)
+
+
+def _plain(text: str) -> tuple[tuple[str, str], ...]:
+    return ((text, "plain"),)
 
 
 def duration(seconds: float) -> str:
@@ -48,40 +42,37 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _success(held_out: Series) -> Tile:
-    name = "held-out success"
+def _success(metrics: Metrics) -> Tile:
+    name, held_out = "held-out success", finite(metrics, "eval/success")
     if not held_out:
-        return Tile(name, (Word("not measured"),), "No evaluation was made in this run.", hero=True)
+        return Tile(name, _plain("not measured"), "No evaluation was made in this run.", hero=True)
+    (first, start), (last, end) = held_out[0], held_out[-1]
     if len(held_out) == 1:
-        (iteration, success) = held_out[0]
-        return Tile(name, (Word(_percent(success)),), f"at iteration {iteration:,}, evaluated once", hero=True)
-    start, end = held_out[0][1], held_out[-1][1]
-    words = (Word(_percent(start)), Word("\u2192", "arrow"), Word(_percent(end), "rising" if end > start else "plain"))
-    note = f"from iteration {held_out[0][0]:,} to {held_out[-1][0]:,}, on tasks never trained on"
-    return Tile(name, words, note, hero=True)
+        return Tile(name, _plain(_percent(start)), f"at iteration {first:,}, evaluated once", hero=True)
+    words = ((_percent(start), "plain"), ("\u2192", "arrow"), (_percent(end), "rising" if end > start else "plain"))
+    return Tile(name, words, f"from iteration {first:,} to {last:,}, on tasks never trained on", hero=True)
 
 
 def _time(metrics: Metrics, limit: int | None) -> Tile:
     seconds = [value for _, value in finite(metrics, "time/iteration")]
     if not seconds:
-        return Tile("training time", (Word("not measured"),), "No iteration was finished.")
+        return Tile("training time", _plain("not measured"), "No iteration was finished.")
     of_limit = f" of at most {limit:,}" if limit is not None and len(seconds) < limit else ""
     each = duration(sum(seconds) / len(seconds))
     note = f"{len(seconds):,}{of_limit} iterations, {each} each, evaluations not counted"
-    return Tile("training time", (Word(duration(sum(seconds))),), note)
+    return Tile("training time", _plain(duration(sum(seconds))), note)
 
 
 def _rows(metrics: Metrics) -> Tile:
-    name = "trajectories in batches"
-    fresh = sum(value for _, value in finite(metrics, "batch/fresh"))
-    replay = sum(value for _, value in finite(metrics, "batch/replay"))
-    total = fresh + replay
-    if not total:
-        return Tile(name, (Word("none"),), "No iteration was finished.")
-    words = (Word(f"{fresh:,.0f}", unit="fresh"), Word(f"+ {replay:,.0f}", unit="replayed"))
-    planned = sum(value for _, value in finite(metrics, "batch/planned_replay"))
-    note = f"{_percent(replay / total)} from the buffer, configured {_percent(planned / total)}"
-    return Tile(name, words, note, streams=(fresh, replay))
+    def total(name: str) -> float:
+        return sum(value for _, value in finite(metrics, f"batch/{name}"))
+
+    name, fresh, replay = "trajectories in batches", total("fresh"), total("replay")
+    if not fresh + replay:
+        return Tile(name, _plain("none"), "No iteration was finished.")
+    words = ((f"{fresh:,.0f}", "plain"), ("fresh", "unit"), (f"+ {replay:,.0f}", "plain"), ("replayed", "unit"))
+    shares = (_percent(part / (fresh + replay)) for part in (replay, total("planned_replay")))
+    return Tile(name, words, "{} from the buffer, configured {}".format(*shares), streams=(fresh, replay))
 
 
 def _percent(share: float) -> str:

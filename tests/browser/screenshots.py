@@ -19,7 +19,6 @@ from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 from tests.browser.chromium import launched
-from tests.browser.shoot import shoot
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served
 
@@ -87,6 +86,31 @@ def _take(browser: Browser, here: str, shot: Shot) -> list[str]:
     if size > _MOST_BYTES:
         troubles.append(f"the picture must have at most {_MOST_BYTES} bytes, got {size}. Make its window smaller.")
     return [f"{shot.name}: {trouble}" for trouble in troubles]
+
+
+def shoot(browser: Browser, address: str, out: Path, *, size: tuple[int, int], dark: bool) -> list[str]:
+    """Write the picture, once nothing is loading any more; what went wrong on the page, a line each."""
+    width, height = size
+    troubles: list[str] = []
+    page = browser.new_page(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        has_touch=width < 600,
+    )
+    page.on("console", lambda message: troubles.append(f"console {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+    answer = page.goto(address, wait_until="load")
+    if answer and answer.status >= 400:
+        troubles.append(f"status {answer.status}")
+    page.wait_for_load_state("networkidle")
+    page.wait_for_function("() => !document.querySelector('[aria-busy=true], .loading')")
+    page.wait_for_timeout(200)  # what was fetched last is drawn
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    if wide > 0:
+        troubles.append(f"the page is {wide} px wider than the window")
+    page.screenshot(path=out)
+    page.close()
+    return troubles
 
 
 def _shrink(picture: Path) -> None:

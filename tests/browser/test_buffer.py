@@ -15,6 +15,8 @@ from tests.replay.pages.serving import Served
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+LISTED = "[...document.querySelectorAll('table.list tbody tr')].map((row) => row.dataset.href.split('/').pop())"
+
 
 @pytest.fixture(scope="module")
 def run(run_folder: Path) -> str:
@@ -27,9 +29,6 @@ def counted(run_folder: Path, run: str, condition: str) -> int:
     return int(rows(run_folder / "replay.sqlite", query)[0][0])
 
 
-LISTED = "[...document.querySelectorAll('table.list tbody tr')].map((row) => row.dataset.href.split('/').pop())"
-
-
 def listed(page: Page) -> list[str]:
     """Ids, in order."""
     return list(page.evaluate(LISTED))
@@ -39,34 +38,43 @@ def wait_until_listed(page: Page, ids: list[str]) -> None:
     page.wait_for_function(f"(ids) => {LISTED}.join() === ids", arg=",".join(ids))
 
 
-def conditions(page: Page) -> list[str]:
-    return parse_qs(urlsplit(page.url).query).get("where", [])
-
-
 def open_buffer(page: Page, server: Served, run: str, more: str = "") -> None:
     page.goto(f"{server.address}/buffer?run={run}{more}")
     page.locator("#overview:not([aria-busy])").wait_for()
 
 
-def test_a_condition_filters_and_a_chip_takes_it_away(page: Page, server: Served, run: str, run_folder: Path) -> None:
+def test_conditions_filter_and_chips_and_bars_change_them(
+    page: Page, server: Served, run: str, run_folder: Path
+) -> None:
     open_buffer(page, server, run, "&limit=100")
     whole = listed(page)
-    assert len(whole) == counted(run_folder, run, "true")
     page.locator("#where").fill("reward >= 0.5")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**where=*")
     wanted = counted(run_folder, run, "reward >= 0.5")
-    assert 0 < wanted == len(listed(page)) < len(whole)
+    assert 0 < wanted == len(listed(page)) < len(whole) == counted(run_folder, run, "true")
     page.locator("#total", has_text=str(wanted)).wait_for()
+    # What can't be read is named by its field, and what was typed is there to be mended, by a keyboard too.
+    page.locator("#where").fill("rewrd > 0.5")
+    page.keyboard.press("Enter")
+    page.locator("#wrong-where", has_text="Did you mean reward?").wait_for()
+    assert len(listed(page)) == wanted
+    page.locator("#where:focus").wait_for()
     page.locator("#where").fill("turns > 1")
     page.keyboard.press("Enter")
     page.wait_for_url("**turns*")
-    assert len(conditions(page)) == 2
+    page.locator("#overview:not([aria-busy])").wait_for()
+    assert parse_qs(urlsplit(page.url).query)["where"] == ["reward >= 0.5", "turns > 1"]
     assert len(listed(page)) == counted(run_folder, run, "reward >= 0.5 and num_turns > 1")
     page.get_by_label("Remove turns > 1").click()
     page.get_by_label("Remove reward >= 0.5").click()
     page.wait_for_function("() => !location.search.includes('where=')")
     wait_until_listed(page, whole)
+    bar = page.locator("#overview .spread", has_text="reward").locator("a").first
+    count = int(bar.locator("title").inner_html().rpartition(" ")[2].replace(",", "") or 0)
+    bar.click()
+    page.wait_for_url("**where=*")
+    assert len(listed(page)) == count > 0
 
 
 def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served, run: str, run_folder: Path) -> None:
@@ -88,19 +96,17 @@ def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served
     wait_until_listed(page, pages[-2])
 
 
-def test_a_clicked_bar_filters_by_what_it_counts(page: Page, server: Served, run: str) -> None:
-    open_buffer(page, server, run, "&limit=100")
-    bar = page.locator("#overview .spread", has_text="reward").locator("a").first
-    count = int(bar.locator("title").inner_html().rpartition(" ")[2].replace(",", "") or 0)
-    bar.click()
-    page.wait_for_url("**where=*")
-    assert len(listed(page)) == count > 0
-    page.go_back()
-    page.wait_for_function("() => !location.search.includes('where=')")
-
-
-def test_keys_walk_the_rows_and_open_one(page: Page, server: Served, run: str) -> None:
+def test_keys_walk_the_rows_and_what_is_reached_shows_that_it_is(page: Page, server: Served, run: str) -> None:
     open_buffer(page, server, run)
+    # A bar is framed by the rectangle that can be hit, anything else by an outline.
+    framed = """() => {
+      const at = document.activeElement, part = at.querySelector(".hit") ?? at, style = getComputedStyle(part);
+      return at !== document.body && (part === at ? style.outlineStyle === "solid" : style.stroke !== "none");
+    }"""
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        assert page.evaluate(framed), page.evaluate("document.activeElement.outerHTML")
+    page.evaluate("document.activeElement.blur()")
     ids = listed(page)
     for key in "jjjk":
         page.keyboard.press(key)
@@ -114,31 +120,3 @@ def test_keys_walk_the_rows_and_open_one(page: Page, server: Served, run: str) -
     page.keyboard.press("g")
     page.keyboard.press("m")
     page.wait_for_url("**/mixing*")
-
-
-def test_what_tab_reaches_shows_that_it_is_reached(page: Page, server: Served, run: str) -> None:
-    open_buffer(page, server, run)
-    # A bar is framed by the rectangle that can be hit, anything else by an outline.
-    framed = """() => {
-      const at = document.activeElement, part = at.querySelector(".hit") ?? at, style = getComputedStyle(part);
-      return at !== document.body && (part === at ? style.outlineStyle === "solid" : style.stroke !== "none");
-    }"""
-    for _ in range(20):
-        page.keyboard.press("Tab")
-        assert page.evaluate(framed), page.evaluate("document.activeElement.outerHTML")
-
-
-def test_a_filter_that_cannot_be_read_is_told_beside_its_field(page: Page, server: Served, run: str) -> None:
-    open_buffer(page, server, run, "&limit=5&where=turns>1")
-    before = listed(page)
-    page.locator("#where").fill("rewrd > 0.5")
-    page.keyboard.press("Enter")
-    page.locator("#wrong-where", has_text="Did you mean reward?").wait_for()
-    assert listed(page) == before
-    # What was typed is there to be mended, by a keyboard too.
-    page.locator("#where:focus").wait_for()
-    page.locator("#where").fill("reward > 0.5")
-    page.keyboard.press("Enter")
-    page.locator("#overview:not([aria-busy])").wait_for()
-    assert conditions(page) == ["turns>1", "reward > 0.5"]
-    assert page.locator("#wrong-where").count() == 0

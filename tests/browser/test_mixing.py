@@ -39,7 +39,7 @@ def set_fraction(page: Page, value: str) -> None:
     page.wait_for_url(f"**fraction={value}*")
 
 
-def test_other_settings_make_another_batch(mixing: Page) -> None:
+def test_other_settings_make_another_batch_and_are_copied(mixing: Page, run_folder: Path) -> None:
     assert counts(mixing) == ("8", "8")
     set_fraction(mixing, "0.75")
     # 0.75 of 16 are 12, and the 4 fresh ones are one group.
@@ -50,22 +50,20 @@ def test_other_settings_make_another_batch(mixing: Page) -> None:
     mixing.wait_for_url("**sampler=recency*")
     mixing.locator("#yaml", has_text="recency").wait_for()
     mixing.reload()
+    mixing.wait_for_load_state("load")  # until its scripts listen
     assert counts(mixing) == ("4", "12")
     assert mixing.locator("#sampler").input_value() == "recency"
 
-
-def test_the_settings_are_copied_as_yaml_that_a_run_takes(mixing: Page, run_folder: Path) -> None:
-    set_fraction(mixing, "0.25")
-    mixing.locator(".value.replay", has_text="4").wait_for()
+    # The settings are copied as YAML that a run takes.
     mixing.locator("#copy-yaml").click()
     mixing.get_by_role("button", name="copied").wait_for()
     copied = yaml.safe_load(mixing.evaluate("navigator.clipboard.readText()"))
-    assert copied["replay"]["fraction"] == 0.25
+    assert copied["replay"]["fraction"] == 0.75
     (config,) = rows(run_folder / "replay.sqlite", f"select config from runs where id <> '{OTHER}'")[0]
     whole = json.loads(config)
     for section, values in copied.items():
         whole[section] |= values
-    assert RunConfig.model_validate(whole).replay.fraction == 0.25
+    assert RunConfig.model_validate(whole).replay.fraction == 0.75
 
 
 @pytest.mark.parametrize("status", [503, None])

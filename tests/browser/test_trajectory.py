@@ -14,15 +14,12 @@ import pytest
 from context.authors import ENV, LLM, TEMPLATE
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore
-from replay.pages.app import create_app
 from replay.pages.reading import spelled
-from replay.questions.open_buffer import OpenBuffer
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT
 from tests.fakes.records import group, new_store, task, tokens, trajectory
 from tests.fakes.runs import rows
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -86,6 +83,8 @@ def test_a_clicked_token_tells_its_numbers_and_the_address_remembers_it(
     page.wait_for_url(f"**token={at + 1}*")
     page.reload()
     assert detail(page)["id"] == str(tokens["token_ids"][at + 1])
+    page.goto(f"{server.address}/trajectories/{found['drawn']}?view=updates")
+    page.locator(".chart canvas").nth(2).wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -114,66 +113,34 @@ def test_what_was_never_scored_names_the_command_that_scores_it(
     assert page.evaluate("navigator.clipboard.readText()") == command
 
 
-def test_every_draw_is_a_line_and_a_point(page: Page, server: Served, found: dict[str, str], run_folder: Path) -> None:
-    query = f"""select iteration, drift_mean from draws where trajectory = '{found["drawn"]}' and state = 'committed'
-        order by iteration, slot"""
-    used = rows(run_folder / "replay.sqlite", query)
-    page.goto(f"{server.address}/trajectories/{found['drawn']}?view=updates")
-    cells = [row.split("\t") for row in page.locator("main table tbody[data-rows] tr").all_inner_texts()]
-    assert [(int(row[0]), row[5]) for row in cells] == [(iteration, f"{drift:.4f}") for iteration, drift in used]
-    assert len(used) > 2
-    page.locator(".chart canvas").nth(2).wait_for()
-
-
 @pytest.fixture
-def codec(run_folder: Path) -> TokenCodec:
-    return TokenCodec((run_folder / "model" / "tokenizer.json").read_text())
-
-
-@pytest.fixture
-def ids(codec: TokenCodec) -> list[int]:
-    return codec.encode_text("The fence of plot 7 is 12 metres long.\n  ") * 20_000
-
-
-@pytest.fixture
-def big(codec: TokenCodec, ids: list[int], tmp_path: Path) -> Iterator[str]:
-    """The address of a trajectory of 500 turns of 200 tokens."""
+def big(run_folder: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The address of a trajectory of 500 turns of 200 tokens, and how its sixth token is spelled."""
+    codec = TokenCodec((run_folder / "model" / "tokenizer.json").read_text())
+    ids = codec.encode_text("The fence of plot 7 is 12 metres long.\n  ") * 20_000
     stretch = [TEMPLATE] * 10 + [LLM] * 90 + [TEMPLATE] * 10 + [ENV] * 90
-    writers = stretch * 500
-    row = trajectory("many", segments=(Segment(tokens(ids[:100_000], writers, log_prob=-1e-5)),), num_turns=500)
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
+    row = trajectory("many", segments=(Segment(tokens(ids[:100_000], stretch * 500, log_prob=-1e-5)),), num_turns=500)
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
         store.append([task()], [group()], [row])
-    with (
-        closing(ReplayStore.open(path, read_only=True)) as store,
-        served(create_app(OpenBuffer(store, tokenizer=lambda: codec))) as server,
-    ):
-        yield f"{server.address}/trajectories/many"
+    with inspecting(tmp_path / "replay.sqlite", tokenizer=lambda: codec) as server:
+        yield f"{server.address}/trajectories/many", spelled(codec.decode([ids[5]]))
 
 
-def test_a_hundred_thousand_tokens_open_a_block_at_a_time(
-    big: str, codec: TokenCodec, ids: list[int], page: Page
-) -> None:
+def test_a_hundred_thousand_tokens_open_a_block_at_a_time(big: tuple[str, str], page: Page) -> None:
+    address, sixth = big
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(f"{big}?view=tokens&color=behavior")
+    page.goto(f"{address}?view=tokens&color=behavior")
     page.locator('.t[data-at="0"]').wait_for()
     assert page.locator(".block").count() == 49  # 100,000 / 2,048
-    assert sum("tokens.json" in address for address in asked) <= 2
-    assert page.locator('.t[data-at="5"]').inner_html() == spelled(codec.decode([ids[5]]))
-    page.goto(f"{big}?segment=0&token=77777")
+    assert sum("tokens.json" in url for url in asked) <= 2
+    assert page.locator('.t[data-at="5"]').inner_html() == sixth
+    page.goto(f"{address}?segment=0&token=77777")
     page.locator('.t.chosen[data-at="77777"]').wait_for()
     assert page.locator(".t").count() <= 6 * 2_048
     top = page.evaluate("document.querySelector('.chosen').getBoundingClientRect().top")
     assert 0 < top < 800
-    page.keyboard.press("End")
-    page.locator('.t.chosen[data-at="99999"]').wait_for()
-    assert "turn" in page.locator("#detail").inner_text()
-
-
-def test_an_arrow_goes_no_further_than_to_tokens_that_are_still_to_come(big: str, page: Page) -> None:
-    page.goto(f"{big}?segment=0&token=77777")
-    page.locator('.t.chosen[data-at="77777"]').wait_for()
+    # An arrow goes no further than to tokens that are still to come.
     page.wait_for_load_state("networkidle")
     held: list[Route] = []
     page.route("**/tokens.json?*", lambda route: held.append(route))
@@ -186,3 +153,7 @@ def test_an_arrow_goes_no_further_than_to_tokens_that_are_still_to_come(big: str
     for route in held:
         route.continue_()
     page.locator(f'.t.chosen[data-at="{at - 1}"]').wait_for()
+    page.unroute("**/tokens.json?*")
+    page.keyboard.press("End")
+    page.locator('.t.chosen[data-at="99999"]').wait_for()
+    assert "turn" in page.locator("#detail").inner_text()

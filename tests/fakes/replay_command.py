@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,11 +17,12 @@ from replay import ReplayStore, questions
 from replay.config import stored_config
 from replay.questions import Patience, Query, QueryResult, Sort
 from replay.questions.preview_settings import changed
+from replay.storage.databases import Location
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def ask(*arguments: str | Path) -> Result:
+def ask(*arguments: Location) -> Result:
     """The answer of one command; whatever goes wrong is told, never raised."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env=WIDE)
     assert result.exception is None or isinstance(result.exception, SystemExit)

@@ -43,14 +43,6 @@ class RowChoice:
         return f"stored rows{where}, as replayed"
 
 
-@dataclass(frozen=True)
-class ComparedRows:
-    rows: Sequence[BatchRow]
-    found: int
-    """Rows to choose from, before the limit."""
-    left_out: tuple[LeftOut, ...]
-
-
 def bucket_of(row: BatchRow) -> str:
     """The part of the rows that it is counted in."""
     return FRESH if row.stream == FRESH else age_bucket(row.staleness)
@@ -75,8 +67,11 @@ def _made_in_the_batch(config: RunConfig) -> bool:
     return config.algorithm == "ppo" or config.replay.baseline != "stored" or config.advantage.normalise_batch != "none"
 
 
-def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: RowChoice) -> ComparedRows:
-    """Rows that the policy `version` of the run could have been given, read whole.
+def choose_rows(
+    store: ReplayStore, folder: RunFolder, version: int, asked: RowChoice
+) -> tuple[list[BatchRow], int, tuple[LeftOut, ...]]:
+    """Rows that the policy `version` of the run could have been given, read whole; how many there were to choose from,
+    and which were left out.
 
     More than the limit are thinned evenly in the order of (iteration, slot), so that every age stays.
     """
@@ -100,7 +95,7 @@ def choose_rows(store: ReplayStore, folder: RunFolder, version: int, asked: RowC
         else:
             left_out["its tokens are gone"].append(draw.trajectory)
     named = (LeftOut(why, len(ids), tuple(ids[:_MOST_NAMED])) for why, ids in left_out.items())
-    return ComparedRows(rows, found, tuple(named))
+    return rows, found, tuple(named)
 
 
 def _of_buffer(
@@ -157,9 +152,3 @@ def _of_iteration(
         else:
             weight, age = fed["weight"], fed["staleness"]
             yield DrawRecord(run, iteration, fed["slot"], id, stream, None, age, advantage=advantage, weight=weight)
-
-
-def policy_of_iteration(store: ReplayStore, folder: RunFolder, iteration: int) -> int:
-    """The version that the iteration's update started from."""
-    version: int = questions.iteration(store, folder.run_id, iteration)["policy_version"]
-    return version

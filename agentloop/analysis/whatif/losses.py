@@ -96,7 +96,7 @@ def _from_file(config: RunConfig, path: Path) -> RunConfig:
 def _without_options(whole: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The run's configuration without what was set for what `given` replaces.
 
-    Bounds of `ppo_clip` mean nothing to `gspo`, and are refused beside it.
+    Bounds of `ppo_clip` mean nothing to `gspo`, and are refused with it.
     """
     loss, asked = dict(whole["loss"]), given.get("loss")
     for stream in _STREAMS:

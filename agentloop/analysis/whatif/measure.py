@@ -61,9 +61,9 @@ def what_if(
     Raises UserError where nothing is left to look at, and for rows that an objective can't be trained on.
     """
     config, (version, weights) = folder.config, policy
-    compared = choose_rows(store, folder, version, asked)
-    if not compared.rows:
-        left = "".join(f"; {part.count} left out, {part.why}" for part in compared.left_out)
+    rows, available, left_out = choose_rows(store, folder, version, asked)
+    if not rows:
+        left = "".join(f"; {part.count} left out, {part.why}" for part in left_out)
         raise UserError(
             f"rows to look at must be at least one, got none of {folder.path}{left}. Change what is asked for; see: "
             "agentloop replay ls"
@@ -71,7 +71,7 @@ def what_if(
     torch.set_num_threads(config.run.threads)
     actor = Actor(load_weights(folder, weights).model, packs=config.batch.packs, compute=compute_asked(config))
     progress("score", 0, 1)
-    scored = _scored(actor, folder, compared.rows, [loss.config for loss in losses])
+    scored = _scored(actor, folder, rows, [loss.config for loss in losses])
     progress("score", 1, 1)
     ready = [made_ready(loss, scored) for loss in losses]
     data, effects = _measured(actor, ready, scored, ess_weights=config.replay.ess.weights, progress=progress)
@@ -81,12 +81,12 @@ def what_if(
         weights=str(weights),
         rows=asked.in_words(),
         advantages=advantages_in_words(config, asked),
-        found=compared.found,
+        found=available,
         objectives=tuple(loss.objective for loss in losses),
         data=data,
         effects=effects,
-        left_out=compared.left_out,
-        notes=tuple(_notes(config, {row.stream for row in compared.rows}, losses, asked)),
+        left_out=left_out,
+        notes=tuple(_notes(config, {row.stream for row in rows}, losses, asked)),
     )
 
 

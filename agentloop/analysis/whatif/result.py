@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replay.tables import number, table
+from replay.tables import Cell, row_table
 
 ALL = "all"
 """The part that holds every row."""
-_ROWS = "bucket rows tokens unknown drift most ESS"
-_EFFECTS = "bucket objective trained clipped above below dual p01 p50 p99 loss gradient"
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,39 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _percent(name: str) -> Cell:
+    return lambda row: "-" if row[name] is None else f"{row[name]:.2%}"
+
+
+_DATA: dict[str, Cell] = {
+    "bucket": "bucket",
+    "rows": "trajectories",
+    "tokens": "tokens",
+    "unknown": "unknown",
+    "drift": ("drift_mean", 3),
+    "most": ("drift_max", 2),
+    "ESS": ("ess", 3),
+}
+_EFFECTS: dict[str, Cell] = {
+    "bucket": "bucket",
+    "objective": "objective",
+    "trained": "trained_tokens",
+    "clipped": _percent("clipped"),
+    **{part: _percent(f"clipped_{part}") for part in ("above", "below", "dual")},
+    **{part: (f"ratio_{part}", 3) for part in ("p01", "p50", "p99")},
+    "loss": ("loss", 5),
+    "gradient": lambda row: f"{row['gradient_norm']:.4g}",
+}
+
+
 def as_text(found: WhatIf) -> str:
     return "\n".join(
         [
             *_heading(found),
             "\nthe rows, the same for every objective:",
-            table(_ROWS.split(), [_row(part) for part in found.data]),
+            row_table([*map(vars, found.data)], _DATA),
             "\none optimizer step of each objective, alone on the rows of a bucket and on all:",
-            table(_EFFECTS.split(), [_effect(effect) for effect in found.effects]),
+            row_table([*map(vars, found.effects)], _EFFECTS),
             *(f"note: {note}" for note in found.notes),
         ]
     )
@@ -135,21 +158,3 @@ def _heading(found: WhatIf) -> Iterator[str]:
     width = max(len(objective.name) for objective in found.objectives)
     for objective in found.objectives:
         yield f"objective   {objective.name:<{width}}  fresh {objective.fresh}; replay {objective.replay}"
-
-
-def _row(part: PartData) -> list[str]:
-    counts = [str(part.trajectories), str(part.tokens), str(part.unknown)]
-    return [part.bucket, *counts, number(part.drift_mean, 3), number(part.drift_max, 2), number(part.ess, 3)]
-
-
-def _effect(effect: Effect) -> list[str]:
-    shares = (effect.clipped, effect.clipped_above, effect.clipped_below, effect.clipped_dual)
-    return [
-        effect.bucket,
-        effect.objective,
-        str(effect.trained_tokens),
-        *("-" if share is None else f"{share:.2%}" for share in shares),
-        *(number(ratio, 3) for ratio in (effect.ratio_p01, effect.ratio_p50, effect.ratio_p99)),
-        f"{effect.loss:.5f}",
-        f"{effect.gradient_norm:.4g}",
-    ]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Look into a replay buffer.",
+    epilog="Example: agentloop replay ls --failed",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
 Run = Annotated[
     str | None,
     typer.Argument(
@@ -41,7 +41,8 @@ Filter = Annotated[
         help="Only these, for example \"reward > 0.5 and staleness < 8 and tool == 'lookup'\".",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite FILE.")]
+MostRows = Annotated[int | None, typer.Option("--limit", min=1, help="Most rows, in the order of the file.")]
 
 
 @contextmanager
@@ -59,8 +60,8 @@ def say(text: str, *, error: bool = False) -> None:
     print(visible_lines(text), file=sys.stderr if error else sys.stdout)
 
 
-def say_json(answer: Any) -> None:
-    say(json.dumps(answer, indent=1))
+def say_json(answer: Any, *, indent: int | None = 1) -> None:
+    say(json.dumps(answer, indent=indent))
 
 
 def fail(message: str) -> NoReturn:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
+from agentloop.cli.options import AsJson
+from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
@@ -30,8 +29,8 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, database file or postgresql:// URL.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_ENDINGS}.")],
     filter: Filter = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    limit: MostRows = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write rows with all they refer to: tokens, authors, log-probs, messages, rewards, task, group and run.
@@ -48,20 +47,11 @@ def export(
             force=force,
             progress=lambda done, total: show("export", done, total),
         )
-    size = file.stat().st_size
     if as_json:
         left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
-        say(json.dumps({"file": str(file), "rows": report.rows, "bytes": size, **left}))
-    else:
-        say(_export_text(report, file, size))
-    raise typer.Exit(1 if report.left.corrupt else 0)
-
-
-class Format(StrEnum):
-    """What a file to import holds."""
-
-    agentloop = "agentloop"
-    openai_chat = "openai-chat"
+        say_json({"file": str(file), "rows": report.rows, "bytes": file.stat().st_size, **left}, indent=None)
+        raise typer.Exit(1 if report.left.corrupt else 0)
+    _end_with(report, file)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
@@ -69,8 +59,9 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"An exported file; ends in {_ENDINGS}.")],
     run: Run = None,
     form: Annotated[
-        Format, typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line.")
-    ] = Format.agentloop,
+        Literal["agentloop", "openai-chat"],
+        typer.Option("--format", help="What FILE holds: exported rows, or one conversation a line."),
+    ] = "agentloop",
     name: Annotated[
         str | None,
         typer.Option(help="What the set is called: the source of its rows. [import, or teacher for conversations]"),
@@ -96,15 +87,16 @@ def import_(
     Every row is checked before the first is stored. With --format openai-chat, each line is a conversation
     ({"messages": [...], "tools": [...], "reward": 1.0}) and becomes the tokens that RUN's policy would have said.
     """
-    if form is not Format.openai_chat and (model, reward, advantage) != (None, None, None):
+    are_conversations = form == "openai-chat"
+    if not are_conversations and (model, reward, advantage) != (None, None, None):
         fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
-    if form is Format.openai_chat and keep_source:
+    if are_conversations and keep_source:
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     report: ImportReport
     source: str | None
     with opened(run, read_only=False) as buffer, _progress_line() as show:
         learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
-        if form is Format.openai_chat:
+        if are_conversations:
             from agentloop.algorithms.advantages import group_advantages
 
             own = None if buffer.folder is None else start_folder(buffer.folder)
@@ -119,7 +111,7 @@ def import_(
         if report.learner is not None:
             named = [] if source is None else [source]
             report.empty_sources = questions.empty_sources(buffer.store, report.learner, named=named)
-    say(json.dumps(asdict(report)) if as_json else _import_text(report, file))
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file))
 
 
 @app.command(
@@ -131,8 +123,8 @@ def demonstrations(
     filter: Annotated[
         str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
     ] = "success",
-    limit: Annotated[int | None, typer.Option(min=1, help="Most rows, in the order of the file.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    limit: MostRows = None,
+    force: Force = False,
 ) -> None:
     """Write successes as conversations in OpenAI's chat format, with their tools: what `agentloop sft` learns from.
 
@@ -155,16 +147,17 @@ def demonstrations(
             force=force,
             progress=lambda done, total: show("write", done, total),
         )
-    say(_export_text(found, file, file.stat().st_size))
-    raise typer.Exit(1 if found.left.corrupt else 0)
+    _end_with(found, file)
 
 
-def _export_text(report: ExportReport, file: Path, size: int) -> str:
-    lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
+def _end_with(report: ExportReport, file: Path) -> NoReturn:
+    """Say what was written, and exit."""
+    lines = [f"{report.rows:,} rows in {file} ({file.stat().st_size / 1e6:.1f} MB)"]
     if report.left.states:
         lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.states.items()))
     lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.left.corrupt.items()]
-    return "\n".join(lines)
+    say("\n".join(lines))
+    raise typer.Exit(1 if report.left.corrupt else 0)
 
 
 def _import_text(report: ImportReport, file: Path) -> str:
@@ -184,6 +177,7 @@ def _import_text(report: ImportReport, file: Path) -> str:
 
 
 def _about_conversations(report: TeacherReport) -> list[str]:
+    """What is odd about conversations that were imported."""
     replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
     lines = [f"{report.groups:,} groups; {replies}"]
     lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]

@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from agentloop.cli.replay.common import AsJson, Run, RunId, app, fail, opened, say, say_json
+from agentloop.cli.options import AsJson
+from agentloop.cli.replay.common import Run, RunId, app, fail, opened, say, say_json
 from agentloop.cli.replay.look import uses_text
 from context.visible import visible
 from replay import questions
 from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import asked_run
 from replay.questions.trajectory import lineage_of
-from replay.tables import Cell, row_table, share, state_text
+from replay.tables import Cell, number, row_table, share, state_text, table
 
 _COMPLETE = "COMPLETE"
 """Marks whole checkpoints; see agentloop.runs.checkpoint."""
@@ -94,11 +95,7 @@ _FED: dict[str, Cell] = {
     "clipped": ("clip_fraction", 3),
     "state": state_text,
 }
-_QUANTILES: dict[str, Cell] = {
-    "quantity": "quantity",
-    "stream": "stream",
-    **{part: (part, 3) for part in ("p01", "p50", "p99")},
-}
+_PARTS = ("p01", "p50", "p99")
 _ITERATIONS: dict[str, Cell] = {
     "iter": "iteration",
     "policy": "policy_version",
@@ -117,21 +114,13 @@ def _iteration_text(answer: dict[str, Any]) -> str:
         "",
         row_table(answer["trajectories"], _FED) if answer["trajectories"] else "no trajectories",
     ]
-    measured = [row for row in _quantiles(answer["metrics"]) if row["p50"] is not None]
-    return "\n".join([*lines, "", row_table(measured, _QUANTILES)] if measured else lines)
-
-
-def _quantiles(metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """How ratios and drift of each stream's tokens were spread."""
-    return [
-        {
-            "quantity": of,
-            "stream": stream,
-            **{p: metrics.get(f"actor/{stream}/{of}_{p}") for p in ("p01", "p50", "p99")},
-        }
+    measured = [
+        [of, stream, *(number(answer["metrics"].get(f"actor/{stream}/{of}_{part}"), 3) for part in _PARTS)]
         for of in ("ratio", "drift")
         for stream in ("fresh", "replay")
+        if answer["metrics"].get(f"actor/{stream}/{of}_p50") is not None
     ]
+    return "\n".join([*lines, "", table(["quantity", "stream", *_PARTS], measured)] if measured else lines)
 
 
 def _checkpoint_text(answer: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from agentloop.cli.replay.common import AsJson, Filter, Run, app, opened, say, say_json
+from agentloop.cli.options import AsJson
+from agentloop.cli.replay.common import Filter, Run, app, opened, say, say_json
 from context.authors import AuthorTable
 from context.view import token_view
 from context.visible import visible
@@ -24,6 +25,8 @@ from replay.tables import Cell, counted, ended, number, quoted, row_table, share
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
+_LONGEST_PAYLOAD = 2_000
+"""Characters shown; --json has all of them."""
 
 
 @app.command(epilog="Example: agentloop replay stats runs/quickstart-001")
@@ -74,29 +77,38 @@ def show(
     """One trajectory: every token with its author and mask, its log-probs, and every update that used it."""
     with opened(run) as buffer:
         answer = questions.trajectory(buffer.store, id)
-        say_json(answer) if as_json else _print_trajectory(buffer, answer)
+        if as_json:
+            say_json(answer)
+            return
+        say(_facts_text(answer))
+        if answer["segments"]:
+            _print_tokens(buffer, answer["id"])
+        else:
+            say("its tokens are gone")
+        say("every update that used it:\n" + uses_text(answer["uses"]))
 
 
 def _summary_text(answer: dict[str, Any]) -> str:
-    drawn = answer["draws"]
+    drawn, known = answer["draws"], answer["staleness"]
+    staleness = "not known of any row that can be drawn"
+    if known["known"]:
+        rows = counted(known["known"], "row")
+        staleness = f"{number(known['mean'], 1)} on average, {known['max']:,} at most, of {rows} that can be drawn"
     lines = [
         f"{answer['database']}  ({answer['bytes'] / 1e6:.1f} MB)",
         f"iterations    {answer['iterations']:,}, policies {answer['policies']:,}, runs {answer['runs']:,}",
         f"trajectories  {answer['trajectories']:,} in {counted(answer['groups'], 'group')}"
         f" of {counted(answer['tasks'], 'task')}",
         *(
-            f"  {state:<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
-            for state, row in answer["states"].items()
-        ),
-        *(
-            f"  {visible(source):<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
-            for source, row in (answer["sources"].items() if len(answer["sources"]) > 1 else ())
+            f"  {visible(name):<12}{row['trajectories']:,}, {share(row['successes'], row['trajectories'])} successful"
+            for parts in (answer["states"], answer["sources"] if len(answer["sources"]) > 1 else {})
+            for name, row in parts.items()
         ),
         *([f"  gone        {answer['reclaimed']:,}: evicted, with a few numbers left"] if answer["reclaimed"] else []),
         f"tokens        {answer['tokens']:,}, of which sampled {answer['action_tokens']:,}",
         f"success       {share(answer['successes'], answer['trajectories'])}"
         f"   reward {number(answer['reward_mean'], 3)}   turns {number(answer['turns_mean'], 1)}",
-        f"staleness     {_staleness_text(answer['staleness'])}",
+        f"staleness     {staleness}",
         "stopped by    " + ", ".join(f"{visible(why)} {count:,}" for why, count in answer["stop_reasons"].items()),
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
@@ -104,13 +116,6 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
     ]
     return "\n".join(lines)
-
-
-def _staleness_text(found: dict[str, Any]) -> str:
-    if not found["known"]:
-        return "not known of any row that can be drawn"
-    mean = number(found["mean"], 1)
-    return f"{mean} on average, {found['max']:,} at most, of {counted(found['known'], 'row')} that can be drawn"
 
 
 _LISTED: dict[str, Cell] = {
@@ -151,15 +156,6 @@ def uses_text(uses: Sequence[dict[str, Any]]) -> str:
     return row_table(uses, _USES) if uses else "no update used it"
 
 
-def _print_trajectory(buffer: OpenBuffer, answer: dict[str, Any]) -> None:
-    say(_facts_text(answer))
-    if answer["segments"]:
-        _print_tokens(buffer, answer["id"])
-    else:
-        say("its tokens are gone")
-    say("every update that used it:\n" + uses_text(answer["uses"]))
-
-
 def _print_tokens(buffer: OpenBuffer, id: str) -> None:
     (trajectory,) = buffer.store.read([id])
     authors = AuthorTable.from_json(buffer.store.run(trajectory.record.run).authors)
@@ -174,7 +170,8 @@ def _print_tokens(buffer: OpenBuffer, id: str) -> None:
 def _facts_text(answer: dict[str, Any]) -> str:
     """A line for each kind of facts; of an evicted row fewer are left."""
     group, task, row = answer["group"], answer["task"], answer["record"] or answer["reclaimed"]
-    payload = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
+    known = None if task["payload"] == REMOVED_TASK else json.loads(task["payload"])
+    payload = known if known is None else json.dumps(known, ensure_ascii=False)
     lines = [
         ("trajectory", answer["id"], state_text(answer), f"source {row['source']}"),
         ("collected", f"iteration {row['iteration']}", f"slot {row['slot']}", f"policy {row['policy_version_min']}"),
@@ -185,7 +182,7 @@ def _facts_text(answer: dict[str, Any]) -> str:
             f"reward {group['reward_mean']:g} on average",
         ),
         ("task", task["hash"][:16], task["environment"]),
-        ("payload", payload_text(payload)),
+        ("payload", "gone with the last row of the task" if payload is None else excerpt(payload, _LONGEST_PAYLOAD)),
         (
             "outcome",
             f"reward {row['reward']:g}",
@@ -204,17 +201,6 @@ def _facts_text(answer: dict[str, Any]) -> str:
             ("log-probs", f"mean {means}", f"least {least}"),
         ]
     return "\n".join(f"{title:<12}" + ", ".join(map(visible, facts)) for title, *facts in lines)
-
-
-_LONGEST_PAYLOAD = 2_000
-"""Characters shown; --json has all of them."""
-
-
-def payload_text(payload: dict[str, Any] | None) -> str:
-    """What the environment was given, as JSON; None: it is no longer stored."""
-    if payload is None:
-        return "gone with the last row of the task"
-    return excerpt(json.dumps(payload, ensure_ascii=False), _LONGEST_PAYLOAD)
 
 
 @app.command(epilog="Example: agentloop replay tasks runs/quickstart-001 --sort replayed")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import sqlalchemy as sa
 import typer
 
-from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, say
+from agentloop.cli.options import AsJson
+from agentloop.cli.replay.common import Filter, Run, app, fail, opened, say, say_json
 from replay.questions import chosen
 from replay.questions.filters import condition
 from replay.storage.erase import ALL_RUNS, Forgotten
@@ -41,7 +41,7 @@ def prune(
         # Limits are about the folder's run, and not what was imported into it; without one, about each run.
         run_id = buffer.run if filter is not None else buffer.own_run
         found = buffer.store.prune(run_id, rows=picked, capacity=capacity, dry_run=not yes)
-    say(json.dumps({**vars(found), "done": yes}) if as_json else _pruned_text(found, done=yes))
+    say_json({**vars(found), "done": yes}, indent=None) if as_json else say(_pruned_text(found, done=yes))
 
 
 def _pruned_text(found: Evicted, *, done: bool) -> str:
@@ -60,7 +60,7 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove content for good: it is overwritten, and the file or the server's tables are written anew.
+    """Remove content for good: it is overwritten, and the file or the server's tables are rewritten.
 
     Ids and how they ended stay, so that lineage still names the updates that a forgotten trajectory fed.
     """
@@ -70,11 +70,8 @@ def forget(
         rows = sa.false() if filter is None else chosen(buffer.run, filter)
         evaluated = (buffer.run or ALL_RUNS) if held_out else None
         found = buffer.store.forget(rows, held_out=evaluated, dry_run=not yes)
-        path = buffer.store.path
-    if as_json:
-        say(json.dumps({**vars(found), "done": yes}))
-    else:
-        say(_forgotten_text(found, done=yes, on_server=path is None))
+        text = _forgotten_text(found, done=yes, on_server=buffer.store.path is None)
+    say_json({**vars(found), "done": yes}, indent=None) if as_json else say(text)
 
 
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentloop.cli.replay.common import AsJson, Run, RunId, app, opened, say, say_json
+from agentloop.cli.options import AsJson, Overrides
+from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
 from replay import questions
 from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
@@ -27,10 +28,7 @@ def mix(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Configuration in place of the run's own.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example --set replay.fraction=0.5."),
-    ] = None,
+    overrides: Overrides = None,
     run_id: RunId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,19 +52,15 @@ def _preview(buffer: OpenBuffer, run: str, config: RunConfig) -> questions.Query
 
     replay = config.replay
     own_sampler = load_sampler(replay.sampler, 0, replay.sampler_options) if ":" in replay.sampler else None
-    folder = own_folder(buffer.folder, run)
-    return questions.preview(buffer.store, run, _of_batches(config), folder=folder, sampler=own_sampler)
-
-
-def _of_batches(config: RunConfig) -> StoredConfig:
-    """What of a configuration decides about its batches, with the number of tasks where they are rows of a file."""
-    counts = config.replay.unit in SAME_TASK or config.replay.per_task is not None
+    counts = replay.unit in SAME_TASK or replay.per_task is not None
     pools = [_pool_of(part, counts=counts) for part in config.parts]
-    pool = TaskPool(task_pool="unlimited" if "unlimited" in pools else sum(int(one) for one in pools))
-    return StoredConfig(run=config.run, batch=config.batch, environment=pool, tasks=config.tasks, replay=config.replay)
+    pool = TaskPool(task_pool="unlimited" if "unlimited" in pools else sum(map(int, pools)))
+    asked = StoredConfig(run=config.run, batch=config.batch, environment=pool, tasks=config.tasks, replay=replay)
+    return questions.preview(buffer.store, run, asked, folder=own_folder(buffer.folder, run), sampler=own_sampler)
 
 
 def _pool_of(part: EnvironmentPart, *, counts: bool) -> int | Literal["unlimited"]:
+    """How many tasks there are; where they are rows of a file, these are counted if it matters."""
     if part.tasks.data is None or not counts:
         return part.environment.task_pool
     from agentloop.environments.datasets import load_rows

@@ -5,26 +5,22 @@ What needs torch is imported when a model is asked, so that all other commands a
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
-from context.visible import visible
+from agentloop.cli.options import AsJson
+from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_folder_of, say, say_json
 from replay.questions import chosen
+from replay.questions import iteration as iteration_of
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
 from replay.tables import number, table
 
 if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck
-    from agentloop.analysis.tool_answers import ToolCheck
 
-
-_CALLS, _SHOWN = 200, 10
-"""Remembered calls that are made again, and how many of those that differ are listed."""
 
 Policy = Annotated[
     str | None,
@@ -49,19 +45,13 @@ def verify(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
     ] = 0.01,
-    tools: Annotated[
-        bool,
-        typer.Option(
-            "--tools", help=f"Also make {_CALLS} remembered calls of deterministic tools again: do they answer so?"
-        ),
-    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Quarantine the corrupt rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every row and check it against its hashes and numbers; with a model, its log-probs too.
 
-    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, if a recomputed log-prob is
-    further off than --tolerance, or if a tool answers otherwise.
+    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, or if a recomputed log-prob
+    is further off than --tolerance.
     """
     with opened(run, read_only=not yes) as buffer:
         found = buffer.store.verify(chosen(buffer.run, filter))
@@ -70,20 +60,16 @@ def verify(
         check = None
         if log_probs or policy is not None:
             check = _check_log_probs(buffer, filter, found, policy)
-        answers = _check_tools(buffer) if tools else None
     failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
-    failed = failed or (check is not None and check.worst > tolerance) or bool(answers and answers.differing)
+    failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
         models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
         share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
-        parts = {"log_probs": models, "tools": None if answers is None else vars(answers)}
-        print(json.dumps({**vars(found), **share, **parts}, indent=1))
+        say_json({**vars(found), **share, "log_probs": models})
     else:
         say(_verification_text(found, done=yes))
         if check is not None:
             say(_check_text(check))
-        if answers is not None:
-            say(_tools_text(answers))
     raise typer.Exit(1 if failed else 0)
 
 
@@ -93,15 +79,6 @@ def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification
     folder = run_folder_of(buffer)
     weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
     return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
-
-
-def _check_tools(buffer: OpenBuffer) -> ToolCheck:
-    from agentloop.analysis.tool_answers import check_tools
-    from agentloop.environments import open_tasks
-
-    folder = run_folder_of(buffer)
-    environments, _ = open_tasks(folder.config, folder.environments)
-    return check_tools(buffer.store, environments, folder.config, calls=_CALLS)
 
 
 @app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")
@@ -114,7 +91,7 @@ def rescore(
 ) -> None:
     """Score stored trajectories with a policy, the newest one by default: how far it has drifted from them.
 
-    Its log-probs are stored beside the old ones, and shown by `replay show --json`.
+    Its log-probs are stored next to the old ones, and shown by `replay show --json`.
     """
     with opened(run, read_only=False) as buffer:
         from agentloop.analysis import stored_log_probs
@@ -122,7 +99,7 @@ def rescore(
         folder = run_folder_of(buffer)
         version, weights = stored_log_probs.named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
-    say(json.dumps(vars(drifted)) if as_json else _drift_text(drifted))
+    say_json(vars(drifted), indent=None) if as_json else say(_drift_text(drifted))
 
 
 _MOST_ROWS = 512
@@ -165,7 +142,7 @@ def whatif(
         fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
     with opened(run) as buffer:
         from agentloop.analysis.stored_log_probs import named_weights
-        from agentloop.analysis.whatif.compared_rows import RowChoice, policy_of_iteration
+        from agentloop.analysis.whatif.compared_rows import RowChoice
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
         from agentloop.analysis.whatif.result import as_text
@@ -173,13 +150,13 @@ def whatif(
 
         folder = run_folder_of(buffer)
         losses = asked_losses(folder.config, loss or ())
-        if iteration is not None and policy is None:
-            policy = str(policy_of_iteration(buffer.store, folder, iteration))
+        if iteration is not None and policy is None:  # the one that its update started from
+            policy = str(iteration_of(buffer.store, folder.run_id, iteration)["policy_version"])
         weights = named_weights(folder, policy)
         asked = RowChoice(filter, limit or _MOST_ROWS, iteration)
         with closing(open_display(stderr=True)) as display:
             found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=display.phase)
-    say(json.dumps(found.to_json(), indent=1) if as_json else as_text(found))
+    say_json(found.to_json()) if as_json else say(as_text(found))
 
 
 def _verification_text(found: Verification, *, done: bool) -> str:
@@ -203,15 +180,6 @@ def _check_text(check: LogProbCheck) -> str:
     if check.gone:
         gone = ", ".join(map(str, check.gone))
         lines.append(f"policies whose weights are gone: {gone} (checkpoint.keep_policies keeps more)")
-    return "\n".join(lines)
-
-
-def _tools_text(check: ToolCheck) -> str:
-    if not check.calls:
-        return "tools         no call is remembered that could be made again"
-    lines = [f"tools         {check.calls:,} remembered calls made again, {len(check.differing):,} answered otherwise"]
-    if check.differing:
-        lines += [*(f"  {visible(line)}" for line in check.differing[:_SHOWN]), "The environment is not deterministic."]
     return "\n".join(lines)
 
 

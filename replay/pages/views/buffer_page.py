@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.pages.addresses import address, choice, text, texts, whole
-from replay.pages.bars import Bar, bars
 from replay.pages.page import Page, run_of
 from replay.pages.reading import typed
 from replay.questions import Query, QueryResult, Sort
@@ -32,14 +29,9 @@ _SHORT_FIELDS = {"text": "{!r} in text", "tool": "tool == {!r}", "task": "task.s
 """Fields of the form that become a condition of the address: there is one way to say it."""
 
 
-class Order(StrEnum):
-    desc = "desc"
-    asc = "asc"
-
-
 def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
-    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and said
-    beside their field."""
+    """A page of rows, with addresses of what is one click away. Conditions that can't be read are left out, and named
+    by their field."""
     kept, asked_for = _kept(request), texts(request, "where")
     short = [form.format(given) for name, form in _SHORT_FIELDS.items() if (given := text(request, name))]
     if short:
@@ -56,7 +48,7 @@ def listing(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
     def sorted_by(sort: Sort) -> str:
         turned = query.sort == sort and not query.ascending
-        return address("buffer", **{**base, "sort": sort, "order": Order.asc if turned else None})
+        return address("buffer", **{**base, "sort": sort, "order": "asc" if turned else None})
 
     return {
         **vars(query),
@@ -83,27 +75,23 @@ def overview(source: OpenBuffer, request: Request) -> QueryResult:
         rest = [other for other in chosen if other != condition]
         return address("buffer", **kept, where=rest if condition in chosen else [*chosen, condition])
 
-    def drawn(name: str) -> Markup:
-        shown = [
-            Bar(_label(bar), bar["count"], toggled(bar["filter"]), selected=bar["filter"] in chosen)
-            for bar in found["fields"][name]["bars"]
-        ]
-        return bars(shown, summary=f"{_TITLES[name]}: a bar filters by it", size=(200, 74))
-
-    def choices(name: str, counts: dict[str, int]) -> list[dict[str, Any]]:
-        filters = {given: f"{name} == {given!r}" for given in counts}
-        return [
-            {"label": given, "count": counts[given], "href": toggled(filter), "chosen": filter in chosen}
-            for given, filter in filters.items()
-        ]
+    def choosing(label: str, count: int, condition: str) -> dict[str, Any]:
+        return {"label": label, "count": count, "href": toggled(condition), "selected": condition in chosen}
 
     facets = [
-        (name.replace("_", " "), choices(name, counts))
+        (name.replace("_", " "), [choosing(given, counts[given], f"{name} == {given!r}") for given in counts])
         for name, counts in (found["choices"] or {}).items()
         if len(counts) > 1 or any(name in condition for condition in chosen)
     ]
-    fields = found["fields"] or {}
-    spreads = [{"title": _TITLES[name], "drawn": drawn(name), **fields[name]} for name in _TITLES if name in fields]
+    spreads = [
+        {
+            **found["fields"][name],
+            "title": title,
+            "bars": [choosing(_label(bar), bar["count"], bar["filter"]) for bar in found["fields"][name]["bars"]],
+        }
+        for name, title in _TITLES.items()
+        if name in (found["fields"] or {})
+    ]
     listed = address("buffer", **kept, where=chosen)
     return {**vars(query), **found, "listed": listed, "spreads": spreads, "facets": facets}
 
@@ -122,8 +110,8 @@ def _readable(filters: list[str]) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _query(source: OpenBuffer, request: Request, filters: list[str]) -> Query:
-    order = choice(request, "order", Order.desc)
-    return Query(run_of(source, request), filters, choice(request, "sort", Sort.iteration), order is Order.asc)
+    sort = Sort(choice(request, "sort", [Sort.iteration, *Sort]))
+    return Query(run_of(source, request), filters, sort, choice(request, "order", ("desc", "asc")) == "asc")
 
 
 def _label(bar: QueryResult) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, zip_longest
+from itertools import groupby, zip_longest
 
 from starlette.requests import Request
 
 from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import BadQuery, address, text, texts, whole
-from replay.pages.conversation import shown_message
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, spelled, style_of, unread
+from replay.pages.reading import codec_of, shown_message, spelled, style_of, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -41,7 +40,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     part, runs = parts[segment], found["records"]["run"]
     begin = max(0, part["same"] - whole(request, "before", _BEFORE, most=_MOST_AROUND))
     end = part["same"] + whole(request, "after", _AFTER, least=1, most=_MOST_AROUND)
-    around = {"before": text(request, "before"), "after": text(request, "after")}
+    around = {name: text(request, name) for name in ("before", "after")}
     sides = [_side(source, found, at, segment, (begin, end)) for at in range(len(ids))]
     return {
         **found,
@@ -80,23 +79,20 @@ def _side(source: OpenBuffer, found: QueryResult, at: int, segment: int, around:
 
 def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]:
     """Runs of one author, with their tokens as the page shows them."""
-    writers = tokens["authors"]
-    starts = [t for t in range(len(writers)) if t == 0 or writers[t] != writers[t - 1]]
-    return [
-        {
-            "author": tokens["author_names"][writers[start]],
-            "style": style_of(tokens["author_names"][writers[start]]),
-            "turn": tokens["turns"][start],
-            "tokens": [_token(tokens, t, difference) for t in range(start, end)],
-        }
-        for start, end in pairwise([*starts, len(writers)])
-    ]
+    writers = [tokens["author_names"][code] for code in tokens["authors"]]
+    stretches = []
+    for author, places in groupby(range(len(writers)), key=writers.__getitem__):
+        shown = [_token(tokens, t, difference) for t in places]
+        turn = tokens["turns"][shown[0]["at"] - tokens["first"]]
+        stretches.append({"author": author, "style": style_of(author), "turn": turn, "tokens": shown})
+    return stretches
 
 
 def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
     at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
     title = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
     return {
+        "at": at,
         "text": f"{tokens['token_ids'][t]} " if tokens["texts"] is None else spelled(tokens["texts"][t]),
         "title": title,
         "trained": tokens["loss_mask"][t],

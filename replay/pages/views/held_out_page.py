@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from starlette.requests import Request
 
 from replay import questions
 from replay.pages.addresses import address, choice, in_path, text, whole
-from replay.pages.conversation import shown_message
 from replay.pages.page import Page
+from replay.pages.reading import shown_message
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
 
 _ROWS = 50
-_MOST_ROWS = 500
-
-
-class Only(StrEnum):
-    """Which episodes are listed."""
-
-    all = "all"
-    success = "success"
-    failed = "failed"
-
-
-_SUCCESS = {Only.all: None, Only.success: True, Only.failed: False}
+_ONLY = {"all": None, "success": True, "failed": False}
+"""Which episodes are listed."""
 
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
-    run, only = source.store.run(in_path(request, "run")), choice(request, "only", Only.all)
+    run, only = source.store.run(in_path(request, "run")), choice(request, "only", _ONLY)
     found = questions.held_out(
         source.store,
         run.id,
         None if text(request, "iteration") is None else whole(request, "iteration", 0),
-        success=_SUCCESS[only],
+        success=_ONLY[only],
         after=None if text(request, "after") is None else whole(request, "after", 0),
-        limit=whole(request, "limit", _ROWS, least=1, most=_MOST_ROWS),
+        limit=whole(request, "limit", _ROWS, least=1, most=500),
     )
 
     def here(**more: object) -> str:
@@ -50,7 +38,7 @@ def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
             {**each, "href": here(iteration=each["iteration"]), "is_shown": each["iteration"] == found["iteration"]}
             for each in found["evaluations"]
         ],
-        "only": [(each.value, here(only=each), each is only) for each in Only],
+        "only": [(name, here(only=name), name == only) for name in _ONLY],
         "further": None if found["next"] is None else here(after=found["next"]),
         "first": here() if text(request, "after") else None,
     }
@@ -60,10 +48,8 @@ def task(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
     said = [
-        None
-        if each["messages"] is None
-        else [shown_message(message, at) for at, message in enumerate(each["messages"])]
-        for each in found["episodes"]
+        messages and [shown_message(message, at) for at, message in enumerate(messages)]
+        for messages in (each["messages"] for each in found["episodes"])
     ]
     return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "said": said}
 

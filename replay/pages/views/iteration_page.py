@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from enum import StrEnum
 
 from starlette.requests import Request
 
@@ -19,48 +18,24 @@ _ROWS = 100
 """Rows of the table at once."""
 _MOST_CLIPPED = 8
 _MOST_GROUPS = 128
-
-
-class By(StrEnum):
-    """What the table of rows can be sorted by; but for streams and slots the greatest come first."""
-
-    stream = "stream"
-    slot = "slot"
-    probability = "probability"
-    staleness = "staleness"
-    reward = "reward"
-    stored_advantage = "stored_advantage"
-    advantage = "advantage"
-    drift_mean = "drift_mean"
-    drift_max = "drift_max"
-    ess_share = "ess_share"
-    approx_kl = "approx_kl"
-    clip_fraction = "clip_fraction"
-
-
-class Stream(StrEnum):
-    """Which rows of the update are listed."""
-
-    both = "both"
-    replay = REPLAY
-    fresh = FRESH
-
-
+_BOTH = "both"
+_STREAMS = (_BOTH, REPLAY, FRESH)
 COLUMNS = {
-    By.stream: "stream",
-    By.slot: "slot",
-    By.probability: "probability",
-    By.staleness: "stale",
-    By.reward: "reward",
-    By.stored_advantage: "stored advantage",
-    By.advantage: "advantage",
-    By.drift_mean: "drift",
-    By.drift_max: "largest",
-    By.ess_share: "ESS share",
-    By.approx_kl: "KL",
-    By.clip_fraction: "clipped",
+    "stream": "stream",
+    "slot": "slot",
+    "probability": "probability",
+    "staleness": "stale",
+    "reward": "reward",
+    "stored_advantage": "stored advantage",
+    "advantage": "advantage",
+    "drift_mean": "drift",
+    "drift_max": "largest",
+    "ess_share": "ESS share",
+    "approx_kl": "KL",
+    "clip_fraction": "clipped",
 }
-"""The table's columns in order; texts stand between them."""
+"""What the table of rows can be sorted by, but for streams and slots the greatest first, with the titles of the columns
+in their order; texts stand between them."""
 _OF_STREAM = {
     "ess": "ess",
     "clipped": "pg_clipfrac",
@@ -75,20 +50,20 @@ _OF_STREAM = {
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
-    rows, by, stream = found["trajectories"], choice(request, "sort", By.stream), choice(request, "stream", Stream.both)
-    first = whole(request, "from", 0)
+    by, stream, first = choice(request, "sort", COLUMNS), choice(request, "stream", _STREAMS), whole(request, "from", 0)
+    rows = found["trajectories"]
 
     def here(**more: object) -> str:
-        kept = {"stream": None if stream is Stream.both else stream, "sort": None if by is By.stream else by}
-        return address("runs", found["run"], "iterations", found["iteration"], **{**kept, **more}) + "#rows"
+        asked = {"stream": stream, "sort": by, **more}
+        kept = {name: value for name, value in asked.items() if value not in (_BOTH, "stream")}  # what is meant anyway
+        return address("runs", found["run"], "iterations", found["iteration"], **kept) + "#rows"
 
-    ordered = [row for row in _ordered(rows, by) if stream in (Stream.both, row["stream"])]
+    ordered = [row for row in _ordered(rows, by) if stream in (_BOTH, row["stream"])]
     shown = ordered[first : first + _ROWS]
     said = questions.excerpts(source.store, [row["trajectory"] for row in shown])
     by_slot = {row["slot"]: row for row in rows}
     groups = [{**group, "members": [by_slot[slot] for slot in group["slots"]]} for group in found["groups"]]
     taught = [group for group in groups if not _is_flat(group)]
-    clipped = [row for row in _ordered(rows, By.clip_fraction) if row["clip_fraction"]]
     command = ["agentloop", "replay", "lineage", str(found["iteration"]), *source.words_of(found["run"])]
     return {
         **found,
@@ -97,28 +72,26 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "taught": taught[:_MOST_GROUPS],
         "groups_left_out": max(0, len(taught) - _MOST_GROUPS),
         "flat": [group for group in groups if _is_flat(group)],
-        "clipped": clipped[:_MOST_CLIPPED],
+        "clipped": [row for row in _ordered(rows, "clip_fraction") if row["clip_fraction"]][:_MOST_CLIPPED],
         "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
         "listed": len(ordered),
         "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
         "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
         "chosen": stream,
-        "choices": [(name, _count(rows, name), here(stream=None if name is Stream.both else name)) for name in Stream],
+        "choices": [
+            (name, sum(name in (_BOTH, row["stream"]) for row in rows), here(stream=name)) for name in _STREAMS
+        ],
         "by": by,
         "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
         "command": shlex.join(command),
     }
 
 
-def _count(rows: Sequence[QueryResult], stream: Stream) -> int:
-    return sum(stream in (Stream.both, row["stream"]) for row in rows)
-
-
-def _ordered(rows: Sequence[QueryResult], by: By) -> list[QueryResult]:
-    if by is By.slot:
+def _ordered(rows: Sequence[QueryResult], by: str) -> list[QueryResult]:
+    if by == "slot":
         return list(rows)
-    if by is By.stream:
+    if by == "stream":
         return sorted(rows, key=lambda row: row["stream"] != REPLAY)
     return sorted(rows, key=lambda row: (row[by] is None, -(row[by] or 0.0), row["slot"]))
 

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 
 from replay import questions
 from replay.config import stored_config
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
-from replay.pages.bars import Bar, Tone, bars
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
@@ -24,31 +22,7 @@ from replay.sampling.samplers import SAMPLERS
 
 _MOST_SLOTS = 600
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
-_UNITS = {
-    "any": "any: single rows",
-    "trajectory": "trajectory: members of every group",
-    "task": "task: members of some groups",
-    "group": "group: whole stored groups",
-}
 _WHICH = (("true", "successful ones"), ("false", "failed ones too"))
-_RULES = {
-    "stored": "stored, and eligible ones that were imported",
-    "eligible": "orphaned, quarantined, evicted, still to be fresh, or without a trained token",
-    "allow_mismatch": "of another tokenizer, template, model or sampling",
-    "iteration": "of an iteration still to come",
-    "successful_only": "not successful",
-    "sources": "of a source that is not asked for",
-    "unknown_staleness": "of other runs, whose staleness nobody knows",
-    "max_staleness": "older than {max_staleness} policy versions",
-    "hindsight.window": "of hindsight, and older than its window",
-    "retire_solved": "of tasks that are solved",
-    "max_uses": "drawn {max_uses}× or more",
-    "cooldown": "drawn lately, and resting",
-    "sampler": "without a weight by the sampler",
-    "caps": "beyond the cap of their task or group",
-    "groups": "not in a whole group of the batch's size",
-    "tasks": "not of the tasks to come",
-}
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
@@ -76,7 +50,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "own": {name: _text(own[name]) for name in CONTROLS}
         | {"successful_only": dict(_WHICH)[_text(own["successful_only"])]},
         "which": _WHICH,
-        "units": _UNITS,
         "sampler_names": [(name, name) for name in SAMPLERS],
         "samplers": _samplers(settings, fields["sampler"], asked),
     }
@@ -89,7 +62,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
         "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
         "ages": _ages(rows),
-        "steps": _steps(found["funnel"], settings),
+        "steps": _steps(found["funnel"]),
         "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
     }
 
@@ -150,13 +123,12 @@ def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
     return [(age, text) for age, text in _AGES.items() if age in there]
 
 
-def _steps(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[QueryResult]:
+def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [
         {
             **step,
-            "text": _RULES[step["rule"]].format(**settings),
             "width": 100 * step["left"] / whole,
             "gone": 100 * step["out"] / whole,
         }
@@ -166,23 +138,18 @@ def _steps(steps: Sequence[QueryResult], settings: Mapping[str, Any]) -> list[Qu
 
 
 def _picture(spread: Mapping[str, Any]) -> QueryResult:
-    """The batch above the buffer, to one scale, in percent."""
+    """The batch above the buffer, to one scale, in percent: bars, what they show in words, and their tone."""
     bins = [bin for bin in spread["bins"] if bin["rows"]]
-    largest = 100 * max(max(bin["batch"], bin["buffer"]) for bin in bins)
-
-    def drawn(which: str, of: str, tone: Tone) -> Markup:
-        each = [
-            Bar(bin["label"], round(100 * bin[which], 1), title=f"{bin['label']}: {bin[which]:.1%} of the {of}")
-            for bin in bins
+    largest = round(100 * max(max(bin["batch"], bin["buffer"]) for bin in bins), 1)
+    drawn = []
+    for which, of, tone in (("batch", "replayed rows", "replay"), ("buffer", "buffer", "plain")):
+        titles = [f"{bin['label']}: {bin[which]:.1%} of the {of}" for bin in bins]
+        bars = [
+            {"label": bin["label"], "count": 100 * bin[which], "title": title}
+            for bin, title in zip(bins, titles, strict=True)
         ]
-        summary = f"{spread['name']} in the {of}: " + ", ".join(bar.title or "" for bar in each)
-        return bars(each, summary=summary, tone=tone, largest=largest, unit="%", size=(320, 72))
-
-    return {
-        "name": spread["name"],
-        "batch": drawn("batch", "replayed rows", "replay"),
-        "buffer": drawn("buffer", "buffer", "plain"),
-    }
+        drawn.append((bars, f"{spread['name']} in the {of}: {', '.join(titles)}", tone))
+    return {"name": spread["name"], "largest": largest, "drawn": drawn}
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

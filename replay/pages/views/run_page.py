@@ -36,14 +36,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "iteration_link": address("runs", run, "iterations") + "/{}",
         "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
-        "cluster": address("runs", run, "cluster") if questions.is_collected_by_workers(source.store, record) else None,
-        "finds": {
-            "all trajectories": address("buffer", run=run),
-            "failures": address("buffer", run=run, where="not success"),
-            "successes replayed at most once": address("buffer", run=run, where=["success", "uses < 2"]),
-            "the most replayed": address("buffer", run=run, sort="uses"),
-        },
-        "held_out": address("runs", run, "held-out"),
+        "by_workers": questions.is_collected_by_workers(source.store, record),
     }
 
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay.pages.addresses import BadQuery, address, text, texts
-from replay.pages.charts import COLOURS, Config, Metrics, PanelGroup, plain_groups
+from replay.pages.charts import COLOURS, Config, Metrics, PanelGroups, plain_groups
 from replay.pages.opened_runs import OpenedRuns, run_lines
 from replay.pages.page import Page
 from replay.pages.panels import compared, panel_groups
@@ -54,7 +54,7 @@ def _shown(lines: list[QueryResult], request: Request, ask: Ask, *, place: str) 
     names = _names(shown)
     merged = merged_to(max((line["iteration"] for line in shown), default=1))
 
-    def panels_of(line: QueryResult) -> tuple[PanelGroup, ...]:
+    def panels_of(line: QueryResult) -> PanelGroups:
         def curves(buffer: OpenBuffer, run: str = line["run"]) -> tuple[Metrics, Config]:
             return panel_series(buffer.store, run, merged), buffer.store.run(run).config
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,9 +12,8 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
 from replay.pages.charts import Axis, Curve, Panel, plain_panel
-from replay.pages.conversation import turns
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, has_run, rescore_command, style_of, unread
+from replay.pages.reading import codec_of, has_run, rescore_command, style_of, turns, unread
 from replay.pages.views.compare_page import MOST as MOST_COMPARED
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
@@ -23,43 +21,10 @@ from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 
 _TURNS = 60
 """Turns of a conversation on one page."""
-_MOST_CHARACTERS = 1_000_000
-"""Characters of one message on its own page."""
-
-
-class View(StrEnum):
-    """The parts of the page."""
-
-    conversation = "conversation"
-    tokens = "tokens"
-    updates = "updates"
-
-
-class Color(StrEnum):
-    """What tokens are coloured by."""
-
-    author = "author"
-    mask = "mask"
-    behavior = "behavior"
-    current = "current"
-    drift = "drift"
-    advantage = "advantage"
-
-
-_TITLES = {
-    Color.author: "who wrote it",
-    Color.mask: "whether it is trained",
-    Color.behavior: "behavior log-prob: when it was sampled",
-    Color.current: "current log-prob: under the policy that scored it",
-    Color.drift: "exp(current log-prob - behavior log-prob)",
-    Color.advantage: "what it was pushed by",
-}
-_REASONS = {
-    "clean": "what the policy was shown first, and all that only extended it",
-    "template_rewrite": "the chat template wrote earlier messages differently once the next one was there",
-    "strategy_rewrite": "the context strategy changed what was shown of the conversation",
-    "fork": "the strategy asked a question aside; the conversation then went on without it",
-}
+_VIEWS = ("conversation", "tokens", "updates")
+"""The parts of the page."""
+_COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
+"""What tokens can be coloured by."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -69,7 +34,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     if given != id:
         return RedirectResponse(address("trajectories", id, **dict(request.query_params)), 303)
     about_tokens = any(text(request, name) for name in ("color", "segment", "token"))
-    view = choice(request, "view", View.tokens if about_tokens else View.conversation)
+    view = choice(request, "view", ["tokens" if about_tokens else "conversation", *_VIEWS])
     segment = whole(request, "segment", 0)
     if segments and segment >= len(segments):
         raise ReplayError(f"segment must be from 0 to {len(segments) - 1}, got {segment}.")
@@ -87,23 +52,20 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "unscorable": _unscorable(found),
         "rescore": rescore_command(source, id),
         "view": view,
-        "views": list(View),
-        "color": choice(request, "color", Color.author),
-        "titles": _TITLES,
+        "views": _VIEWS,
+        "color": choice(request, "color", _COLORS),
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),
-        "reasons": _REASONS,
         "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", id, **changes),
-        "tokens_address": address("trajectories", id, "tokens.json"),
-        **(_conversation(found, whole(request, "turn", 0)) if record and view == View.conversation else {}),
-        "charts": _charts(found) if view == View.updates else {},
-        "styles": {name: vars(style_of(name)) for own in names for name in (own, f"{own}(discard)")},
+        **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
+        "charts": _charts(found) if view == "updates" else {},
+        "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
     }
 
 
 def _unscorable(found: QueryResult) -> str | None:
-    """Why no policy can score it; None: one can."""
+    """Why no policy can score it; None where one can."""
     record = found["record"]
     if not found["segments"]:
         return "Its tokens are not there."
@@ -144,16 +106,13 @@ def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
         ]
 
     clipped, share = curves("clip_fraction"), curves("ess_share")
-    drift = (*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True))
+    drift = [*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True)]
+    around, percent = Axis(reference=1.0, least_span=0.02), Axis(percent=True, from_zero=True, least_span=0.01)
     return [
-        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, _DRIFT),
-        Panel("ESS share", "Its weight over the sum of its stream's.", tuple(share), _SHARE),
-        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", tuple(clipped), _SHARE),
+        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, around),
+        Panel("ESS share", "Its weight over the sum of its stream's.", share, percent),
+        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", clipped, percent),
     ]
-
-
-_DRIFT = Axis(reference=1.0, least_span=0.02)
-_SHARE = Axis(percent=True, from_zero=True, least_span=0.01)
 
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:
@@ -165,7 +124,7 @@ def tokens(source: OpenBuffer, request: Request) -> QueryResult:
 
 
 def message(source: OpenBuffer, request: Request) -> QueryResult:
-    """One message to its last character, a million at a time."""
+    """One message to its last character."""
     found = questions.overview(source.store, in_path(request, "id"))
     if found["problem"] is not None:
         reason = found["problem"]["reason"]
@@ -173,21 +132,11 @@ def message(source: OpenBuffer, request: Request) -> QueryResult:
     position, messages = whole_number("position", in_path(request, "position")), found["messages"]
     if position >= len(messages):
         raise ReplayError(f"message must be from 0 to {len(messages) - 1}, got {position}.")
-    said, first = messages[position], whole(request, "first", 0)
-    last = first + _MOST_CHARACTERS
+    said = messages[position]
     calls = [
         {**call, "text": json.dumps(call["arguments"], ensure_ascii=False, indent=2)} for call in said["tool_calls"]
     ]
-    return {
-        "run": found["record"]["run"],
-        "id": found["id"],
-        "position": position,
-        "message": {**said, "content": said["content"][first:last]},
-        "first": first,
-        "characters": len(said["content"]),
-        "next_first": last if last < len(said["content"]) else None,
-        "calls": calls,
-    }
+    return {"run": found["record"]["run"], "id": found["id"], "position": position, "message": said, "calls": calls}
 
 
 PAGE = Page("/trajectories/{id}", "trajectory.html", shows, tab="buffer")

@@ -3,72 +3,36 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from agentloop.analysis.doctor import (
-    check_disk,
-    check_engine,
-    check_file_system,
-    check_sqlite,
-    checks,
-)
-from replay.storage.databases import disk
+from agentloop.analysis.doctor import check_disk, check_engine, check_file_system, checks
 from tests.fakes.scripted_http import scripted_server
 from tests.replay.storage.test_machine import mounted
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    ("version", "status"),
-    [
-        ("3.6.23", "ok"),
-        ("3.7.0", "warn"),
-        ("3.40.1", "warn"),
-        ("3.44.5", "warn"),
-        ("3.44.6", "ok"),
-        ("3.45.0", "warn"),
-        ("3.50.6", "warn"),
-        ("3.50.7", "ok"),
-        ("3.51.0", "warn"),
-        ("3.51.2", "warn"),
-        ("3.51.3", "ok"),
-        ("3.54.1", "ok"),
-    ],
-)
-def test_doctor_knows_the_sqlite_versions_with_the_wal_reset_bug(version: str, status: str) -> None:
-    assert check_sqlite(version).status == status
-
-
 @pytest.mark.parametrize(("free", "status"), [(0.2, "fail"), (0.3, "warn"), (1.9, "warn"), (2.1, "ok")])
 def test_doctor_judges_free_disk_in_gibibytes(free: float, status: str) -> None:
     assert check_disk(int(free * 1024**3), Path("/")).status == status
+    unwritable = check_disk(1024**4, Path("/proc"))
+    assert (unwritable.status, unwritable.found[:23]) == ("fail", "can't write in /proc: n")
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [("nfs4", "warn"), ("fuse.sshfs", "warn"), ("ext4", "ok"), ("overlay", "ok"), ("tmpfs", "ok")],
+    ("kind", "status"), [("nfs4", "warn"), ("fuse.sshfs", "warn"), ("ext4", "ok"), ("tmpfs", "ok")]
 )
 def test_doctor_warns_where_the_store_refuses_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: str
 ) -> None:
     mounted(monkeypatch, tmp_path, kind)
     check = check_file_system(tmp_path)
-    assert check.status == status
-    assert (kind in check.found) == (status == "warn")
-    monkeypatch.setattr(disk, "_MOUNTS", tmp_path / "another system")
-    assert check_file_system(tmp_path).status == "ok"
+    assert (check.status, kind in check.found) == (status, status == "warn")
 
 
-def test_doctor_says_when_it_can_not_write() -> None:
-    check = check_disk(1024**4, Path("/proc"))
-    assert check.status == "fail"
-    assert check.found.startswith("can't write in /proc: ")
-
-
+@pytest.mark.slow
 def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) -> None:
     (tmp_path / "context.py").write_text("")
     code = (
@@ -88,17 +52,15 @@ def test_doctor_finds_a_local_module_that_shadows_one_of_ours(tmp_path: Path) ->
 
 
 def test_doctor_checks_everything_without_making_the_run_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "deep"
-    found = checks(folder)
-    assert not folder.exists()
-    names = [check.name for check in found]
-    modules = ("agentloop", "replay", "context")
-    assert names == ["sqlite", *(f"module {name}" for name in modules), "device", "disk", "file system"]
-    assert json.loads(json.dumps([asdict(check) for check in found]))[0]["name"] == "sqlite"
+    found = checks(tmp_path / "runs" / "deep")
+    assert list(tmp_path.iterdir()) == []
+    modules = [f"module {name}" for name in ("agentloop", "replay", "context")]
+    assert [check.name for check in found] == [*modules, "device", "disk", "file system"]
+    assert json.loads(json.dumps([check._asdict() for check in found]))[0]["name"] == "module agentloop"
     assert all(check.advice for check in found if check.status != "ok")
 
 
-def test_engine_that_can_be_published_to_is_ok() -> None:
+def test_engine_is_ok_where_a_policy_could_be_published_to_it() -> None:
     with scripted_server() as server:
         server.answers = {"/health": (200, None), "/weight_info": (200, {"weight_version": "run@3"})}
         server.answers["/version"] = (200, {"version": "0.32.0"})
@@ -106,15 +68,11 @@ def test_engine_that_can_be_published_to_is_ok() -> None:
         found = check_engine(server.url, "the-key")
         assert (found.status, found.found) == ("ok", f"{server.url} serves weights that it calls 'run@3'")
         assert server.keys == {"Bearer the-key"}
-
-
-def test_engine_without_control_routes_fails() -> None:
-    with scripted_server() as server:
-        server.answers = {"/health": (200, None), "/version": (200, {"version": "0.33.1"})}
-        found = check_engine(server.url, None)
+        del server.answers["/weight_info"]
+        without = check_engine(server.url, None)
+        assert without.status == "fail" and "Start it with VLLM_SERVER_DEV_MODE=1" in without.found
         server.answers["/version"] = (200, {"version": "0.26.0"})
-        old = check_engine(server.url, None)
-    assert old.found.startswith(f"--engine must be of vLLM 0.32 or newer, got 0.26.0 at {server.url}")
-    assert found.status == "fail" and "Start it with VLLM_SERVER_DEV_MODE=1" in found.found
+        old = check_engine(server.url, None).found
+        assert old.startswith(f"--engine must be of vLLM 0.32 or newer, got 0.26.0 at {server.url}")
     nobody = check_engine(server.url, None)
     assert (nobody.status, nobody.advice) == ("fail", "Start it: agentloop engine MODEL")

@@ -77,19 +77,14 @@ def test_clipping_loss_and_gradient_are_those_of_the_tokens() -> None:
     # What is not clipped is the third token's: a third of its gradient alone.
     alone = effects_of(actor, both, "x", torch.tensor([2]))
     assert alone[0].gradient_norm == pytest.approx(3 * clip.gradient_norm, rel=1e-6)
+    # A failure that has become half as likely: the clip leaves it alone. The norm is that of all parameters together.
+    assert effects_of(actor, both, "1", torch.tensor([1]))[0].gradient_norm == 0.0
+    vector = gradients(actor, both[1].scored, both[1].loss.config)[1]
+    assert free.gradient_norm == pytest.approx(float(vector.norm()))
+    actor.model.zero_grad(set_to_none=True)
+    effects_of(actor, both, "all", torch.arange(3))
     assert weights_of(actor).equal(before)
     assert all(parameter.grad is None for parameter in actor.model.parameters())
-
-
-def test_gradient_norm_is_that_of_all_parameters_together() -> None:
-    actor = tiny_actor()
-    rows = three_tokens(actor)
-    asked = [ready(actor, rows, name) for name in ("surrogate", "ppo_clip")]
-    whole = effects_of(actor, asked, "all", torch.arange(3))
-    vector = gradients(actor, asked[0].scored, asked[0].loss.config)[1]
-    assert whole[0].gradient_norm == pytest.approx(float(vector.norm()))
-    # A failure that has become half as likely: the clip leaves it alone.
-    assert effects_of(actor, asked, "1", torch.tensor([1]))[1].gradient_norm == 0.0
 
 
 def test_data_of_a_part_are_those_of_its_rows_alone() -> None:

@@ -9,21 +9,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentloop.cli.context_commands import app
-from agentloop.cli.replay import app as replay_app
 from context import RenderError
 from replay.questions import page
 from replay.sampling.samplers import make_sampler
 from tests.fakes.families import CHATML, family
 from tests.fakes.records import iterate, new_store
+from tests.fakes.replay_command import ask
 
+CALL = {"function": {"name": "lookup", "arguments": '{"k": "pearl"}'}}
 CHAT = [
     {"role": "system", "content": "Be careful."},
     {"role": "user", "content": "Code of <|im_end|> pearl?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"function": {"name": "lookup", "arguments": '{"k": "pearl"}'}}],
-    },
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "78"},
 ]
 
@@ -46,54 +43,44 @@ def folder(tmp_path: Path) -> Path:
     return model.parent
 
 
-def test_check_prints_every_case_and_the_verdict(folder: Path) -> None:
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    (tmp_path / "chat.json").write_text(json.dumps({"messages": CHAT}))
+    return tmp_path / "chat.json"
+
+
+def test_check_prints_every_case_and_what_is_found(folder: Path) -> None:
     result = run("check", folder / "start")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["system", "message", "append-only"]
-    assert "verdict: append-only" in lines
-    assert "calls are read by: hermes" in lines
-    assert any(line.startswith("left out: chat template must show every thought") for line in lines)
+    assert {"verdict: append-only", "calls are read by: hermes"} <= set(lines)
+    thoughts = "chat template must show every thought of a learned reply"
+    assert any(line.startswith(f"left out: {thoughts}") for line in lines)
+    answer = json.loads(run("check", folder / "start", "--json").stdout)
+    assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append_only", "hermes", 12)
+    assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [thoughts]
+    assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": []}
 
 
-def test_check_of_a_template_names_what_it_rewrites(tmp_path: Path) -> None:
+def test_check_of_a_template_names_what_it_rewrites_and_exits_1_where_it_can_do_nothing(tmp_path: Path) -> None:
     template = tmp_path / "one.jinja"
     template.write_text("{{ messages | length }}{% for m in messages %}{{ m.role + m.content }}<|e|>{% endfor %}")
     result = run("check", template)
     assert result.exit_code == 0
     assert "verdict: rewrites history; 1 of 12 cases unsupported" in result.stdout
     assert "message 1 (assistant) or one before it: is written differently" in result.stdout
-
-
-def test_check_as_json_holds_the_same(folder: Path) -> None:
-    answer = json.loads(run("check", folder / "start", "--json").stdout)
-    assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append_only", "hermes", 12)
-    assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [
-        "chat template must show every thought of a learned reply"
-    ]
-    assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": []}
-
-
-def test_check_of_a_template_that_can_do_nothing_exits_1(tmp_path: Path) -> None:
-    template = tmp_path / "none.jinja"
     template.write_text("{{ messages[0].role }}<|e|>")
     result = run("check", template)
     assert result.exit_code == 1 and "verdict: unsupported" in result.stdout
 
 
-def test_show_prints_a_file_by_author(folder: Path, tmp_path: Path) -> None:
-    chat = tmp_path / "chat.json"
-    chat.write_text(json.dumps({"messages": CHAT}))
+def test_show_prints_a_file_by_author(folder: Path, chat: Path) -> None:
     for arguments in ((chat, folder), (chat, "--model", folder / "start")):
         lines = run("show", *arguments).stdout.splitlines()
         assert "Code of <|im_end|> pearl?" in lines
         assert lines[lines.index("78") - 1].startswith("env · ")
         assert lines[lines.index("pearl") - 1].startswith("initialization · ")
-
-
-def test_show_as_json_has_an_author_per_token(folder: Path, tmp_path: Path) -> None:
-    chat = tmp_path / "chat.json"
-    chat.write_text(json.dumps(CHAT))
     answer = json.loads(run("show", chat, folder, "--json").stdout)
     codec = family("chatml").codec
     user = [i for i, a in zip(answer["token_ids"], answer["authors"], strict=True) if a == "user"]
@@ -108,39 +95,23 @@ def test_show_as_json_has_an_author_per_token(folder: Path, tmp_path: Path) -> N
         ("[]", "FILE must hold a list of messages"),
         ("[3]", r"messages\[0\] must be an object with a role"),
         ('[{"role": "user", "content": [1]}]', r"messages\[0\]\.content\[0\] must be a text part"),
-        (
-            '[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]',
-            r"messages\[0\]\.tool_calls must hold",
-        ),
+        ('[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]', r"messages\[0\]\.tool_calls must"),
         ('[{"role": "user", "content": "x", "name": 3}]', r"messages\[0\]\.name must"),
+        ('[{"role": "user", "content": "x", "author": "nobody"}]', "author must be one of"),
+        ('[{"role": "", "content": "x"}]', r"messages\.role must match"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]}', "tool name must m"),
     ],
 )
-def test_show_says_what_is_wrong_with_a_file(folder: Path, tmp_path: Path, text: str, complaint: str) -> None:
-    chat = tmp_path / "chat.json"
+def test_show_says_what_is_wrong_with_a_file(folder: Path, chat: Path, text: str, complaint: str) -> None:
     chat.write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        run("show", chat, folder)
-
-
-@pytest.mark.parametrize(
-    ("chat", "complaint"),
-    [
-        ([{"role": "user", "content": "x", "author": "nobody"}], "author must be one of"),
-        ([{"role": "", "content": "x"}], r"messages\.role must match"),
-        (
-            {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": ""}}]},
-            "tool name must match",
-        ),
-    ],
-)
-def test_show_refuses_names_as_it_refuses_files(folder: Path, tmp_path: Path, chat: object, complaint: str) -> None:
-    (tmp_path / "chat.json").write_text(json.dumps(chat))
     with pytest.raises(RenderError, match=complaint):
-        run("show", tmp_path / "chat.json", folder)
+        run("show", chat, folder)
+    for no_file in (folder, "nowhere.json"):
+        with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
+            run("show", no_file)
 
 
-def test_arguments_of_a_template_are_json_or_text(folder: Path, tmp_path: Path) -> None:
-    chat = tmp_path / "chat.json"
+def test_arguments_of_a_template_are_json_or_text(chat: Path, tmp_path: Path) -> None:
     chat.write_text('[{"role": "user", "content": "x"}]')
     template = tmp_path / "one.jinja"
     template.write_text(CHATML + "{{ mood }}{{ 'off' if not enabled }}")
@@ -152,16 +123,6 @@ def test_arguments_of_a_template_are_json_or_text(folder: Path, tmp_path: Path) 
             run("show", chat, "--model", template, "--template-arg", given)
 
 
-def test_show_of_a_folder_says_so(folder: Path) -> None:
-    with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
-        run("show", folder)
-
-
-def test_show_of_a_file_that_is_not_there_says_so() -> None:
-    with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
-        run("show", "nowhere.json")
-
-
 def test_show_of_an_id_is_the_stored_trajectory_with_masks_and_log_probs(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     iterate(store, 1, make_sampler("success", 3), count=3)
@@ -169,4 +130,4 @@ def test_show_of_an_id_is_the_stored_trajectory_with_masks_and_log_probs(tmp_pat
     store.close()
     output = run("show", found, tmp_path).stdout
     assert found in output and " tokens · trained" in output and "log-probs in nats" in output
-    assert output == CliRunner().invoke(replay_app, ["show", found, str(tmp_path)]).stdout
+    assert output == ask("show", found, tmp_path).stdout

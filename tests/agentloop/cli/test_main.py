@@ -18,9 +18,11 @@ import typer
 
 from agentloop.cli.main import LateCommand, app, main
 from agentloop.config.config_file import to_plain
+from tests.fakes.records import new_store
 from tests.fakes.runs import rows, small_config
 from tests.fakes.shell import Shell
 
+DATABASE = "runs/small-001/replay.sqlite"
 PROGRAM = Path(sys.executable).with_name("agentloop")
 
 
@@ -59,22 +61,15 @@ def standing(finished: subprocess.CompletedProcess[str]) -> Path:
     return Path(finished.args[0])
 
 
-@pytest.fixture(scope="module")
-def database(standing: Path) -> Path:
-    return standing / "runs/small-001/replay.sqlite"
-
-
 # Help
 
 
-@pytest.mark.parametrize("words", list(commands()), ids=lambda words: " ".join(["agentloop", *words]))
-def test_help_has_an_example(words: list[str], shell: Shell, tmp_path: Path) -> None:
-    code, output, errors = shell.type([*words, "--help"], tmp_path)
-    assert (code, errors) == (0, "")
-    assert f"Example: {' '.join(['agentloop', *words])}" in output
-
-
-def test_commands_are_those_of_the_documentation() -> None:
+def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(shell: Shell, tmp_path: Path) -> None:
+    for words in commands():
+        code, output, errors = shell.type([*words, "--help"], tmp_path)
+        assert (code, errors) == (0, ""), words
+        assert f"Example: {' '.join(['agentloop', *words])}" in output
+    assert shell.type(["--version"], tmp_path) == (0, f"agentloop {version('agentloop-replay')}\n", "")
     found = {" ".join(words) for words in commands()}
     looking = ["stats", "ls", "show", "lineage", "tasks", "mix"]
     changing = ["import", "prune", "forget", "demonstrations"]
@@ -85,19 +80,23 @@ def test_commands_are_those_of_the_documentation() -> None:
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
 
 
-def test_version_is_the_installed_one(shell: Shell, tmp_path: Path) -> None:
-    assert shell.type(["--version"], tmp_path) == (0, f"agentloop {version('agentloop-replay')}\n", "")
+HEAVY = {"torch", "transformers", "alembic", "pyarrow", "uvicorn", "datasets", "pandas"}
 
 
-HEAVY = {"torch", "transformers", "alembic", "pyarrow", "uvicorn"}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "heavy"),
-    [(["--help"], HEAVY | {"pydantic", "sqlalchemy", "numpy"}), (["replay", "--help"], HEAVY)],
-    ids=["agentloop", "replay"],
+    [
+        (["--help"], HEAVY | {"pydantic", "sqlalchemy", "numpy"}),
+        (["replay", "--help"], HEAVY),
+        (["replay", "stats", "RUN"], HEAVY),
+        (["replay", "verify", "RUN"], HEAVY),
+    ],
+    ids=["agentloop", "replay", "stats", "verify"],
 )
-def test_help_answers_at_once_because_it_imports_little(words: list[str], heavy: set[str]) -> None:
+def test_commands_answer_at_once_because_they_import_little(words: list[str], heavy: set[str], tmp_path: Path) -> None:
+    new_store(tmp_path / "replay.sqlite").close()
+    words = [str(tmp_path) if word == "RUN" else word for word in words]
     script = (
         "import sys, agentloop.cli.main\n"
         f"sys.argv = ['agentloop', *{words!r}]\n"
@@ -105,23 +104,14 @@ def test_help_answers_at_once_because_it_imports_little(words: list[str], heavy:
         "finally:\n    print(*sys.modules, file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "Usage: agentloop" in done.stdout
+    assert done.stdout
     assert heavy & set(done.stderr.split()) == set()
 
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    assert [command.name for command in late] == [
-        "engine",
-        "worker",
-        "launch",
-        "export",
-        "inspect",
-        "report",
-        "env",
-        "context",
-        "replay",
-    ]
+    names = ["engine", "worker", "launch", "inspect", "report", "env", "context", "replay"]
+    assert [command.name for command in late] == names
     told = [str(command.loaded().help).partition("\n\n")[0] for command in late]
     assert [command.help for command in late] == told
 
@@ -129,9 +119,10 @@ def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> Non
 # A run, as people and programs see it
 
 
-def test_train_prints_nothing_but_json_to_stdout(finished: subprocess.CompletedProcess[str], database: Path) -> None:
+@pytest.mark.slow
+def test_train_prints_nothing_but_json_to_stdout(finished: subprocess.CompletedProcess[str], standing: Path) -> None:
     result = json.loads(finished.stdout)
-    evaluations = [value for (value,) in rows(database, _EVALUATIONS)]
+    evaluations = [value for (value,) in rows(standing / DATABASE, _EVALUATIONS)]
     assert result == {
         "folder": "runs/small-001",
         "model": "runs/small-001/model",
@@ -146,6 +137,7 @@ def test_train_prints_nothing_but_json_to_stdout(finished: subprocess.CompletedP
 _EVALUATIONS = "select value from metrics where name = 'eval/success' order by iteration"
 
 
+@pytest.mark.slow
 def test_train_tells_its_progress_in_plain_lines_where_there_is_no_terminal(
     finished: subprocess.CompletedProcess[str],
 ) -> None:
@@ -158,6 +150,7 @@ def test_train_tells_its_progress_in_plain_lines_where_there_is_no_terminal(
     assert "\x1b" not in finished.stderr
 
 
+@pytest.mark.slow
 def test_train_ends_with_success_and_three_commands_that_work(
     config_file: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +172,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
         assert shell.type(list(shlex.split(hint, comments=True)[1:]), tmp_path)[0] == 0
 
 
+@pytest.mark.slow
 def test_train_names_itself_as_it_was_called_where_it_is_not_on_the_path(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +184,7 @@ def test_train_names_itself_as_it_was_called_where_it_is_not_on_the_path(
     assert "\n  .venv/bin/agentloop replay stats runs/small-001 " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluate_repeats_the_evaluation_of_training(
     shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
 ) -> None:
@@ -205,6 +200,7 @@ def test_evaluate_repeats_the_evaluation_of_training(
     assert result["pass_at_k"]["1"]["value"] == result["success"]
 
 
+@pytest.mark.slow
 def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
     shell: Shell, standing: Path, finished: subprocess.CompletedProcess[str]
 ) -> None:
@@ -220,6 +216,7 @@ def test_evaluate_can_take_an_earlier_policy_and_other_tasks(
     )
 
 
+@pytest.mark.slow
 def test_evaluate_with_samples_tells_pass_at_k(shell: Shell, standing: Path) -> None:
     _, output, _ = shell.type(["evaluate", "--tasks", "3", "--samples", "6"], standing)
     lines = output.splitlines()
@@ -232,40 +229,41 @@ def test_evaluate_with_samples_tells_pass_at_k(shell: Shell, standing: Path) -> 
     assert sum(share["value"] for share in found["stop_reasons"].values()) == pytest.approx(1.0)
 
 
-def test_config_as_json_is_the_run_s_own(shell: Shell, config_file: Path, standing: Path) -> None:
+@pytest.mark.slow
+def test_config_and_doctor_print_json(shell: Shell, config_file: Path, standing: Path) -> None:
     code, output, _ = shell.type(["config", config_file, "--json"], standing)
     assert code == 0
     assert json.loads(output) == json.loads((standing / "runs/small-001/run.json").read_text())["config"]
-
-
-def test_doctor_as_json_names_every_check(shell: Shell, tmp_path: Path) -> None:
-    _, output, _ = shell.type(["doctor", "--json"], tmp_path)
-    found = json.loads(output)
-    assert {"sqlite", "module context", "module replay", "device", "disk"} <= {check["name"] for check in found}
+    found = json.loads(shell.type(["doctor", "--json"], standing)[1])
+    assert {"module context", "module replay", "device", "disk", "file system"} <= {check["name"] for check in found}
     assert all(check["status"] in ("ok", "warn", "fail") for check in found)
 
 
 # Looking into the buffer
 
 
-def test_replay_stats_agree_with_plain_sql(shell: Shell, standing: Path, database: Path) -> None:
+@pytest.mark.slow
+def test_replay_stats_agree_with_plain_sql(shell: Shell, standing: Path) -> None:
     code, output, _ = shell.type(["replay", "stats", "--json"], standing)
     answer = json.loads(output)
-    totals = rows(database, "select count(*), sum(num_tokens), sum(success), sum(num_action_tokens) from trajectories")
+    totals = rows(
+        standing / DATABASE, "select count(*), sum(num_tokens), sum(success), sum(num_action_tokens) from trajectories"
+    )
     keys = ("trajectories", "tokens", "successes", "action_tokens")
     assert code == 0
     assert [tuple(answer[key] for key in keys)] == totals
     # 16 fresh, then twice 12 fresh and 4 replayed
-    streams = dict(rows(database, "select stream, count(*) from draws where state = 'committed' group by 1"))
+    streams = dict(rows(standing / DATABASE, "select stream, count(*) from draws where state = 'committed' group by 1"))
     assert streams == {"fresh": 40, "replay": 8} == {name: answer["draws"][name] for name in ("fresh", "replay")}
-    reasons = dict(rows(database, "select stop_reason, count(*) from trajectories group by 1"))
+    reasons = dict(rows(standing / DATABASE, "select stop_reason, count(*) from trajectories group by 1"))
     assert answer["stop_reasons"] == reasons
     assert [(answer["iterations"], answer["policies"])] == [(3, 4)]
 
 
-def test_replay_show_tells_every_update_that_used_a_trajectory(shell: Shell, standing: Path, database: Path) -> None:
+@pytest.mark.slow
+def test_replay_show_tells_every_update_that_used_a_trajectory(shell: Shell, standing: Path) -> None:
     query = "select trajectory, iteration, slot, stream from draws where stream = 'replay' limit 1"
-    ((id, iteration, slot, stream),) = rows(database, query)
+    ((id, iteration, slot, stream),) = rows(standing / DATABASE, query)
     _, output, _ = shell.type(["replay", "show", id[:12], "--json"], standing)
     answer = json.loads(output)
     assert answer["id"] == id

@@ -94,30 +94,26 @@ def _configured(**values: Any) -> Callable[[Path], None]:
     return spoil
 
 
-def _cut(model: Path) -> None:
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+def _rewritten(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Path], None]:
+    """The file of that name as it is changed to; None: it is removed."""
+
+    def spoil(model: Path) -> None:
+        content = change((model / name).read_bytes())
+        (model / name).unlink() if content is None else (model / name).write_bytes(content)
+
+    return spoil
 
 
-def _without_tokenizer(model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer_config.json").unlink()
-
-
-def _hiding(model: Path) -> None:
-    """Shows tools only where no system message is."""
-    path = model / "chat_template.jinja"
-    path.write_text("{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}" + path.read_text())
-
-
+HIDING = b"{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
+"""Shows tools only where no system message is."""
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
-    "cut": _cut,
-    "blank": _without_tokenizer,
-    "plain": lambda model: (model / "chat_template.jinja").unlink(),
-    "hiding": _hiding,
-    "torn": lambda model: (model / "chat_template.jinja").write_text("{% for %}"),
+    "cut": _rewritten("model.safetensors", lambda content: content[:-100]),
+    "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
+    "plain": _rewritten("chat_template.jinja", lambda content: None),
+    "hiding": _rewritten("chat_template.jinja", lambda content: HIDING + content),
+    "torn": _rewritten("chat_template.jinja", lambda content: b"{% for %}"),
 }
 """Models that can't be trained, by what was done to a good one."""
 
@@ -141,7 +137,6 @@ MISTAKES: list[tuple[list[str], str]] = [
         "override batch.group_size=0: batch.",
     ),
     (["sft", "bare.yaml"], "sft.data must be named for sft, got null."),
-    (["sft", "small.yaml"], "sft.data must be named for sft, got null."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
     (
@@ -201,13 +196,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "nowhere"], "RUN must be a run folder with a run.json, got 'nowhere'."),
     (["evaluate", "runs/small-001", "--policy", "9"], "--policy must be a kept snapshot of runs/small-001, got 9. Kep"),
     (["report", "runs/small-001", "--out", "no/such/place.html"], "--out must be writable, got No such file"),
-    (["replay", "stats", "nowhere"], "database must be an existing file, got nothing at nowhere"),
-    (["replay", "stats", "small.yaml"], "database must "),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
-    (["replay", "ls", "runs/small-001", "--where", "rewrd > 1"], "where must name a field here, got 'rewrd'"),
-    (["replay", "show", "zzzz", "runs/small-001"], "ID must be the beginning of one trajectory's id, got 'zzzz'"),
-    (["replay", "lineage", "99", "runs/small-001"], "iteration must be a committed one, from 1 to 1, got 99."),
-    (["replay", "mix", "runs/small-001", "--run", "other"], "RUN must be one run of"),
     (
         ["replay", "mix", "runs/small-001", "--set", "replay.unit=rows"],
         "override replay.unit=rows: replay.unit must be ",
@@ -215,9 +204,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
     (["replay", "verify", "empty"], ""),
-    (["replay", "prune", "runs/small-001"], "prune must be given --where or limits, got neither."),
-    (["replay", "export", "runs/small-001", "x.jsonl", "--where", "nosuch == 1"], "where must name a field here, got"),
-    (["replay", "import", "nowhere.jsonl", "runs/small-001"], "FILE must be readable, got 'nowhere.jsonl'"),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
     (["context", "check", "model", "--template", "mistral"], "context.template must be one for the model's vocabulary"),
@@ -242,6 +228,8 @@ def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_pat
     told = "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"
     assert shell.refusal(["train", "run.yaml"], tmp_path) == told
     assert not (tmp_path / "runs").exists()
+    for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
+        assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
 
 
 @pytest.mark.soak
@@ -262,11 +250,6 @@ def test_strict_run_whose_strategy_rewrites_stops_with_one_line(shell: Shell, st
     (line,) = errors.splitlines()
     assert line.startswith("agentloop: context.strict must hold for every prompt, got the strategy linear_think, which")
     assert "Use context.strategy: linear, or strict: false." in line
-
-
-@pytest.mark.parametrize("words", [["evaluate"], ["replay", "stats"], ["replay", "ls"]], ids=" ".join)
-def test_no_run_to_look_at_is_one_line(words: list[str | Path], shell: Shell, tmp_path: Path) -> None:
-    assert shell.refusal(words, tmp_path).startswith("RUN must be given when there is no run under ")
 
 
 def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,7 @@ def three_roles(folder: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_ended(tmp_path: Path) -> None:
     with launched(three_roles(tmp_path)) as launch:
         run = launch.run
@@ -75,6 +76,7 @@ def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_en
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_one_signal_asks_every_role_to_leave_and_nothing_is_left(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ def test_one_signal_asks_every_role_to_leave_and_nothing_is_left(
     assert left_over(run) == []
 
 
+@pytest.mark.slow
 def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path: Path) -> None:
     roles = {
         "learner": {"command": ["sh", "-c", "echo loss must be one of them; sleep 1; exit 2"]},
@@ -120,6 +123,7 @@ def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_pa
     assert (launch.run / "learner.left").exists()
 
 
+@pytest.mark.slow
 def test_what_a_role_started_in_a_session_of_its_own_ends_with_it(tmp_path: Path) -> None:
     child = "import time\ntime.sleep(600)"
     roles = {
@@ -137,6 +141,7 @@ def test_what_a_role_started_in_a_session_of_its_own_ends_with_it(tmp_path: Path
     assert left_over(run) == []
 
 
+@pytest.mark.slow
 def test_a_role_that_does_not_leave_is_killed(tmp_path: Path) -> None:
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)"
     roles = {
@@ -151,6 +156,7 @@ def test_a_role_that_does_not_leave_is_killed(tmp_path: Path) -> None:
     assert left_over(launch.run) == []
 
 
+@pytest.mark.slow
 def test_each_launch_has_a_run_of_its_own_and_resume_goes_on_with_one(tmp_path: Path) -> None:
     begins = [sys.executable, "-c", BEGINS, "{run}", str(tmp_path / "config.yaml")]
     file = write_roles(tmp_path, {"learner": {"command": begins}})
@@ -161,6 +167,7 @@ def test_each_launch_has_a_run_of_its_own_and_resume_goes_on_with_one(tmp_path: 
     assert [line.rpartition("-")[2] for line in places] == ["001", "002", "002"]
 
 
+@pytest.mark.slow
 def test_one_role_can_be_launched_alone_and_its_leaving_ends_that(tmp_path: Path) -> None:
     file = write_roles(tmp_path, {"worker": {"count": 2, "command": ["sh", "-c", "echo index {index}"]}})
     with launched(file, "--run", str(tmp_path / "runs" / "small-001"), "--only", "worker-1") as launch:
@@ -169,6 +176,7 @@ def test_one_role_can_be_launched_alone_and_its_leaving_ends_that(tmp_path: Path
     assert "index 0" not in launch.printed
 
 
+@pytest.mark.slow
 def test_a_slurm_job_is_queued_again_when_its_time_was_up_and_goes_on_with_its_run(tmp_path: Path) -> None:
     """The recipe of docs/scaling.md, with stand-ins for `agentloop launch` and `scontrol`."""
     (recipe,) = [block.text for block in blocks() if "#SBATCH" in block.text]

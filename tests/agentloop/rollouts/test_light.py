@@ -22,7 +22,7 @@ print(int(peak.split()[1]) // 1024)
     "names",
     [
         ("agentloop.rollouts.collect", "agentloop.rollouts.evaluation", "context", "replay"),
-        ("agentloop.cli.main", "agentloop.cli.roles.worker_command"),
+        ("agentloop.cli.main", "agentloop.cli.cluster_commands"),
     ],
     ids=["episodes", "a worker"],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
@@ -11,24 +11,22 @@ from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.questions.open_buffer import OpenBuffer
 from tests.replay.pages.hostile import hostile_buffer
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting, served
 
 TOKEN = "a-token-of-enough-characters"
 
 
 @pytest.fixture(scope="session")
 def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """OpenBuffer to be read only."""
-    path: Path = tmp_path_factory.mktemp("hostile") / "replay.sqlite"
+    path = tmp_path_factory.mktemp("hostile") / "replay.sqlite"
     hostile_buffer(path).close()
-    store = ReplayStore.open(path, read_only=True)
-    yield store
-    store.close()
+    with closing(ReplayStore.open(path, read_only=True)) as store:
+        yield store
 
 
 @pytest.fixture(scope="session")
 def inspector(hostile_store: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(hostile_store))) as server:
+    with inspecting(hostile_store) as server:
         yield server
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from html import unescape
+from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
+from replay import ReplayStore
+from replay.pages.app import create_app
 from replay.pages.serve import quiet_server
+from replay.questions.open_buffer import OpenBuffer
+from replay.storage.databases import Location
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,23 @@ class Served:
         lines += [f"{name}: {value}" for name, value in headers]
         return self.send("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
 
+    def page(self, target: str) -> str:
+        """The HTML of a page that is there."""
+        answer = self.ask(target)
+        assert answer.status == 200, answer.text
+        return answer.text
+
+    def words(self, target: str) -> str:
+        """What is read of a page, its parts with a space between them."""
+        html = self.page(target)
+        return words_of(html[html.index("<main") :])
+
+    def problem(self, target: str) -> tuple[int, str]:
+        """Status and text of a page that tells of a problem."""
+        answer = self.ask(target)
+        assert answer.status >= 400, answer.text
+        return answer.status, unescape(answer.text)
+
     def send(self, request: bytes) -> Response:
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             connection.sendall(request)
@@ -73,12 +96,25 @@ class Served:
         return Response(int(first.split()[1]), headers, body)
 
 
+def words_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+@contextmanager
+def inspecting(buffer: ReplayStore | Location, *opened: Any, **more: Any) -> Iterator[Served]:
+    """An inspector of a store, or of one that is opened for it to read; further arguments are those of OpenBuffer."""
+    with ExitStack() as stack:
+        if not isinstance(buffer, ReplayStore):
+            buffer = stack.enter_context(closing(ReplayStore.open(buffer, read_only=True)))
+        yield stack.enter_context(served(create_app(OpenBuffer(buffer, *opened, **more))))
+
+
 @contextmanager
 def served(app: ASGIApp) -> Iterator[Served]:
     """On a free port of 127.0.0.1, until the end of the block."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=128)
     server = quiet_server(app)
-    thread = threading.Thread(target=_run, args=(server, listening), daemon=True)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
     while not server.started:
@@ -88,10 +124,6 @@ def served(app: ASGIApp) -> Iterator[Served]:
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()
-
-
-def _run(server: uvicorn.Server, listening: socket.socket) -> None:
-    server.run(sockets=[listening])
 
 
 def _unchunked(body: bytes) -> bytes:

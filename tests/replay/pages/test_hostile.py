@@ -10,14 +10,11 @@ from html import unescape
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayStore
 from replay.pages.addresses import address
-from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.postgres_servers import Postgres
 from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
-from tests.replay.pages.serving import Response, Served, served
+from tests.replay.pages.serving import Response, Served, inspecting
 
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 
@@ -110,15 +107,13 @@ def test_a_password_of_the_database_is_on_no_page(
     monkeypatch.setattr("replay.storage.databases.postgres._WAITS", (0.01,))
     url = sa.make_url(new_database()).set(password="pass-word").render_as_string(hide_password=False)
     hostile_buffer(url).close()
-    store = ReplayStore.open(url, read_only=True)
-    with served(create_app(OpenBuffer(store, named=url))) as server:
+    with inspecting(url, named=url) as server:
         for target in PAGES:
             response = server.ask(target)
             assert (response.status, "pass-word" in response.text) == (200, False), target
         postgres.drop(url.rpartition("/")[2].partition("?")[0])
         gone = server.ask("/buffer")
         assert (gone.status, "pass-word" in gone.text) == (503, False)
-    store.close()
 
 
 ASKED = [
@@ -148,5 +143,5 @@ def test_text_of_a_buffer_is_shown_as_text(inspector: Served, page: str) -> None
 
 
 def test_the_hostile_text_is_there_to_be_read(inspector: Served) -> None:
-    text = unescape(inspector.ask(address("trajectories", HOSTILE)).text)
+    text = unescape(inspector.page(address("trajectories", HOSTILE)))
     assert f"<{MARK}>bold</{MARK}>" in text and "<U+202E>" in text

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,43 +18,44 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
-from replay.pages.charts import Axis, Curve, Panel, PanelGroup, number
+from replay.pages.charts import Axis, Curve, Panel, number
 from replay.pages.panels import compared, panel_groups
 from replay.pages.report import panel_series, tile_series, write_report
 from replay.pages.run_facts import duration
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
+
+def series(*values: float, first: int = 1) -> list[tuple[int, float]]:
+    return [*enumerate(values, start=first)]
+
+
 TWO_STREAMS = {
-    "rollout/success": [(1, 0.2), (2, 0.5), (3, 0.9)],
     "eval/success": [(0, 0.172), (3, 0.961)],
-    "rollout/reward": [(1, 0.2), (2, 0.5), (3, 0.9)],
+    **dict.fromkeys(("rollout/success", "rollout/reward"), series(0.2, 0.5, 0.9)),
     **{
-        f"actor/{stream}/{name}": [(1, 1.0), (2, 1.1), (3, 1.2)]
+        f"actor/{stream}/{name}": series(1.0, 1.1, 1.2)
         for stream in ("fresh", "replay")
         for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
     },
-    **{f"actor/replay/ess/age_{age}": [(2, 0.9), (3, 0.8)] for age in ("1", "16-31", "2-3", "unknown")},
-    "actor/entropy": [(1, 0.9), (2, 0.8), (3, 0.7)],
-    "actor/grad_norm": [(1, 0.4), (2, 0.5), (3, 0.6)],
-    "replay/staleness_mean": [(2, 1.0), (3, 1.5)],
-    "replay/staleness_max": [(2, 1.0), (3, 2.0)],
-    "batch/planned_fresh": [(1, 96.0), (2, 96.0), (3, 96.0)],
-    "batch/planned_replay": [(1, 32.0), (2, 32.0), (3, 32.0)],
-    **{f"batch/{name}_fraction": [(1, 0.0), (2, 0.25), (3, 0.25)] for name in ("ruled", "achieved")},
-    "batch/fraction": [(1, 0.25), (2, 0.25), (3, 0.25)],
-    "batch/fresh": [(1, 128.0), (2, 96.0), (3, 96.0)],
-    "batch/replay": [(1, 0.0), (2, 32.0), (3, 32.0)],
-    "rollout/stop/answered": [(1, 0.75), (2, 1.0), (3, 1.0)],
-    "rollout/stop/max_turns": [(1, 0.25)],
-    "rollout/failed_calls": [(1, 0.5), (2, 0.25), (3, 0.0)],
-    **{f"time/{phase}": [(1, 0.5), (2, 0.5), (3, 0.5)] for phase in ("collect", "draw", "update", "publish")},
-    "time/reply": [(1, 0.02), (2, 0.02), (3, 0.02)],
-    **{f"time/tool/{name}": [(1, 0.5), (3, 0.4)] for name in ("lookup", "search")},
-    **{f"reward/{part}": [(1, 0.2), (2, 0.5), (3, 0.9)] for part in ("environment", "brevity")},
-    "time/iteration": [(1, 36.0), (2, 36.0), (3, 36.0)],
-    "speed/tokens_per_second": [(1, 2e4), (2, 2.1e4), (3, 2.2e4)],
-}  # fmt: skip
+    **{f"actor/replay/ess/age_{age}": series(0.9, 0.8, first=2) for age in ("1", "16-31", "2-3", "unknown")},
+    "actor/entropy": series(0.9, 0.8, 0.7),
+    "actor/grad_norm": series(0.4, 0.5, 0.6),
+    **{f"replay/staleness_{name}": series(1.0, 1.5, first=2) for name in ("mean", "max")},
+    "batch/planned_fresh": series(96.0, 96.0, 96.0),
+    "batch/planned_replay": series(32.0, 32.0, 32.0),
+    **{f"batch/{name}": series(0.0, 0.25, 0.25) for name in ("ruled_fraction", "achieved_fraction", "fraction")},
+    "batch/fresh": series(128.0, 96.0, 96.0),
+    "batch/replay": series(0.0, 32.0, 32.0),
+    "rollout/stop/answered": series(0.75, 1.0, 1.0),
+    "rollout/stop/max_turns": series(0.25),
+    "rollout/failed_calls": series(0.5, 0.25, 0.0),
+    **{f"time/{name}": series(0.5, 0.5, 0.5) for name in ("collect", "draw", "update", "publish", "reply")},
+    **{f"time/tool/{name}": series(0.5, 0.4, 0.4) for name in ("lookup", "search")},
+    **{f"reward/{part}": series(0.2, 0.5, 0.9) for part in ("environment", "brevity")},
+    "time/iteration": series(36.0, 36.0, 36.0),
+    "speed/tokens_per_second": series(2e4, 2.1e4, 2.2e4),
+}
 
 
 CONFIG = RunConfig.model_validate(
@@ -90,7 +92,7 @@ def charts(html: str) -> dict[str, Any]:
     return found
 
 
-def test_report_is_the_page_of_the_run(tmp_path: Path) -> None:
+def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = report(tmp_path)
     seen = text_of(html)
     for part in ("17.2 % → 96.1 %", "1 min 48 s", "seed 7", "run: {}", "Is it learning?"):
@@ -105,9 +107,7 @@ def test_report_is_the_page_of_the_run(tmp_path: Path) -> None:
         assert [curve["label"] for curve in found[key]["curves"] if curve["points"]] == labels
     assert html.partition('<script type="module">')[0].count('<div class="chart"') == len(found)
 
-
-def test_report_needs_nothing_but_itself_and_runs_one_script(tmp_path: Path) -> None:
-    html = report(tmp_path)
+    # It needs nothing but itself, and runs one script.
     scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.S)
     assert [kind.strip() for kind, _ in scripts] == ['type="application/json" id="charts"', 'type="module"']
     own = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
@@ -143,44 +143,39 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
         assert "17.2 % at iteration 0, evaluated once" in seen and "\u2192" not in seen
 
 
-def test_curves_of_a_run_without_replay_say_why_they_are_missing(tmp_path: Path) -> None:
+def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
+    tmp_path: Path,
+) -> None:
     plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
-    found = charts(report(tmp_path, plain))
-    (replayed,) = [curve for curve in found["drift"]["curves"] if curve["label"].startswith("replay")][:1]
+    config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
+    html = report(tmp_path, plain, config=config)
+    (replayed,) = [curve for curve in charts(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
-
-
-def test_report_of_another_version_leaves_out_what_its_configuration_does_not_say(tmp_path: Path) -> None:
-    plain = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
-    html = report(tmp_path, config=plain)
     assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
     assert "3 iterations, 36 s each" in text_of(html)
 
 
 def test_report_asks_for_every_metric_it_shows_and_for_no_other(tmp_path: Path) -> None:
     report(tmp_path, TWO_STREAMS | {"actor/fresh/ratio_p01": [(1, 0.5)]})
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
-    store.close()
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
+        asked = {**panel_series(store, "run-a", 1), **tile_series(store, "run-a")}
     assert asked.keys() == TWO_STREAMS.keys()
 
 
-def test_report_replaces_an_older_one_whole_and_has_the_configuration_as_it_is_printed(tmp_path: Path) -> None:
-    report(tmp_path)
+@pytest.mark.parametrize(
+    ("config", "shown"),
+    [(to_plain(CONFIG), "# Seed of everything that is random."), ({"replay": {"forgotten": 3}}, '"forgotten": 3')],
+    ids=["as it is printed", "of another version, as stored"],
+)
+def test_report_replaces_an_older_one_whole_and_has_the_configuration(
+    tmp_path: Path, config: dict[str, Any], shown: str
+) -> None:
+    report(tmp_path, config=config)
     (tmp_path / "report.html").write_text("old")
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
-    store.close()
-    assert "# Seed of everything that is random." in unescape(html)
+    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
+        html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert shown in unescape(html)
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_configuration_of_another_version_is_shown_as_stored(tmp_path: Path) -> None:
-    report(tmp_path, {}, config={"replay": {"forgotten_key": 3}})
-    store = ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)
-    html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
-    store.close()
-    assert '"forgotten_key": 3' in unescape(html)
 
 
 # Panels
@@ -205,10 +200,10 @@ class Numbered(Mapping[str, list[tuple[int, float]]]):
 
 def test_no_two_panels_share_a_key_and_no_two_curves_of_one_a_metric() -> None:
     metrics = Numbered()
-    panels = [panel for group in panel_groups(metrics, {}) for panel in group.panels]
+    panels = [panel for group in panel_groups(metrics, {}).values() for panel in group]
     assert len({panel.title.lower() for panel in panels}) == len(panels)
     for panel in panels:
-        shown = [metrics.names[int(curve.series[0][1])] for curve in panel.curves if curve.series]
+        shown = [metrics.names[int(curve.points[0][1])] for curve in panel.curves if curve.points]
         assert len(set(shown)) == len(shown), panel.title
 
 
@@ -220,11 +215,12 @@ def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
     fresh, replay = Curve("fresh", [(1, 1.0)], "fresh"), Curve("replay", [(1, 2.0)], "replay")
     dashed = Curve("planned", [(1, 3.0)], "ink", dashed=True)
     groups = {
-        "one": (PanelGroup("Sound?", (panel(fresh, replay, dashed), panel(fresh, kind="bars"))),),
-        "two": (PanelGroup("Sound?", (panel(fresh),)), PanelGroup("Nothing", (panel(Curve("a", [], "fresh")),))),
+        "one": {"Sound?": [panel(fresh, replay, dashed), panel(fresh, kind="bars")]},
+        "two": {"Sound?": [panel(fresh)], "Nothing": [panel(Curve("a", [], "fresh"))]},
     }
-    (group,) = compared(groups)
-    found = {each.title: [(c.label, c.role, c.series) for c in each.curves] for each in group.panels}
+    shown = compared(groups)
+    assert list(shown) == ["Sound?"]
+    found = {each.title: [(c.label, c.role, c.points) for c in each.curves] for each in shown["Sound?"]}
     assert found == {
         "Loss, fresh": [("one", "s0", [(1, 1.0)])],
         "Loss, replay": [("one", "s0", [(1, 2.0)])],

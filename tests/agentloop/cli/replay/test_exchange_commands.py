@@ -85,21 +85,14 @@ def test_import_under_a_name_that_the_run_does_not_draw_from_says_so(run: Path, 
         "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
         "source 'techer' can give nothing: replay.sources leaves out the last of its 16 rows.",
     ]
-    assert ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1] == (
-        "run run-2 can learn from 16 of them"
-    )
+    right = ask("import", file, named(tmp_path / "right", "run-2", tokenizer="tok")).output.splitlines()[-1]
+    assert right == "run run-2 can learn from 16 of them"
 
 
 def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.parquet"
     answer = json.loads(ask("export", run, file, "--limit", "3", "--json").output)
-    assert answer == {
-        "file": str(file),
-        "rows": 3,
-        "bytes": file.stat().st_size,
-        "left_out": {},
-        "corrupt": {},
-    }
+    assert answer == {"file": str(file), "rows": 3, "bytes": file.stat().st_size, "left_out": {}, "corrupt": {}}
     answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
     assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (3, 0, 0, ["run-1"])
     assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("self",)]

@@ -170,6 +170,7 @@ def leave_deleted_bytes(connection: Any, record: object) -> None:
     connection.execute("pragma secure_delete=off")
 
 
+@pytest.mark.slow
 def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Rows of all sizes share pages; and some were evicted before, whose bytes are in pages that are free."""
     path, chance = tmp_path / "replay.sqlite", random.Random(3)
@@ -234,9 +235,7 @@ def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -
         store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
     assert sql(location, "select payload from tasks where hash = 't1'") == [('{"phrase":"new"}',)]
 
-
-def test_task_of_a_row_that_stays_is_not_forgotten(location: Location) -> None:
-    secretive(location).close()
+    # The task of a row that stays is not forgotten.
     ask("forget", str(location), "--where", "id == 'b'", "--yes")
     assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
     ask("forget", str(location), "--where", "id == 'c'", "--yes")

@@ -7,12 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
-from agentloop.cli.main import app
 from replay import ReplayStore, make_sampler
 from tests.fakes.records import RUN, iterate, new_store
-from tests.fakes.replay_command import preview_of
+from tests.fakes.replay_command import ask, preview_of
 
 CONFIG = """
 run: {iterations: 6}
@@ -31,8 +30,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def mix(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["replay", "mix", *map(str, arguments)])
+def mix(*arguments: str | Path) -> Result:
+    return ask("mix", *arguments)
 
 
 @pytest.fixture

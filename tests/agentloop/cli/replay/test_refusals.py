@@ -31,7 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("stats nowhere", "database must be an existing file, got nothing at nowhere"),
         ("ls .", "database must be an existing file, got nothing at replay.sqlite"),
         ("stats notes.txt", "database must be a readable SQLite file"),
-        ("stats", "RUN must be given when there is no run under"),
         ("ls RUN --where rewrd>0.5", "where must name a field here, got 'rewrd'. Did you mean reward?"),
         ("ls RUN --after nobody", "after must be the id of a stored row, got 'nobody'."),
         ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),

@@ -6,17 +6,14 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from html import unescape
 
 import pytest
 
 from replay import ReplayStore
-from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting, words_of
 from tests.replay.storage.collecting.episodes import claim, close, collect, issue
 
 HERE = f"/runs/{RUN}/cluster"
@@ -26,7 +23,7 @@ NAME = "<b>worker</b>\u202e'\""
 
 @pytest.fixture
 def writer(location: Location) -> Iterator[ReplayStore]:
-    """A learner that waits for a second batch, with a worker, an engine and a run beside it that has neither."""
+    """A learner that waits for a second batch, with a worker, an engine and another run that has neither."""
     with closing(new_store(location)) as store:
         store.add_run(replace(run_record(LOOP), config={"run": {"iterations": 4}}))
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
@@ -48,80 +45,48 @@ def writer(location: Location) -> Iterator[ReplayStore]:
 
 @pytest.fixture
 def inspector(writer: ReplayStore) -> Iterator[Served]:
-    reading = closing(ReplayStore.open(writer.path or writer.url, read_only=True))
-    with reading as store, served(create_app(OpenBuffer(store, named="runs/one"))) as server:
+    with inspecting(writer.path or writer.url, named="runs/one") as server:
         yield server
 
 
-def page(inspector: Served, target: str = HERE) -> str:
-    answer = inspector.ask(target)
-    assert answer.status == 200, answer.text
-    return answer.text
-
-
-def words(html: str) -> str:
-    """What is read of a page, its parts with a space between them."""
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html[html.index("<main") :])).split())
-
-
-def test_page_begins_with_who_waits(inspector: Served) -> None:
-    (text,) = re.findall(r'id="waits"[^>]*>(.*?)</p>', page(inspector), re.S)
+def test_page_shows_who_waits_who_takes_part_and_that_nothing_is_lost(inspector: Served, writer: ReplayStore) -> None:
+    html = inspector.page(HERE)
+    (waits,) = re.findall(r'id="waits"[^>]*>(.*?)</p>', html, re.S)
     assert re.fullmatch(
         r"The learner waits for 2 of 2 groups of batch 2; the oldest episode was issued \d+ s ago and is with .*\.",
-        words(f"<main>{text}"),
+        words_of(waits),
     )
-
-
-def test_page_shows_that_nothing_is_lost(inspector: Served, writer: ReplayStore) -> None:
-    assert "1 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✓ adds up" in words(page(inspector))
-    sql(writer, "update tickets set state = 'done' where number = 1")
-    assert "3 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✗ does not add up: 2 lost" in words(
-        page(inspector)
-    )
-
-
-def test_page_shows_who_takes_part_and_what_is_unknown_as_a_dash(inspector: Served) -> None:
-    text = words(page(inspector))
+    text = words_of(html)
+    assert "1 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✓ adds up" in text
     assert "node-1 4711 – 1 2 – 3 – –" in text  # state, leases, in flight, at most, done, failed, tool errors
     assert "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –" in text
     assert "learner-1 , its lease holds for" in text
     assert "1 failed <i>no reply</i>" in text
-
-
-def test_who_takes_part_can_write_no_html(inspector: Served) -> None:
-    html = page(inspector)
-    assert "<b>worker" not in html and "<i>no reply" not in html
-    assert "&lt;b&gt;worker&lt;/b&gt;" in html
+    assert "<b>worker" not in html and "<i>no reply" not in html and "&lt;b&gt;worker&lt;/b&gt;" in html
     assert "\u202e" not in re.sub(r'title="[^"]*"', "", html)
+    sql(writer, "update tickets set state = 'done' where number = 1")
+    lost = "3 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✗ does not add up: 2 lost"
+    assert lost in inspector.words(HERE)
 
 
-def test_page_says_what_would_help(inspector: Served, writer: ReplayStore) -> None:
-    assert "Start one" not in page(inspector)
+def test_page_says_what_would_help_and_no_longer_asks_once_the_run_has_ended(
+    inspector: Served, writer: ReplayStore
+) -> None:
+    html = inspector.page(HERE)
+    assert "Start one" not in html and 'hx-trigger="every 3s"' in html
     sql(writer, "update workers set seen_at = seen_at - 80")
-    html = page(inspector)
-    assert "and no worker has reported for" in words(html)
-    assert "agentloop worker --run RUN" in html
-
-
-def test_only_runs_with_workers_lead_to_the_page(inspector: Served) -> None:
-    assert f'href="{HERE}"' in page(inspector, f"/runs/{RUN}")
-    html = page(inspector, f"/runs/{LOOP}")
-    assert "/cluster" not in html
-    assert "Collected by the training process itself" in html
-
-
-def test_page_of_a_run_of_the_loop_is_one_line(inspector: Served) -> None:
-    html = page(inspector, f"/runs/{LOOP}/cluster")
-    assert "the training process collects by itself" in html
-    assert "<table" not in html and "hx-get" not in html
-
-
-def test_page_of_an_ended_run_no_longer_asks(inspector: Served, writer: ReplayStore) -> None:
-    assert 'hx-trigger="every 3s"' in page(inspector)
+    text = inspector.words(HERE)
+    assert "and no worker has reported for" in text and "agentloop worker --run RUN" in text
     writer.roles.end_run(RUN)
-    html = page(inspector)
+    html = inspector.page(HERE)
     assert "hx-trigger" not in html and "The run has ended" in html
 
 
-def test_page_of_an_unknown_run_says_so(inspector: Served) -> None:
+def test_only_runs_with_workers_have_the_page(inspector: Served) -> None:
+    assert f'href="{HERE}"' in inspector.page(f"/runs/{RUN}")
+    html = inspector.page(f"/runs/{LOOP}")
+    assert "/cluster" not in html and "Collected by the training process itself" in html
+    html = inspector.page(f"/runs/{LOOP}/cluster")
+    assert "the training process collects by itself" in html
+    assert "<table" not in html and "hx-get" not in html
     assert [inspector.ask(f"/runs/nobody{rest}").status for rest in ("", "/cluster", "/held-out")] == [404] * 3

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from context.messages import Message
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore
-from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import LLM, MESSAGES, group, new_store, sql, task, tokens, trajectory
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting
 
 
 def said(*ids: int) -> Segment:
@@ -27,7 +22,7 @@ def said(*ids: int) -> Segment:
 @pytest.fixture(scope="module")
 def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Three rows that begin alike: `b` parts from `a` at token 2, `c` has a second segment; one is damaged."""
-    path: Path = tmp_path_factory.mktemp("compared") / "replay.sqlite"
+    path = tmp_path_factory.mktemp("compared") / "replay.sqlite"
     with closing(new_store(path)) as store:
         rows = [
             trajectory("a", segments=(said(1, 2, 3, 4),), num_turns=1),
@@ -38,43 +33,22 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         other = (*MESSAGES[:-1], Message("assistant", "on the table", author="llm"))
         store.append([task()], [group(size=4)], [rows[0], replace(rows[1], messages=other), *rows[2:]])
         sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
-    with closing(ReplayStore.open(path, read_only=True)) as store, served(create_app(OpenBuffer(store))) as server:
+    with inspecting(path) as server:
         yield server
 
 
-def page(inspector: Served, query: str) -> str:
-    answer = inspector.ask(f"/compare?{query}")
-    assert answer.status == 200, answer.text
-    return answer.text
-
-
-def words(shown: str) -> str:
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", shown)).split())
-
-
-def test_the_first_token_that_differs_is_marked_on_every_side(inspector: Served) -> None:
-    shown = page(inspector, "id=a&id=b&id=c")
-    assert "part at token 2 of segment 0" in words(shown)
+def test_what_differs_between_trajectories_is_marked_on_every_side(inspector: Served) -> None:
+    shown = inspector.page("/compare?id=a&id=b&id=c")
+    assert "part at token 2 of segment 0" in shown
     found = re.findall(r'first-difference" id="first-difference-(\w)" title="(token 2, id \d)', shown)
     assert found == [("A", "token 2, id 3"), ("B", "token 2, id 9"), ("C", "token 2, id 3")]
-
-
-def test_records_and_messages_that_differ_are_shown_beside_each_other(inspector: Served) -> None:
-    shown = page(inspector, "id=a&id=b&id=c")
     rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", shown, re.S)]
     assert ["reward", "1", "0.25", "1"] in rows
     assert not [row for row in rows if row[:1] == ["num turns"]]
     assert "in the drawer" in shown and "on the table" in shown
-
-
-def test_a_side_that_ends_says_so(inspector: Served) -> None:
-    text = words(page(inspector, "id=a&id=c&segment=1"))
-    assert "A ends here." in text
-
-
-def test_one_with_itself_is_the_same(inspector: Served) -> None:
-    shown = page(inspector, "id=a&id=a")
-    assert "are the same." in words(shown) and "first-difference" not in shown
+    assert "A ends here." in inspector.words("/compare?id=a&id=c&segment=1")
+    same = inspector.page("/compare?id=a&id=a")
+    assert "are the same." in same and "first-difference" not in same
 
 
 @pytest.mark.parametrize(
@@ -88,5 +62,5 @@ def test_one_with_itself_is_the_same(inspector: Served) -> None:
     ],
 )
 def test_what_can_not_be_compared_is_one_line(inspector: Served, query: str, status: int, problem: str) -> None:
-    answer = inspector.ask(f"/compare?{query}")
-    assert (answer.status, problem in html.unescape(answer.text)) == (status, True), answer.text[-600:]
+    found, text = inspector.problem(f"/compare?{query}")
+    assert (found, problem in text) == (status, True), text[-600:]

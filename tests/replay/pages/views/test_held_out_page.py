@@ -9,11 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from replay import ReplayStore
-from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, new_store
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting
 from tests.replay.storage.collecting.test_held_out_rows import episode
 
 HERE = f"/runs/{RUN}/held-out"
@@ -27,8 +24,7 @@ def inspector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for iteration, successes in ((0, 1), (4, 3)):
             made = [episode(number, iteration, success=number < successes) for number in range(3)]
             store.keep_held_out(RUN, [replace(each, stop_reason="max_turns") for each in made], evaluations=9)
-    reader = ReplayStore.open(path, read_only=True)
-    with closing(reader), served(create_app(OpenBuffer(reader))) as server:
+    with inspecting(path) as server:
         yield server
 
 
@@ -36,23 +32,19 @@ def numbers(html: str) -> list[int]:
     return [int(found) for found in re.findall(r'<tr data-href="/runs/[^"]+/held-out/[^"]+"><td>(\d+)</td>', html)]
 
 
-def test_newest_evaluation_is_listed_and_others_lead_to_theirs(inspector: Served) -> None:
-    html = inspector.ask(HERE).text
+def test_newest_evaluation_is_listed_and_others_and_failures_lead_to_theirs(inspector: Served) -> None:
+    html = inspector.page(HERE)
     assert numbers(html) == [0, 1, 2]
-    assert "<strong>4</strong>" in html
-    assert f'<a href="{HERE}?iteration=0&amp;only=all">0</a>' in html
-    assert "What is 6 times 7?" in html
-    assert "max_turns" in html
-
-
-def test_failures_are_listed_alone(inspector: Served) -> None:
-    assert numbers(inspector.ask(f"{HERE}?iteration=0&only=failed").text) == [1, 2]
-    assert numbers(inspector.ask(f"{HERE}?iteration=4&only=failed").text) == []
-    assert numbers(inspector.ask(f"{HERE}?iteration=0&limit=1").text) == [0]
+    assert "<strong>4</strong>" in html and f'<a href="{HERE}?iteration=0&amp;only=all">0</a>' in html
+    assert "What is 6 times 7?" in html and "max_turns" in html
+    assert numbers(inspector.page(f"{HERE}?iteration=0&only=failed")) == [1, 2]
+    assert numbers(inspector.page(f"{HERE}?iteration=4&only=failed")) == []
+    assert numbers(inspector.page(f"{HERE}?iteration=0&limit=1")) == [0]
+    assert f'<a href="{HERE}">held-out episodes</a>' in inspector.page(f"/runs/{RUN}")
 
 
 def test_one_task_is_shown_through_all_evaluations(inspector: Served) -> None:
-    html = inspector.ask(f"{HERE}/task-1").text
+    html = inspector.page(f"{HERE}/task-1")
     assert re.findall(r"<h2>([^<]+)</h2>", html) == [
         "After iteration 0: no success, reward 0.00",
         "After iteration 4: success, reward 1.00",
@@ -71,10 +63,5 @@ def test_one_task_is_shown_through_all_evaluations(inspector: Served) -> None:
     ],
 )
 def test_what_is_not_there_is_said(inspector: Served, target: str, problem: str) -> None:
-    answer = inspector.ask(target)
-    assert 400 <= answer.status < 500
-    assert problem in answer.text
-
-
-def test_run_leads_to_them(inspector: Served) -> None:
-    assert f'<a href="{HERE}">held-out episodes</a>' in inspector.ask(f"/runs/{RUN}").text
+    status, text = inspector.problem(target)
+    assert (status < 500, problem in text) == (True, True)

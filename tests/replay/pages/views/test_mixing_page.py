@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer, open_buffer
+from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, iterate, new_store, run_record, sql
 from tests.fakes.replay_command import preview_of
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting, served
 
 CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false", "max_staleness": "2"}
 
@@ -28,27 +28,29 @@ CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false"
 def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """24 fresh rows of three iterations, two drawn in each."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    writer, sampler = new_store(path), make_sampler("uniform", 3)
-    for iteration in (1, 2, 3):
-        iterate(writer, iteration, sampler)
-    writer.close()
+    with closing(new_store(path)) as writer:
+        sampler = make_sampler("uniform", 3)
+        for iteration in (1, 2, 3):
+            iterate(writer, iteration, sampler)
     with closing(ReplayStore.open(path, read_only=True)) as reader:
         yield reader
 
 
 @pytest.fixture(scope="module")
 def server(three_iterations: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(three_iterations, named="runs/quickstart-001"))) as found:
+    with inspecting(three_iterations, named="runs/quickstart-001") as found:
         yield found
 
 
 def page(server: Served, **parameters: str) -> str:
-    answer = server.ask(f"/mixing?{urlencode(parameters)}")
-    assert answer.status == 200, answer.text
-    return answer.text
+    return server.page(f"/mixing?{urlencode(parameters)}")
 
 
-def test_page_shows_the_batch_with_links_to_its_rows(server: Served, three_iterations: ReplayStore) -> None:
+def test_page_shows_the_batch_with_links_to_its_rows_and_writes_nothing(
+    server: Served, three_iterations: ReplayStore
+) -> None:
+    tables = ("draws", "sampler_state", "iterations", "metrics")
+    before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
     text = page(server, **CHOSEN)
     answer = preview_of(three_iterations, RUN, CHOSEN)
     # A sixteenth of 128 rows; the rest is fresh, in groups of 8.
@@ -57,42 +59,42 @@ def test_page_shows_the_batch_with_links_to_its_rows(server: Served, three_itera
         assert f'href="/trajectories/{row["id"]}"' in text
     assert text.count('<span class="slot fresh"></span>') == 120 + 1  # and one in the legend
     assert unescape(text).count(answer["yaml"]) == 1
-    assert "older than 2 policy versions" in text
-
-
-def test_page_names_a_source_that_can_give_nothing(server: Served) -> None:
+    assert "older than 2 policy versions" in text and "can give nothing" not in text
     sentence = "source 'self' can give nothing: replay.max_staleness leaves out the last of its 24 rows."
     assert f'<p class="warning">{sentence}</p>' in unescape(page(server, **CHOSEN | {"max_staleness": "0"}))
-    assert "can give nothing" not in page(server, **CHOSEN)
+    assert [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables] == before
 
 
-def test_controls_show_what_the_address_says(server: Served) -> None:
-    text = page(server, **CHOSEN, **{"recency.half_life": "3"})
-    assert (
+def test_controls_and_command_say_what_the_address_says(server: Served, three_iterations: ReplayStore) -> None:
+    text = page(server, **CHOSEN, **{"recency.half_life": "3"}, max_uses="", unit="any")
+    field = (
         '<input id="max_staleness" name="max_staleness" type="text" inputmode="numeric" placeholder="any" value="2">'
-        in text
     )
-    assert '<option value="uniform" selected>' in text
+    for part in (field, '<option value="uniform" selected>', 'name="recency.half_life" value="3"'):
+        assert part in text
     assert '<option value="false" selected>' in text
-    assert 'name="recency.half_life" value="3"' in text
-
-
-def test_command_of_the_page_asks_the_same(server: Served) -> None:
-    text = unescape(page(server, **CHOSEN, max_uses="", unit="any"))
     keys = ("fraction=0.0625", "sampler=uniform", "successful_only=false", "max_staleness=2")
     asked = " ".join(f"--set replay.{key}" for key in keys)
-    assert f"agentloop replay mix runs/quickstart-001 {asked}</code>" in text
+    assert f"agentloop replay mix runs/quickstart-001 {asked}</code>" in unescape(text)
     text = unescape(page(server, sampler="recency", **{"recency.half_life": "3"}))
     assert """--set replay.sampler=recency --set 'replay.sampler_options={"half_life": 3}'</code>""" in text
+    with inspecting(three_iterations, named="postgresql://me:pass-word@host/db") as found:
+        text = unescape(page(found, fraction="0.5"))
+    assert "pass-word" not in text
+    assert f"agentloop replay mix {three_iterations.url} --set replay.fraction=0.5" in text
 
 
-def test_command_of_the_page_answers_the_same_where_there_are_several_runs(tmp_path: Path) -> None:
+def test_a_database_of_several_runs_asks_which_and_its_command_answers_the_same(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as writer:
         iterate(writer, 1, make_sampler("uniform", 3))
         writer.add_run(run_record("run-2"))
         expected = preview_of(writer, RUN, {"fraction": "0.5"})
     with open_buffer(str(path)) as source, served(create_app(source)) as found:
+        assert 'href="/mixing?run=run-2"' in page(found)
+        assert found.ask("/mixing?run=other").status == 404
+        # Before its first iteration, with an empty buffer.
+        assert "can't give 64 of the 64 rows" in unescape(page(found, run="run-2", fraction="0.5"))
         text = unescape(page(found, run=RUN, fraction="0.5"))
     command = f"agentloop replay mix {path} --run {RUN} --set replay.fraction=0.5"
     assert command in text
@@ -113,7 +115,7 @@ def test_command_of_the_page_answers_the_same_where_there_are_several_runs(tmp_p
         ({"sampler": "mine.py:Mine"}, "sampler"),
     ],
 )
-def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: dict[str, str], control: str) -> None:
+def test_a_wrong_setting_is_named_by_its_control(server: Served, parameters: dict[str, str], control: str) -> None:
     text = page(server, **parameters)
     assert f'<p class="wrong" id="wrong-{control}" role="alert">replay.{control}' in text or control == "unit"
     assert text.count('role="alert">') == 1
@@ -121,43 +123,12 @@ def test_a_wrong_setting_is_told_beside_its_control(server: Served, parameters: 
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("option", "value"),
     [
-        {"sampler": "difficulty", "difficulty.sigma": "1e308"},
-        {"sampler": "difficulty", "difficulty.sigma": "1e-308"},
-        {"sampler": "entropy", "entropy.pool": "9" * 18},
-        {"sampler": "recency", "recency.half_life": "1e-310"},
-        {"sampler": "freshness", "freshness.tau": "1e-310"},
+        *(("difficulty.sigma", "1e308"), ("difficulty.sigma", "1e-308"), ("entropy.pool", "9" * 18)),
+        *(("recency.half_life", "1e-310"), ("freshness.tau", "1e-310")),
     ],
 )
-def test_options_at_their_ends_are_tried_out(server: Served, given: dict[str, str]) -> None:
-    assert 'role="alert"' not in page(server, fraction="0.0625", **given)
-
-
-def test_a_password_of_the_database_is_in_no_command(three_iterations: ReplayStore) -> None:
-    source = OpenBuffer(three_iterations, named="postgresql://me:pass-word@host/db")
-    with served(create_app(source)) as found:
-        text = unescape(page(found, fraction="0.5"))
-    assert "pass-word" not in text
-    assert f"agentloop replay mix {three_iterations.url} --set replay.fraction=0.5" in text
-
-
-def test_a_database_of_several_runs_asks_which(
-    three_iterations: ReplayStore, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("two") / "replay.sqlite"
-    writer = new_store(path)
-    writer.add_run(run_record("run-2"))
-    with served(create_app(OpenBuffer(writer))) as found:
-        assert 'href="/mixing?run=run-2"' in page(found)
-        assert found.ask("/mixing?run=other").status == 404
-        # Before its first iteration, with an empty buffer.
-        assert "can't give 64 of the 64 rows" in unescape(page(found, run="run-2", fraction="0.5"))
-    writer.close()
-
-
-def test_page_writes_nothing(server: Served, three_iterations: ReplayStore) -> None:
-    tables = ("draws", "sampler_state", "iterations", "metrics")
-    before = [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables]
-    page(server, **CHOSEN)
-    assert [sql(three_iterations, f"select * from {table} order by 1, 2, 3") for table in tables] == before
+def test_options_at_their_ends_are_tried_out(server: Served, option: str, value: str) -> None:
+    asked = {"fraction": "0.0625", "sampler": option.partition(".")[0], option: value}
+    assert 'role="alert"' not in page(server, **asked)

@@ -17,8 +17,9 @@ from replay.pages.app import create_app, create_folder_app
 from replay.pages.opened_runs import OpenedRuns
 from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, group, iterate, new_store, run_record, task, trajectory
+from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
 from tests.fakes.replay_command import ask
+from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.serving import Served, served
 
 ODD = "b%2F c?"
@@ -57,12 +58,6 @@ def inspector(runs: Path) -> Iterator[Served]:
         yield server
 
 
-def page(inspector: Served, target: str = "/") -> str:
-    response = inspector.ask(target)
-    assert response.status == 200, response.text
-    return response.text
-
-
 def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
     """Points by title of the panel and name of the run."""
     found = json.loads(html.split('id="charts">')[1].partition("</script>")[0])
@@ -74,25 +69,19 @@ def listed(html: str) -> list[list[str]]:
     return [[unescape(re.sub(r"<[^>]*>", "", cell)).strip() for cell in re.findall("<td.*?</td>", row)] for row in rows]
 
 
-def test_every_run_is_listed_with_what_it_came_to_or_its_problem(inspector: Served) -> None:
-    html = page(inspector)
-    # The import beside one run is none of the folder's own.
+def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_same_charts(inspector: Served) -> None:
+    html = inspector.page("/")
+    # The import in one run's folder is none of its own.
     assert sorted((row[1], row[4], row[5], row[6]) for row in listed(html)) == [
         ("a", "2", "50.0\u00a0%", "16"),
         (ODD, "3", "37.5\u00a0%", "24"),
     ]
     assert "must be a readable SQLite" in unescape(html)
-
-
-def test_curves_of_all_runs_stand_in_the_same_charts(inspector: Served) -> None:
-    found = charts(page(inspector))
+    found = charts(html)
     assert found["Success, held-out"] == {"a": [[1, 0.25], [2, 0.5]], ODD: [[1, 0.125], [2, 0.25], [3, 0.375]]}
     assert found["Reward"] == {"a": [[1, 0.5], [2, 0.5]], ODD: [[1, 0.5], [2, 0.5], [3, 0.5]]}
-
-
-def test_marked_runs_alone_are_shown_with_what_differs_between_them(inspector: Served) -> None:
-    assert charts(page(inspector, f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
-    both = page(inspector, address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
+    assert charts(inspector.page(f"/?show=a:{RUN}"))["Reward"].keys() == {"a"}
+    both = inspector.page(address(show=[f"a:{RUN}", f"{ODD}:{RUN}"]))
     assert '<td class="text">trajectories</td><td>16</td><td>24</td>' in both
     assert "The same in every key." in both
 
@@ -105,64 +94,48 @@ def test_marked_runs_alone_are_shown_with_what_differs_between_them(inspector: S
     ],
 )
 def test_runs_that_can_not_be_shown_are_refused(inspector: Served, asked: str, problem: str) -> None:
-    response = inspector.ask(f"/?{asked}")
-    assert (response.status, problem in unescape(response.text)) == (400, True)
+    status, text = inspector.problem(f"/?{asked}")
+    assert (status, problem in text) == (400, True)
 
 
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
-        html = page(server, f"/?all=1&show={RUN}&show=import-1")
+        html = server.page(f"/?all=1&show={RUN}&show=import-1")
         assert [row[1].split()[0] for row in listed(html)] == ["quickstart-001"] * 2
         assert f"quickstart-001 {RUN}" in charts(html)["Reward"]
         assert server.ask("/").status == 200
 
 
 def test_run_that_goes_on_is_looked_at_anew(inspector: Served, runs: Path) -> None:
-    assert charts(page(inspector))["Reward"]["a"][-1] == [2, 0.5]
+    assert charts(inspector.page("/"))["Reward"]["a"][-1] == [2, 0.5]
     with closing(new_store(runs / "a" / "replay.sqlite")) as store:
         iterate(store, 3, make_sampler("uniform", 0), count=2)
         store.add_metrics(RUN, 3, {"rollout/reward": 1.0})
-    after = page(inspector)
+    after = inspector.page("/")
     assert charts(after)["Reward"]["a"][-1] == [3, 1.0]
     assert [row[6] for row in listed(after) if row[1] == "a"] == ["24"]
 
 
-def links(html: str) -> set[str]:
-    return {unescape(link) for link in re.findall(r'(?:href|src|action|hx-get)="(/[^"#]*)', html)}
-
-
-def test_every_link_of_a_run_stays_with_it(inspector: Served) -> None:
-    """All pages that can be reached from the list, but for orders of their tables."""
-    seen: set[str] = set()
-    ahead = sorted(links(inspector.ask("/").text))
-    assert any(link.startswith("/in/b%25252F%2520c%253F/runs/") for link in ahead), ahead
-    while ahead:
-        link = ahead.pop(0)  # nearest first
-        seen.add(link.partition("?")[0] if "sort=" in link or "where=" in link else link)
-        response = inspector.ask(link)
-        assert response.status in (200, 303), (link, response.text)
-        if response.status == 303:
-            assert (response.header("location") or "").startswith(link.split("/runs")[0].rstrip("/")[:5])
-        elif "/static/" not in link:
-            below = re.match("/in/[^/]+", link)
-            found = {each for each in links(response.text) if "sort=" not in each and "where=" not in each}
-            leaving = {each for each in found if below and not each.startswith(below[0])}
-            assert leaving <= {"/", "/?all=1"} | {each for each in found if each.startswith("/static/")}
-            ahead += sorted(each for each in found if each not in seen and each not in ahead and len(seen) < 40)
-    assert {link.split("/")[3] for link in seen if link.startswith("/in/a/")} >= {
-        "runs",
-        "buffer",
-        "trajectories",
-        "tasks",
-    }
+def test_every_link_of_a_run_stays_with_it(inspector: Served, runs: Path) -> None:
+    ((row, its_task),) = sql(runs / ODD / "replay.sqlite", "select id, task from trajectories where slot = 0 limit 1")
+    below = address("in", ODD)
+    assert below == "/in/b%25252F%2520c%253F"
+    for target in page_addresses((RUN, "import-1"), str(its_task), [str(row)] * 2):
+        answer = inspector.ask(below + ("/" + target if target.startswith("?") else target))
+        if answer.status == 303:
+            assert str(answer.header("location")).startswith(below), target
+            continue
+        assert answer.status == 200, (target, answer.text)
+        links = {unescape(link) for link in re.findall(r'(?:href|src|action|hx-get)="(/[^"#]*)', answer.text)}
+        leaving = {link for link in links if not link.startswith((f"{below}/", "/static/"))}
+        assert leaving <= {"/", "/?all=1", below}, target
 
 
 def test_what_is_not_there_is_one_line(inspector: Served) -> None:
     for name in ("nobody", "notes", "..", "%252E%252E", "a%252F..%252Fa"):
-        response = inspector.ask(f"/in/{name}/buffer")
-        assert response.status == 404, name
-    response = inspector.ask("/in/damaged/buffer")
-    assert (response.status, "must be a readable SQLite" in unescape(response.text)) == (503, True)
+        assert inspector.ask(f"/in/{name}/buffer").status == 404, name
+    status, text = inspector.problem("/in/damaged/buffer")
+    assert (status, "must be a readable SQLite" in text) == (503, True)
 
 
 def test_other_commands_ask_for_one_run(runs: Path) -> None:

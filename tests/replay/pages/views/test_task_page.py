@@ -11,10 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from replay import ReplayStore, questions
-from replay.pages.app import create_app
-from replay.questions.open_buffer import OpenBuffer
 from tests.fakes.records import RUN, FreshRows, new_store, run_record, sql, task
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, inspecting
 
 HERE = "/tasks/task-1"
 
@@ -33,21 +31,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(path: Path) -> Iterator[ReplayStore]:
-    with closing(ReplayStore.open(path, read_only=True)) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def inspector(reader: ReplayStore) -> Iterator[Served]:
-    with served(create_app(OpenBuffer(reader))) as server:
+def inspector(path: Path) -> Iterator[Served]:
+    with inspecting(path) as server:
         yield server
-
-
-def page(inspector: Served, target: str) -> str:
-    answer = inspector.ask(target)
-    assert answer.status == 200, answer.text
-    return answer.text
 
 
 def listed(html: str) -> list[str]:
@@ -59,30 +45,21 @@ def titles(html: str) -> list[str]:
 
 
 def test_page_shows_success_by_policy_of_each_run_and_every_bucket(inspector: Served) -> None:
-    html = page(inspector, HERE)
+    html = inspector.page(HERE)
+    by_policy = [(0, 1), (1, 2), (2, 4), (0, 2)]
     assert [title for title in titles(html) if title.startswith("policy")] == [
-        "policy 0: 1 of 4 attempts successful",
-        "policy 1: 2 of 4 attempts successful",
-        "policy 2: 4 of 4 attempts successful",
-        "policy 0: 2 of 4 attempts successful",
+        f"policy {version}: {solved} of 4 attempts successful" for version, solved in by_policy
     ]
     buckets = [title.partition(",")[0] for title in titles(html) if " groups, " in title]
-    assert buckets == [
-        "0 of 4: 0 groups",
-        "1 of 4: 1 groups",
-        "2 of 4: 2 groups",
-        "3 of 4: 0 groups",
-        "4 of 4: 1 groups",
-    ]
+    assert buckets == [f"{solved} of 4: {groups} groups" for solved, groups in enumerate([0, 1, 2, 0, 1])]
     assert "in 2 runs" in html
-    alone = page(inspector, f"{HERE}?run={RUN}")
+    alone = inspector.page(f"{HERE}?run={RUN}")
     assert len([title for title in titles(alone) if title.startswith("policy")]) == 3
     assert 'href="/tasks/task-1?run=%2A"' in alone
 
 
 def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> None:
-    html = page(inspector, f"{HERE}?run={RUN}")
-    links = re.findall(r'<a href="(/buffer\?[^"]+)"[^>]*><title>([124]) of 4', html)
+    links = re.findall(r'<a href="(/buffer\?[^"]+)"[^>]*><title>([124]) of 4', inspector.page(f"{HERE}?run={RUN}"))
     assert len(links) == 3
     for link, solved in links:
         conditions = [unquote(part) for part in re.findall(r"where=([^&]+)", link)]
@@ -96,20 +73,16 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
 def test_trajectories_come_page_by_page_under_addresses_of_their_own(inspector: Served) -> None:
     seen, target = [], f"{HERE}?limit=6"
     while target:
-        html = page(inspector, target)
+        html = inspector.page(target)
         seen += listed(html)
         (target, *_) = [*re.findall(r'data-key="n" href="([^"#]+)#stored"', html), ""]
         target = target.replace("&amp;", "&")
     assert len(seen) == len(set(seen)) == 16
 
 
-def test_a_task_nobody_tried_says_so(inspector: Served) -> None:
-    html = page(inspector, "/tasks/task-2")
-    assert "Never tried here" in html
-    assert listed(html) == []
-
-
-def test_an_unknown_task_is_one_line(inspector: Served) -> None:
-    answer = inspector.ask("/tasks/nothing")
-    assert (answer.status, "HASH must be the beginning of one task" in answer.text) == (404, True)
+def test_a_task_nobody_tried_or_knows_says_so(inspector: Served) -> None:
+    html = inspector.page("/tasks/task-2")
+    assert "Never tried here" in html and listed(html) == []
+    status, text = inspector.problem("/tasks/nothing")
+    assert (status, "HASH must be the beginning of one task" in text) == (404, True)
     assert inspector.ask(f"{HERE}?after=nobody").status == 404

@@ -1,4 +1,4 @@
-"""`agentloop inspect`."""
+"""`agentloop inspect | report`: the pages of a buffer, in a browser and as one file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Annotated
 
 import typer
 
-from agentloop.cli.replay.common import Run, fail
+from agentloop.cli.replay.common import Run, RunId, fail, opened
 from replay.locate import is_folder_of_runs
+from replay.questions.open_buffer import asked_run, open_buffer
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
+@app.command(epilog="Example: agentloop inspect runs/quickstart-001")
 def inspect(
     run: Run = None,
     host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs --token.")] = "127.0.0.1",
@@ -37,8 +41,6 @@ def inspect(
         from replay.pages.serve import check_token, serve
     except ModuleNotFoundError as error:
         fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
-    from replay.questions.open_buffer import open_buffer
-
     token = secrets.token_urlsafe(24) if token == "auto" else token
     check_token(host, token)
     with ExitStack() as stack:
@@ -49,3 +51,23 @@ def inspect(
             source = stack.enter_context(open_buffer(run))
             app, shown = create_app(source, token=token, host=host), source.store.url
         serve(app, shown, host=host, port=port, token=token, browser=browser)
+
+
+@app.command(epilog="Example: agentloop report runs/quickstart-001 --out quickstart.html")
+def report(
+    run: Run = None,
+    run_id: RunId = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Where to; report.html in the run folder when left out."),
+    ] = None,
+) -> None:
+    """Write a run's page as one file to send to somebody: all curves, and nothing is fetched."""
+    from agentloop.runs.run_folder import explained
+    from agentloop.runs.run_report import report_run
+    from replay.pages.report import REPORT_NAME
+
+    with opened(run) as buffer:
+        path = out or (buffer.folder or Path()) / REPORT_NAME
+        with explained(path, option="--out", advice="Choose another with --out FILE."):
+            print(report_run(buffer.store, path, run=asked_run(buffer, run_id)))

@@ -1,3 +1,5 @@
+"""`agentloop report`: the page of a run as one file."""
+
 from __future__ import annotations
 
 import subprocess
@@ -38,18 +40,18 @@ def running(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_report_of_the_newest_run_is_written_while_it_goes_on_and_without_torch(running: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, "report"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    path = running / "report.html"
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout.splitlines(), done.stderr) == (["runs/live-001/report.html", "[]"], "")
-    html = path.read_text(encoding="utf-8")
+    html = (running / "report.html").read_text(encoding="utf-8")
     assert "25.0 %" in html
     assert "# Seed of everything that is random." in html  # each key of the configuration with its meaning
     assert [file.name for file in running.glob("report*")] == ["report.html"]
 
 
-def test_report_of_a_database_of_several_runs_names_them_and_takes_one(
+def test_report_of_a_database_of_several_runs_names_them_and_is_refused_where_it_can_not_be_written(
     running: Path, tmp_path: Path, shell: Shell
 ) -> None:
     with closing(ReplayStore.open(running / "replay.sqlite", read_only=False)) as store:
@@ -60,12 +62,10 @@ def test_report_of_a_database_of_several_runs_names_them_and_takes_one(
     assert "got live-001 (run-a), other-001 (run-b). Give its folder, or its id with --run." in refused
     nobody = shell.refusal(["report", database, "--run", "nobody"], tmp_path)
     assert "got 'nobody' where there are live-001" in nobody
-    assert shell.type(["report", database, "--run", "other-001", "--out", out], tmp_path) == (0, f"{out}\n", "")
+    asked = ["report", database, "--run", "other-001", "--out"]
+    assert shell.type([*asked, out], tmp_path) == (0, f"{out}\n", "")
     assert "75.0 %" in out.read_text(encoding="utf-8")
-
-
-def test_report_that_can_not_be_written_says_where(running: Path, tmp_path: Path, shell: Shell) -> None:
-    refused = shell.refusal(["report", running, "--out", tmp_path / "no" / "where.html"], tmp_path)
-    assert refused.startswith("--out must be writable, got No such file or directory at")
-    assert "got Is a directory at" in shell.refusal(["report", running, "--out", tmp_path], tmp_path)
+    for place, problem in ((tmp_path / "no" / "where.html", "No such file or directory"), (tmp_path, "Is a directory")):
+        refused = shell.refusal([*asked, place], tmp_path)
+        assert refused.startswith(f"--out must be writable, got {problem} at")
     assert not list(tmp_path.parent.glob("*.tmp"))

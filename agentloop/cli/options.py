@@ -1,0 +1,66 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from agentloop.errors import UserError
+
+_NEWEST = "newest"
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example --set replay.fraction=0.5."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="Folder of a run or of sft; the one under ./runs with the newest checkpoint when left out."
+    ),
+]
+EnvironmentChanged = Annotated[
+    bool,
+    typer.Option("--environment-changed", help="Go on although the environment's source is not what it was."),
+]
+Resume = Annotated[
+    Literal["newest", "auto"] | None,
+    typer.Option(
+        metavar="[auto]",
+        help="Continue the run in the folder CONFIG, or the newest of the configuration's name, from its last "
+        "checkpoint; auto: or begin one.",
+    ),
+]
+RunPlace = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Folder of the run, to begin it there or to continue it if it has begun."),
+]
+
+
+class ResumingCommand(TyperCommand):
+    """A command whose `--resume` may stand alone, which means the newest run. In Typer, options always have a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = [
+            f"--resume={_NEWEST}" if word == "--resume" and following != "auto" else word
+            for word, following in zip(args, [*args[1:], ""], strict=True)
+        ]
+        return super().parse_args(ctx, words)
+
+
+def resume_of(resume: str | None, run: Path | None) -> bool | Literal["auto"]:
+    """What --resume means to a run. Raises UserError where --run also says which one is meant."""
+    if run is not None and resume is not None:
+        raise UserError("--resume must be left out with --run, which continues that run if it has begun. Leave it out.")
+    return "auto" if resume == "auto" else resume == _NEWEST
+
+
+def program() -> str:
+    """What to type to start this program again, where its folder is not on the PATH too."""
+    return "agentloop" if shutil.which("agentloop") else sys.argv[0]

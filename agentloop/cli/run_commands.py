@@ -1,0 +1,239 @@
+"""`agentloop train | evaluate | sft | export | config | doctor`: a run, from its configuration to what it trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentloop.cli.options import (
+    AsJson,
+    ConfigFile,
+    EnvironmentChanged,
+    Overrides,
+    Resume,
+    ResumingCommand,
+    RunArgument,
+    RunPlace,
+    program,
+    resume_of,
+)
+from agentloop.distributed.torchrun import own_rank
+from agentloop.errors import UserError
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
+    from agentloop.training.from_python.train_result import TrainResult
+
+app = typer.Typer()
+
+
+@app.command(cls=ResumingCommand, epilog="Example: agentloop train configs/quickstart.yaml --set replay.fraction=0.5")
+def train(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="YAML file of the run, or `quickstart`, which is built in; with --resume also the folder of a run.",
+        ),
+    ],
+    overrides: Overrides = None,
+    resume: Resume = None,
+    run: RunPlace = None,
+    environment_changed: EnvironmentChanged = False,
+    trace_step: Annotated[
+        bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an agent: act, remember, mix, learn."""
+    settings = _settings("train", config, overrides or [], resume is not None and run is None)
+    # After the configuration: they load torch, and a mistake in it is said at once.
+    from agentloop.runs.display import open_display
+    from agentloop.training.train import train as run_training
+    from agentloop.training.train import train_worker
+
+    if own_rank():
+        train_worker(settings)
+        return
+    going_on = resume_of(resume, run)
+    with closing(open_display(stderr=as_json)) as display:
+        result = run_training(
+            settings,
+            resume=going_on,
+            run=config if config.is_dir() else run,
+            environment_changed=environment_changed,
+            trace=trace_step,
+            display=display,
+        )
+    if as_json:
+        paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
+        print(json.dumps({**vars(result), **paths}))
+    else:
+        _closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
+    raise typer.Exit(result.exit_code)
+
+
+def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
+    """The configuration in a file; of a run's folder, the run's own, to go on with."""
+    from agentloop.config.config_file import load_config
+    from agentloop.runs.run_folder import config_to_resume
+
+    if not config.is_dir():
+        return load_config(config, overrides)
+    if not resume:
+        alone = ", and without --run" if command == "train" else ""
+        raise UserError(
+            f"CONFIG must be a YAML file but with --resume{alone}, got the folder {str(config)!r}. To go on with the "
+            f"run in it: {shlex.join([program(), command, str(config), '--resume'])}"
+        )
+    return config_to_resume(config, overrides)
+
+
+def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
+    """The command of a run with another share of replay; None where this one was begun by another command."""
+    if config.is_dir():
+        return None
+    sets = [*overrides, f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}"]
+    return [program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
+
+
+def _closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
+    from agentloop.runs.display import percent
+
+    print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
+    print(f"trained model: {result.model}")
+    print(f"run folder: {result.folder}   report: {result.report}")
+    replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
+    hints = [
+        (f"{replay} stats {folder}", "what is in the buffer, and what was drawn from it"),
+        (f"{replay} ls {folder} --failed", f"pick one, then: {replay} show ID {folder}"),
+    ]
+    width = max(len(words) for words, _ in hints)  # the last one can be long
+    if result.exit_code:
+        print(f"stopped after iteration {result.iterations} of {iterations}")
+        hints.append((shlex.join([program(), "train", str(result.folder), "--resume"]), "go on from here"))
+    elif with_other_mix is not None:
+        hints.append((shlex.join(with_other_mix), "another mixing ratio"))
+    print("try next:")
+    for words, meaning in hints:
+        print(f"  {words:<{width}}  # {meaning}")
+
+
+@app.command(
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
+)
+def evaluate(
+    run: RunArgument = None,
+    policy: Annotated[
+        int | None, typer.Option(help="Policy version to evaluate; the last checkpoint's when left out.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; as configured when left out.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes on each task, for pass@k up to that k; as configured when left out."),
+    ] = None,
+    environment_changed: EnvironmentChanged = False,
+    as_json: AsJson = False,
+) -> None:
+    """Held-out success of a run's policy: pass@k, turns and stop reasons with 95 % confidence intervals."""
+    from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
+    from agentloop.rollouts.evaluation import as_table
+
+    found = evaluate_run(
+        run or newest_trained_folder(),
+        policy=policy,
+        tasks=tasks,
+        samples=samples,
+        environment_changed=environment_changed,
+    )
+    print(json.dumps(found.to_json()) if as_json else as_table(found))
+
+
+@app.command(
+    epilog="Example: agentloop sft configs/model.yaml --set model.path=PATH --set sft.data=demonstrations.jsonl"
+)
+def sft(
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="YAML file of the run; with --resume also the folder of a training."),
+    ],
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the training in the folder CONFIG, or the newest of the configuration's name, from its last "
+            "checkpoint.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on demonstrations of your own, to go on from with train."""
+    settings = _settings("sft", config, overrides or [], resume)
+    from agentloop.runs.display import open_display
+    from agentloop.supervised.sft import sft as train_supervised
+
+    with closing(open_display(stderr=as_json)) as display:
+        result = train_supervised(settings, resume=config if config.is_dir() else resume, display=display)
+    if as_json:
+        print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
+    else:
+        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        resumed = shlex.join([program(), "sft", str(result.folder), "--resume"])
+        print(f"folder: {result.folder}")
+        print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(epilog="Example: agentloop export runs/quickstart-001 --to my-agent")
+def export(
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="A new folder, or an empty one.")],
+    run: RunArgument = None,
+    policy: Annotated[
+        int | None, typer.Option(help="Policy version to export; the last checkpoint's when left out.")
+    ] = None,
+) -> None:
+    """Write a trained policy as a folder that transformers loads, and a hub takes: weights and model card."""
+    from agentloop.analysis.exported_model import export_run
+    from agentloop.analysis.stored_policies import newest_trained_folder
+
+    print(f"exported to {export_run(run or newest_trained_folder(), to, policy=policy)}")
+
+
+@app.command(epilog="Example: agentloop config configs/quickstart.yaml --set replay.fraction=0.5")
+def config(file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the effective configuration, each key with its meaning."""
+    from agentloop.config.config_file import describe_config, load_config, to_plain
+
+    effective = load_config(file, overrides or [])
+    print(json.dumps(to_plain(effective), indent=1) if as_json else describe_config(effective))
+
+
+@app.command(epilog="Example: agentloop doctor --json")
+def doctor(
+    folder: Annotated[Path, typer.Option(help="Where runs are to be written.")] = Path("runs"),
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Also check the vLLM server there, whose key is in AGENTLOOP_ENGINE_KEY."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: shadowed modules, GPU, disk. Exit code 1 if something can't work."""
+    from agentloop.analysis.doctor import check_engine, checks
+
+    found = checks(folder)
+    if engine is not None:
+        found.append(check_engine(engine, os.environ.get("AGENTLOOP_ENGINE_KEY")))
+    if as_json:
+        print(json.dumps([check._asdict() for check in found]))
+    else:
+        for check in found:
+            print(f"{check.status:<5} {check.name}: {check.found}" + (f"  -> {check.advice}" if check.advice else ""))
+    raise typer.Exit(1 if any(check.status == "fail" for check in found) else 0)
