@@ -25,9 +25,10 @@ from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import seed_process
 from agentloop.runs.run_folder import create_run_folder
-from agentloop.training.components import Components, build_components, starting_model
+from agentloop.training.components import Components, build_components
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
+from agentloop.training.starting_model import starting_model
 from benchmarks._replay_arms import BUDGET, STARTS, TARGET, TASKS, TUNING_SEEDS, Job, Values
 from benchmarks._replay_curriculum import short_first
 from replay.records import RunRecord
@@ -99,7 +100,7 @@ def play(job: Job, work: Path, *, budget: int) -> Result:
     seed_process(config)
     display = LastFigures()
     try:
-        with closing(build_components(folder, display, checkpoint=None, first=start)) as parts:
+        with closing(build_components(folder, display, checkpoint=None)) as parts:
             begin_run(parts)
             chosen = short_first(parts, job.task) if job.is_short_first else parts
             outcome = _train(Loop(chosen, LoopState()), display, budget=budget)

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.training.plan import EnvironmentTurns, TaskQueue
+from agentloop.training.loop_state import EnvironmentTurns, TaskQueue
 
 
 def test_tasks_come_one_after_another() -> None:
