@@ -112,13 +112,6 @@ def trackio_history(run: str) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name != "timestamp"} for row in found]
 
 
-def test_tensorboard_has_every_known_value_at_its_iteration(folder: Path) -> None:
-    log_all(folder, "tensorboard", [(1, {"actor/entropy": 0.5, "time/x": math.nan}), (2, {"actor/entropy": 0.25})])
-    assert tensorboard_scalars(folder, "actor/entropy") == [(1, 0.5), (2, 0.25)]
-    with pytest.raises(KeyError):
-        tensorboard_scalars(folder, "time/x")
-
-
 def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> None:
     log_all(folder, "tensorboard", [(i, {"a": 1.0}) for i in (1, 2, 3)])
     log_all(folder, "tensorboard", [(i, {"a": 2.0}) for i in (2, 3, 4)], keep_through=1)

@@ -35,38 +35,8 @@ class Raising(Recording):
         super().log(iteration, metrics)
 
 
-class Unclosable(Recording):
-    def close(self) -> None:
-        raise OSError("disk full")
-
-
-class Emptying(Recording):
-    """Changes what it is given."""
-
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        dict.clear(metrics)  # type: ignore[arg-type]
-
-
 def lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_metrics_file_writes_one_object_per_iteration(tmp_path: Path) -> None:
-    sink = MetricsFile(tmp_path / "metrics.jsonl")
-    sink.log(1, {"actor/entropy": 0.5, "time/update": float("nan")})
-    sink.log(2, {"actor/entropy": 0.25})
-    sink.close()
-    assert lines(tmp_path / "metrics.jsonl") == [
-        {"iteration": 1, "actor/entropy": 0.5, "time/update": None},
-        {"iteration": 2, "actor/entropy": 0.25},
-    ]
-
-
-def test_metrics_file_shows_a_line_as_soon_as_it_is_logged(tmp_path: Path) -> None:
-    sink = MetricsFile(tmp_path / "metrics.jsonl")
-    sink.log(1, {"a": 1.0})
-    assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 1, "a": 1.0}]
-    sink.close()
 
 
 def test_metrics_file_resumed_has_every_iteration_once(tmp_path: Path) -> None:
@@ -95,20 +65,6 @@ def test_metrics_file_repairs_a_torn_tail(tmp_path: Path, tail: bytes) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_metric_sinks_give_every_sink_everything_in_order() -> None:
-    warnings: list[str] = []
-    first, second = Recording(), Recording()
-    sinks = MetricSinks({"first": first, "second": second}, warnings.append)
-    for iteration in range(100):
-        sinks.log(iteration, {"a": float(iteration)})
-    sinks.close()
-    assert first.rows == second.rows == [(i, {"a": float(i)}) for i in range(100)]
-    assert first.closed
-    assert second.closed
-    assert warnings == []
-    assert sinks.missed == {}
-
-
 @pytest.mark.parametrize("error", [OSError("read-only file system"), SystemExit(3)])
 def test_metric_sinks_drop_a_sink_that_raises_and_count_what_it_missed(error: BaseException) -> None:
     warnings: list[str] = []
@@ -126,41 +82,6 @@ def test_metric_sinks_drop_a_sink_that_raises_and_count_what_it_missed(error: Ba
     assert good.closed
     assert not bad.closed
     assert sinks.missed == {"bad": 8}
-
-
-def test_metric_sinks_close_the_others_when_one_can_not_be_closed() -> None:
-    warnings: list[str] = []
-    good = Recording()
-    sinks = MetricSinks({"bad": Unclosable(), "good": good}, warnings.append)
-    sinks.log(1, {"a": 1.0})
-    sinks.close()
-    assert good.closed
-    (warning,) = warnings
-    assert warning.startswith("metrics sink bad failed: OSError: disk full at test_sinks.py:40. It gets")
-
-
-def test_metric_sinks_keep_their_own_copy_of_the_metrics() -> None:
-    first, second = Emptying(), Recording()
-    sinks = MetricSinks({"first": first, "second": second}, pytest.fail)
-    metrics = {"a": 1.0}
-    sinks.log(1, metrics)
-    assert second.rows == [(1, {"a": 1.0})]
-    assert metrics == {"a": 1.0}
-
-
-def test_open_sinks_makes_a_sink_of_ones_own_with_the_run_folder(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(
-        "class Own:\n"
-        "    def __init__(self, folder): self.folder = folder\n"
-        "    def log(self, iteration, metrics): (self.folder / 'own.txt').write_text(str(iteration))\n"
-        "    def close(self): pass\n"
-    )
-    sinks = open_sinks([f"{file}:Own"], tmp_path, warn=pytest.fail)
-    sinks.log(7, {})
-    sinks.close()
-    assert (tmp_path / "own.txt").read_text() == "7"
-    assert lines(tmp_path / "metrics.jsonl") == [{"iteration": 7}]
 
 
 @pytest.mark.parametrize(

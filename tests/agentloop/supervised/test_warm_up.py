@@ -72,20 +72,6 @@ def _folders(first: Path, others: Path) -> dict[str, Path]:
     return {"first": first, "same": others / "same", "other": others / "other"}
 
 
-def test_tiny_model_building_leaves_the_random_state_alone(tmp_path: Path) -> None:
-    before = torch.get_rng_state()
-    build_tiny_model(tmp_path, TINY, corpus=["a b c"], seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_demonstration_tokens_read_as_the_template_renders_them(loaded: LoadedModel) -> None:
-    for conversation in itertools.islice(conversations(), 20):
-        (tokens,) = demonstrator(loaded).sequences(conversation)
-        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
-        # The new line after the last end of turn belongs to a next message that never comes.
-        assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
-
-
 def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
     conversation = next(conversations())
     (tokens,) = demonstrator(loaded).sequences(conversation)
@@ -172,17 +158,9 @@ def test_hardest_of_last_reply_skips_its_first_word() -> None:
     assert hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
 
 
-def test_hardest_of_a_reply_of_one_token_is_that_token() -> None:
-    assert hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0
-
-
 def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:
     # Any loss is below 1000, so the target is met by the first update.
     assert warmed(loaded, max_updates=50, loss_target=1000.0, updates_after_target=2).updates == 3
-
-
-def test_warm_up_stops_at_its_most_updates(loaded: LoadedModel) -> None:
-    assert warmed(loaded, max_updates=4, loss_target=1e-9).updates == 4
 
 
 def test_warm_up_lowers_the_loss(folder: Path) -> None:

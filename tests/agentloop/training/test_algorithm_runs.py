@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.errors import UserError
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.processes import assert_same_bits
-from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.runs import PARITY, SilentDisplay, rows, small_config
 
 
 def quick(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:
@@ -140,13 +138,6 @@ def test_run_with_turn_credit_learns_where_all_outcomes_are_equal(tmp_path: Path
     assert display.iterations[1]["actor/replay/pg_loss"] != 0.0
 
 
-def test_environment_that_says_nothing_of_turns_is_refused_at_the_start(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path, qwen2, advantage={"credit": "turn"})
-    with pytest.raises(UserError, match="must be trajectory when the environment has no turn_rewards, got turn with"):
-        train(config, display=SilentDisplay())
-    assert not (tmp_path / "small-001").exists()
-
-
 def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path) -> None:
     config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, rollout={"dynamic_sampling_rounds": 2})
     display = SilentDisplay()
@@ -192,23 +183,3 @@ def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_p
     fresh = [row["batch/fresh"] + row["batch/fresh_shortfall"] for row in display.iterations]
     assert fresh == [16.0, 12.0]
     assert len(found) + sum(lost) == sum(fresh)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "sections"),
-    [("remax", {}), ("grpo", {"batch": {"group_size": 2}, "rollout": {"dynamic_sampling_rounds": 1}})],
-)
-def test_resumed_run_is_the_unbroken_one(
-    tmp_path: Path, qwen2: Path, algorithm: str, sections: dict[str, dict[str, Any]]
-) -> None:
-    def config(folder: Path) -> RunConfig:
-        return quick(folder, qwen2, algorithm, checkpoint={"every": 1}, **sections)
-
-    unbroken = train(config(tmp_path / "a"), display=SilentDisplay())
-    train(config(tmp_path / "b"), display=StopAfter(1))
-    resumed = train(config(tmp_path / "b"), resume=True, display=SilentDisplay())
-    last = "checkpoints/000002/model/model.safetensors"
-    assert_same_bits(resumed.folder / last, unbroken.folder / last)
-    query = """select d.iteration, d.slot, d.advantage, t.task from draws d
-               join trajectories t on t.id = d.trajectory order by 1, 2"""
-    assert rows(resumed.folder / "replay.sqlite", query) == rows(unbroken.folder / "replay.sqlite", query)

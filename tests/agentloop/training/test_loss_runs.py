@@ -3,10 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from agentloop.config import RunConfig
-from agentloop.errors import UserError
 from agentloop.training.train import train
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
@@ -27,11 +23,3 @@ def test_run_with_other_objectives_and_a_correction_tells_what_they_did(tmp_path
         found, "select value from metrics where iteration = 2 and name = 'actor/replay/importance_weight_mean'"
     )
     assert 0 < weight <= 1.5
-
-
-def test_objective_that_is_not_there_is_refused_before_the_warm_up(tmp_path: Path) -> None:
-    loss = {"replay": {"objective": str(tmp_path / "mine.py") + ":tempered"}}
-    config = RunConfig.model_validate({"run": {"name": "none", "folder": str(tmp_path)}, "loss": loss})
-    with pytest.raises(UserError, match=r"loss.replay.objective must name a file that exists, got .*mine.py"):
-        train(config, display=SilentDisplay())
-    assert not (tmp_path / "none-001").exists()

@@ -112,15 +112,6 @@ def test_an_engine_of_adapters_has_its_weights_still_when_it_wakes(
     assert all(torch.equal(before[name], weight) for name, weight in server.models.model.state_dict().items())
 
 
-def test_an_engine_that_was_not_started_for_it_refuses_memory(
-    tmp_path: Path, learner: LoadedModel, server: EngineServer, control: EngineControl
-) -> None:
-    server.transfers = False
-    policy = published(tmp_path / "000000", learner)
-    with pytest.raises(EngineRefused, match=r"got status 500: .*Weight transfer not configured.* its weights are gone"):
-        bring(control, policy, partial(by_value, PolicyWeights(learner.model)), record=tmp_path / "proofs.jsonl")
-
-
 def published_as(folder: Path, learner: LoadedModel, version: int) -> Path:
     target = folder / f"{version:06d}"
     published(target, learner, version=version)

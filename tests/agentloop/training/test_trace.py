@@ -103,15 +103,6 @@ def test_trace_shows_what_the_optimizer_steps_see() -> None:
     assert lines["replay_mask"] == ["[2]", "bool", "False"]
 
 
-def test_trace_says_which_role_an_algorithm_lacks() -> None:
-    lines, _ = traced("grpo")
-    for name in ("values", "returns"):
-        assert lines[name] == ["none", "this", "algorithm", "has", "no", "critic"]
-    assert lines["ref_log_probs"][0] == "none"
-    assert lines["ref_log_probs"][1:] == ["no", "kl", "coefficient", "asks", "for", "it", "here"]
-    assert float(lines["rewards"][-1]) == float(lines["scores"][-1]) == 1.0
-
-
 def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:
     lines, _ = traced("grpo", left=[0.75, 0.5])
     assert (float(lines["scores"][-1]), float(lines["rewards"][-1])) == (1.0, 0.75)
