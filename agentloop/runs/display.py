@@ -17,17 +17,16 @@ _LONGEST_SILENCE = 15.0
 
 
 class RunDisplay(Protocol):
+    """What shows people how a run goes."""
+
     def phase(self, name: str, done: int, total: int) -> None:
         """Something long is going on: `done` of `total` (episodes, updates, ...)."""
-        ...
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """An iteration has been committed."""
-        ...
 
     def note(self, text: str) -> None:
         """A message on a line of its own."""
-        ...
 
     def close(self) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.tools.tool_memory import ToolMemory
@@ -36,13 +37,12 @@ class LoopCollection(Collection):
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def collect(self, planned: IterationPlan) -> Collected:
-        iteration = planned.request.iteration
         try:
-            return self._sampled(iteration, planned)
+            return self._sampled(planned.request.iteration, planned)
         except CodeInterrupted as problem:
             self._components.display.note(
-                f"iteration {iteration} is collected again at --resume: code of yours failed after a stop was asked "
-                f"for, and Ctrl-C may have ended processes that it needs ({problem})"
+                f"iteration {planned.request.iteration} is collected again at --resume: code of yours failed after a "
+                f"stop was asked for, and Ctrl-C may have ended processes that it needs ({problem})"
             )
             raise StoppedWaiting from problem
 
@@ -74,7 +74,7 @@ class LoopCollection(Collection):
             [(task, size) for task, (_, size) in zip(tasks, groups, strict=True)],
             CollectedBy(parts.run_id, iteration, self._state.attempt),
             earlier=earlier,
-            progress=lambda done, total: parts.display.phase("collect", done, total),
+            progress=partial(parts.display.phase, "collect"),
         )
 
     def _recall(self, tasks: Sequence[str]) -> None:
@@ -109,14 +109,9 @@ class LoopCollection(Collection):
         )
 
     def evaluate(self) -> Evaluation:
-        parts = self._components
-        found = evaluate(
-            self._evaluating,
-            parts.source,
-            parts.config,
-            scorer=parts.collector.scorer,
-            progress=lambda done, total: parts.display.phase("evaluate", done, total),
-        )
+        parts, scorer = self._components, self._components.collector.scorer
+        progress = partial(parts.display.phase, "evaluate")
+        found = evaluate(self._evaluating, parts.source, parts.config, scorer=scorer, progress=progress)
         keep_episodes(parts, self._state.iteration, found.episodes)
         return replace(found, episodes=())
 
