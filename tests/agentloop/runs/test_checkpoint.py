@@ -148,5 +148,6 @@ def check_kills(folder: Path, kills: int) -> None:
         assert len(newest) >= min(2, number)
 
 
+@pytest.mark.slow
 def test_checkpoint_survives_kills_while_saving(tmp_path: Path) -> None:
     check_kills(tmp_path, KILLS)

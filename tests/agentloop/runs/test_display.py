@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from agentloop.runs.display import LiveDisplay, PlainDisplay
@@ -77,3 +78,19 @@ def test_live_display_ends_with_the_figures_of_the_last_iteration_and_can_be_clo
     last = written.getvalue().replace("\r", "\n").splitlines()
     assert any("a word in between" in line for line in last)
     assert "held-out 50.0 %" in written.getvalue().rsplit("iteration 2/2", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "figures", "part"),
+    [
+        (1, {"batch/fresh": 118.0, "batch/replay": 10.0}, "fresh 118 + replay 10 of 32  "),
+        (1, {"rollout/failed_calls": 0.125}, "  failed tool calls 12.5 %  "),
+        (1, {"rollout/engine_failures": 3.0}, "  3 lost to the engine  "),
+        (41, {}, "left <= 0:57\n"),  # a resumed run counts its own iterations only
+    ],
+)
+def test_iteration_says_what_went_otherwise(number: int, figures: dict[str, float], part: str) -> None:
+    display, written, clock = plain()
+    clock.now = 3.0
+    display.iteration(number, 60, {**FIGURES, **figures})
+    assert part in written.getvalue()

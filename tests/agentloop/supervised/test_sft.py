@@ -196,6 +196,7 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     assert (found.evaluated.run, found.evaluated.policy_version) == (str(result.folder), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adafactor", 0.1), ("muon", 0.01)])
 def test_every_optimizer_learns(tmp_path: Path, qwen2: Path, data: Path, name: str, rate: float) -> None:
     config = configured(tmp_path, qwen2, data, sft={"learning_rate": rate}, optimizer={"name": name})
@@ -203,6 +204,7 @@ def test_every_optimizer_learns(tmp_path: Path, qwen2: Path, data: Path, name: s
     assert result.held_out_after < result.held_out_before - 4.0  # of 5.9 nats at first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [3, 9])
 def test_stopped_sft_resumes_bit_for_bit(
     tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[SftResult, SilentDisplay], after: int
@@ -312,17 +314,32 @@ def test_what_sft_needs_is_told_in_one_line(
     assert told in str(caught.value)
 
 
+def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:
+    long = conversation(1)
+    long["messages"][2]["content"] = "long " * 500
+    path = written(tmp_path / "mine.jsonl", [long, *(conversation(number) for number in range(24))])
+    others = written(tmp_path / "others.jsonl", [conversation(number) for number in range(100, 103)])
+    display = SilentDisplay()
+    result = sft(configured(tmp_path, qwen2, path, sft={"held_out": str(others), "epochs": 1}), display=display)
+    assert (result.conversations, result.held_out, result.updates) == (24, 3, 6)
+    assert "demonstrations: 24 to train on, 3 held out, 1 left out as too long for the context" in display.notes
+
+
 def without_a_model(folder: Path, data: Path, **sections: Any) -> RunConfig:
     config = configured(folder, Path("none"), data, optimizer={"name": "muon"}, **sections)
     tiny = TinyModelSection(layers=1, hidden=32, vocabulary=420)
     return config.model_copy(update={"model": ModelSection(), "tiny": tiny})
 
 
+@pytest.mark.slow
 def test_new_model_resumes_bit_for_bit_and_depends_on_the_seed(tmp_path: Path, data: Path) -> None:
     whole = sft(without_a_model(tmp_path / "whole", data), display=SilentDisplay())
     stopped = without_a_model(tmp_path / "stopped", data)
     assert sft(stopped, display=_StopAt(3)).exit_code == 143
     resumed = sft(stopped, resume=True, display=SilentDisplay())
     assert_same_bits(resumed.model / "model.safetensors", whole.model / "model.safetensors")
+    trained = load_model(ModelSection(), resumed.model)
+    assert len(trained.codec.encode('{"name": "look", "arguments": {"key": "')) < 12  # pieces of the conversations
+    assert resumed.held_out_after < resumed.held_out_before - 1.5  # nats
     other = stopped.model_copy(update={"run": stopped.run.model_copy(update={"seed": 1})})
     assert sft(other, display=SilentDisplay()).held_out_before != whole.held_out_before

@@ -156,6 +156,7 @@ def test_hardest_of_last_reply_skips_its_first_word() -> None:
     assert hardest_of_last_reply(losses, marked, [False] * 7) == 0.5
     # 7.0 as the thinking's opening tag: then 0.5 is the choice.
     assert hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
+    assert hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0  # a reply of one token is that
 
 
 def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:

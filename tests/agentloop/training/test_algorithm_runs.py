@@ -14,7 +14,9 @@ from agentloop.config import RunConfig
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import PARITY, SilentDisplay, rows, small_config
+from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 
 def quick(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:
@@ -139,9 +141,12 @@ def test_run_with_turn_credit_learns_where_all_outcomes_are_equal(tmp_path: Path
 
 
 def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, rollout={"dynamic_sampling_rounds": 2})
-    display = SilentDisplay()
-    result = train(config, display=display)
+    rounds = {"rollout": {"dynamic_sampling_rounds": 2}, "checkpoint": {"every": 1}}
+    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, **rounds)
+    stopped, display = StopAfter(1), SilentDisplay()
+    train(config, display=stopped)
+    result = train(config, resume=True, display=display)  # tasks that were taken beyond the planned ones are remembered
+    display.iterations = stopped.iterations + display.iterations
     database = result.folder / "replay.sqlite"
     assert [row["batch/fresh"] for row in display.iterations] == [16.0, 16.0]
     assert max(row["rollout/dynamic_sampling_rounds"] for row in display.iterations) <= 2
@@ -183,3 +188,20 @@ def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_p
     fresh = [row["batch/fresh"] + row["batch/fresh_shortfall"] for row in display.iterations]
     assert fresh == [16.0, 12.0]
     assert len(found) + sum(lost) == sum(fresh)
+
+
+def test_run_with_other_objectives_and_a_correction_tells_what_they_did(tmp_path: Path, qwen2: Path) -> None:
+    correction = {"kind": "truncate", "level": "turn", "mean": "geometric", "ratio_high": 1.5}
+    loss: dict[str, Any] = {
+        "fresh": {"objective": "gspo"},
+        "replay": {"objective": "gmpo", "anchor": "old", "correction": correction, "missing_log_probs": "luffy"},
+    }
+    config = quick(tmp_path, qwen2, loss=loss, batch={"ppo_epochs": 2}, replay={"fraction": 0.25})
+    found = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    names = {name for (name,) in rows(found, "select name from metrics where iteration = 2")}
+    assert {"actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/replay/importance_weight_mean"} <= names
+    assert "actor/fresh/importance_weight_mean" not in names
+    ((weight,),) = rows(
+        found, "select value from metrics where iteration = 2 and name = 'actor/replay/importance_weight_mean'"
+    )
+    assert 0 < weight <= 1.5

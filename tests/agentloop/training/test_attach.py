@@ -21,6 +21,8 @@ from replay.exchange.teacher import import_chat, teaching_of
 from replay.questions.filters import condition
 from tests.fakes.runs import SilentDisplay, rows, save_llama, small_config
 
+pytestmark = pytest.mark.slow
+
 DRAWN = (
     "select count(*) from draws d join trajectories t on t.id = d.trajectory "
     "where d.stream = 'replay' and d.state = 'committed' and t.source = '{}'"

@@ -24,6 +24,8 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
 from tests.vllm.server import free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -126,6 +128,10 @@ def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path:
         result = train(config(tmp_path, model, server), display=SilentDisplay())
     probe = read_published(result.folder / "policies" / "000003").probe
     assert probe.number_type == "bfloat16"
+    # The policy says which bytes engines were given; the folders of the two newest are there.
+    published = [read_published(result.folder / "policies" / f"{version:06d}") for version in (2, 3)]
+    recorded = rows(buffer_of(result.folder), "select sha256, probe from policies where version >= 2 order by version")
+    assert recorded == [(policy.sha256, policy.probe.model_dump_json()) for policy in published]
     assert probe.before is not None and probe.before != probe.log_probs
     with closing(ReplayStore.open(buffer_of(result.folder), read_only=True)) as store:
         ids = [id for (id,) in rows(buffer_of(result.folder), "select id from trajectories where iteration = 3")]

@@ -36,6 +36,8 @@ from tests.fakes.processes import (
 )
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
+pytestmark = pytest.mark.slow
+
 MOODY = f"{ENVIRONMENTS / 'parity.py'}:Moody"
 ITERATIONS = 6
 EVERY = 2

@@ -27,6 +27,8 @@ from tests.fakes.processes import write_config
 from tests.fakes.real_templates import real_template
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 
+pytestmark = pytest.mark.slow
+
 CALCULATOR = f"{ROOT / 'examples/calculator.py'}:Calculator"
 DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
 TINY: dict[str, Any] = {

@@ -14,12 +14,16 @@ from agentloop.config import RunConfig
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from context.authors import AuthorTable
+from replay.exchange import export_file, import_file
+from replay.questions.trajectory import lineage_of
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 from tests.fakes.worker_runs import WorkerProgram
+
+pytestmark = pytest.mark.slow
 
 GOALS = ENVIRONMENTS / "goals.py"
 HINDSIGHT = {"enable": True, "min_turns": 1, "advantage": 0.75, "window": 2}
@@ -92,6 +96,21 @@ def test_what_was_claimed_and_what_was_made_of_it_are_metrics(finished: TrainRes
     assert rows(database, "select count(*) from trajectories where source = 'hindsight'") == [
         (found["hindsight/rows"],)
     ]
+
+
+def test_lineage_goes_both_ways_and_rows_are_exported_as_they_are(finished: TrainResult, tmp_path: Path) -> None:
+    there = stored(finished, "source = 'hindsight'")
+    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
+        made, parent = (lineage_of(store, str(id)) for id in (there[0].id, there[0].record.parent))
+        assert (made["source"], made["parent"], made["children"]) == ("hindsight", there[0].record.parent, [])
+        assert (parent["source"], parent["parent"], parent["children"]) == ("self", None, [there[0].id])
+        export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
+        import_file(other, tmp_path / "rows.jsonl", name=None)
+        again = other.read([row.id for row in there])
+    assert [row.record for row in again] == [row.record for row in there]
+    assert {row.segments[0].behavior_context for row in again} == {"relabelled"}
+    assert all(one.segments[0].tokens.equals(two.segments[0].tokens) for one, two in zip(there, again, strict=True))
 
 
 def test_what_the_reward_does_not_confirm_is_not_stored(tmp_path: Path, qwen2: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,6 +13,8 @@ from agentloop.config import RunConfig
 from agentloop.training.train import train
 from replay import ReplayStore, questions
 from tests.fakes.runs import SilentDisplay, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 REDACTOR = """
 from dataclasses import replace

@@ -17,6 +17,8 @@ from agentloop.runs.run_folder import config_to_resume, open_run_folder
 from agentloop.training.train import TrainResult, train
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 REPLAY = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.25}, "sampler": "uniform"}
 
 

@@ -33,10 +33,11 @@ from replay.store import ReplayStore
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 UNTIMED = ("time/", "speed/")
+Finished = tuple[TrainResult, RunConfig, SilentDisplay]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> tuple[TrainResult, RunConfig, SilentDisplay]:
+def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Finished:
     """One run of three iterations that the tests below look at from all sides."""
     config = small_config(tmp_path_factory.mktemp("runs"), qwen2)
     display = SilentDisplay()
@@ -50,7 +51,7 @@ def without_replay(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Tra
 
 
 @pytest.fixture
-def finished_copy(finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path) -> Path:
+def finished_copy(finished: Finished, tmp_path: Path) -> Path:
     """A run folder that a test may go on with."""
     copy = Path(shutil.copytree(finished[0].folder, tmp_path / "small-001"))
     described = (copy / "run.json").read_text()
@@ -70,7 +71,7 @@ def untimed(iterations: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(UNTIMED)} for row in iterations]
 
 
-def test_run_composition_is_what_the_rule_gives(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
+def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
     result, _, _ = finished
     database = result.folder / "replay.sqlite"
     for iteration, (fresh, replayed) in enumerate([(16, 0), (12, 4), (12, 4)], start=1):
@@ -78,21 +79,26 @@ def test_run_composition_is_what_the_rule_gives(finished: tuple[TrainResult, Run
         assert counts == {name: n for name, n in (("fresh", fresh), ("replay", replayed)) if n}
         sizes = rows(database, f"select size from groups where iteration = {iteration} order by size desc")
         assert [size for (size,) in sizes] == group_sizes(fresh, 4)
-    # 16, then a quarter of 16 replayed
+    # 16, then a quarter of 16 replayed, of what was collected before
+    later = "select count(*) from draws join trajectories t on t.id = trajectory where stream = 'replay' and "
+    assert rows(database, f"{later} t.iteration >= draws.iteration") == [(0,)]
     assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
 
 
-def test_run_commits_every_draw_with_its_statistics(finished: tuple[TrainResult, RunConfig, SilentDisplay]) -> None:
+def test_run_commits_every_draw_with_its_statistics(finished: Finished) -> None:
     database = finished[0].folder / "replay.sqlite"
     assert rows(database, "select distinct state from draws") == [("committed",)]
     assert rows(database, "select count(*) from draws where drift_mean is null or ess_share is null") == [(0,)]
     shares = rows(database, "select sum(ess_share) from draws group by iteration, stream")
     assert [share for (share,) in shares] == pytest.approx([1.0] * 5)
     assert rows(database, "select min(staleness), max(staleness) from draws where stream = 'replay'") == [(1, 2)]
+    drifts = rows(database, "select drift_mean, drift_max from draws where stream = 'fresh'")
+    assert len(drifts) == 40
+    assert all(abs(mean - 1) < 1e-4 and abs(highest - 1) < 1e-4 for mean, highest in drifts)
 
 
 def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay],
+    finished: Finished,
 ) -> None:
     folder = finished[0].folder
     store = ReplayStore.open(folder / "replay.sqlite", read_only=True)
@@ -110,16 +116,8 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(
     store.close()
 
 
-def test_drift_of_rows_the_current_policy_sampled_is_one(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay],
-) -> None:
-    drifts = rows(finished[0].folder / "replay.sqlite", "select drift_mean, drift_max from draws where stream='fresh'")
-    assert len(drifts) == 40
-    assert all(abs(mean - 1) < 1e-4 and abs(highest - 1) < 1e-4 for mean, highest in drifts)
-
-
 def test_run_metrics_in_the_database_are_those_people_saw(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay],
+    finished: Finished,
 ) -> None:
     result, _, display = finished
     stored: dict[int, dict[str, float]] = {}
@@ -131,9 +129,7 @@ def test_run_metrics_in_the_database_are_those_people_saw(
     assert display.iterations[0]["replay/starved_rows"] == 4
 
 
-def test_other_seed_gives_another_run(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
-) -> None:
+def test_other_seed_gives_another_run(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
     other = train(small_config(tmp_path, qwen2, run={"seed": 1, "iterations": 1}), display=SilentDisplay())
     assert not same_bits(parameters(finished[0].folder, 1), parameters(other.folder, 1))
 
@@ -152,8 +148,11 @@ def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
 
 def test_adaptive_penalty_follows_the_kl_of_what_was_collected(tmp_path: Path, qwen2: Path) -> None:
     display = SilentDisplay()
-    kl = {"reward_coef": 0.01, "reward_estimator": "k3", "target": 1e-12, "horizon": 100}
-    train(small_config(tmp_path, qwen2, kl=kl), display=display)
+    kl = {"loss_coef": 0.1, "reward_coef": 0.01, "reward_estimator": "k3", "target": 1e-12, "horizon": 100}
+    train(small_config(tmp_path, qwen2, kl=kl, batch={"mini_batch": 16}), display=display)
+    # Of one step, which begins at the starting policy.
+    losses = [row["actor/kl_loss"] for row in display.iterations]
+    assert losses[0] == pytest.approx(0.0, abs=1e-9) and losses[1] > 1e-9
     # No KL in the first iteration of 16 fresh rows: 20 % below is all that counts, 1 - 0.2 x 16 / 100. Then 12 rows
     # above the target: 1 + 0.2 x 12 / 100.
     coefficients = [row["actor/kl_coef"] for row in display.iterations]
@@ -161,12 +160,16 @@ def test_adaptive_penalty_follows_the_kl_of_what_was_collected(tmp_path: Path, q
     assert display.iterations[0]["actor/reward_kl"] < 1e-12 < display.iterations[1]["actor/reward_kl"]
 
 
-def test_resumed_run_ends_like_the_unbroken_one(
-    finished: tuple[TrainResult, RunConfig, SilentDisplay], tmp_path: Path, qwen2: Path
-) -> None:
+def test_resumed_run_ends_like_the_unbroken_one(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
     first = train(small_config(tmp_path, qwen2), display=StopAfter(1))
     assert (first.exit_code, first.iterations) == (143, 1)
-    second = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+    display = SilentDisplay()
+    second = train(small_config(tmp_path, qwen2), resume=True, display=display)
+    assert untimed(display.iterations) == untimed(finished[2].iterations[1:])
+    query = """select d.iteration, d.slot, d.stream, t.iteration, t.slot, d.probability, d.drift_mean, d.ess_share
+               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
+    drawn = [rows(folder / "replay.sqlite", query) for folder in (finished[0].folder, second.folder)]
+    assert drawn[0] == drawn[1]
     assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
     assert same_bits(parameters(second.folder), parameters(finished[0].folder))
 

@@ -21,6 +21,8 @@ from replay.questions.preview_settings import changed
 from replay.store import ReplayStore
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 # A row for each trajectory of each batch, with its stream.
 BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
              from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""

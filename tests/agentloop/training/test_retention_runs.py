@@ -19,6 +19,8 @@ from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 REDACTOR = """
 from dataclasses import replace
 

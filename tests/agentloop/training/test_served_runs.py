@@ -28,6 +28,8 @@ from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import AGENTLOOP, engine_executable
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 60.0
 
 

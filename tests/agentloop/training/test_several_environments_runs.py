@@ -15,6 +15,8 @@ from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 PARITY = f"{ENVIRONMENTS / 'parity.py'}:Parity"
 THREE: dict[str, Any] = {
     "one": {"share": 0.5, "name": PARITY},
