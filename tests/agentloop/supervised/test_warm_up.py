@@ -18,7 +18,7 @@ from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
-from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy
+from context.strategies import Hint, Linear, LinearThink, Memory, Strategy
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
@@ -95,13 +95,6 @@ def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedM
         assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
 
 
-def test_examples_in_the_opening_are_no_demonstrations(loaded: LoadedModel) -> None:
-    shown = (Message("user", "one"), Message("assistant", "two", "initialization"), Message("user", "three"))
-    (tokens,) = demonstrator(loaded).sequences((*shown, Message("assistant", "four", "llm")))
-    assert loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist()) == "four<|im_end|>"
-    assert "two" in loaded.codec.decode(tokens.token_ids.tolist())
-
-
 def test_demonstration_without_earlier_thinking_has_a_sequence_per_reply(loaded: LoadedModel) -> None:
     conversation = next(demonstrations(THINKING, seed=3))
     replies = [message for message in conversation if message.role == "assistant"]
@@ -136,17 +129,6 @@ def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(load
         assert conversation[2:] == plain[number][2:]  # behind the system message and the question
         trained = loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
         assert "The trail" not in trained
-
-
-def test_demonstration_decides_for_each_message_that_self_clip_lists(loaded: LoadedModel) -> None:
-    conversation = next(demonstrations(THINKING, seed=3))
-    (whole,) = demonstrator(loaded).sequences(conversation)
-    sequences = demonstrator(loaded, SelfClip(len(whole) - 60)).sequences(conversation)
-    trained = [loaded.codec.decode(t.token_ids[loss_mask(t, AUTHORS)].tolist()) for t in sequences]
-    decisions = next(text for text in trained if "<think>" not in text)
-    assert decisions.startswith("1. remove\n2. remove")
-    # Done as said: the last reply is made without the first look-up in sight.
-    assert 'key is "' not in loaded.codec.decode(sequences[-1].token_ids.tolist())
 
 
 def test_hardest_of_last_reply_skips_its_first_word() -> None:

@@ -82,7 +82,6 @@ def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
 # kill -9
 
 
-@pytest.mark.soak
 def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
     config = config_in(tmp_path / "runs", qwen2)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
@@ -94,24 +93,6 @@ def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbr
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, unbroken)
     assert moments.number("select count(*) from trajectories where state = 'orphaned'") >= 12  # an iteration's fresh
-
-
-@pytest.mark.soak
-def test_run_killed_before_its_first_iteration_goes_on_and_while_it_lives_nobody_else_does(
-    tmp_path: Path, qwen2: Path, unbroken: Path
-) -> None:
-    config = config_in(tmp_path / "runs", qwen2)
-    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
-    training = Training(write_config(config, tmp_path / "config.yaml"))
-    training.says("evaluate ...")
-    training.send(signal.SIGSTOP)
-    with pytest.raises(UserError, match="run.folder must be used by one process at a time, got .*small-001"):
-        train(config, resume=True, display=SilentDisplay())
-    training.kill()
-    assert complete_checkpoints(moments.folder / "checkpoints") == []
-    assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
-    assert_sound(moments.folder, iterations=ITERATIONS)
-    assert_same_run(moments.folder, unbroken)
 
 
 def test_start_killed_before_it_had_a_name_does_not_stop_the_next(tmp_path: Path, qwen2: Path) -> None:
@@ -176,15 +157,6 @@ def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, 
     assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, unbroken)
-
-
-@pytest.mark.soak
-def test_first_ctrl_c_ends_the_warm_up(tmp_path: Path) -> None:
-    training = Training(ROOT / "configs" / "quickstart.yaml", "--set", f"run.folder={tmp_path}")
-    training.says("warm-up ...")
-    assert training.end_with(signal.SIGINT, code=130) < 5
-    assert training.printed[-1].startswith("stopped: ")
-    assert list((tmp_path / "quickstart-001").glob("model*")) == []
 
 
 # disks

@@ -140,6 +140,15 @@ def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
     assert [path.name for path in log.parent.iterdir()] == [log.name]
 
 
+def test_a_vllm_that_is_not_there_is_refused_before_it_is_started(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTLOOP_VLLM", "/nowhere/vllm")
+    with pytest.raises(UserError, match="AGENTLOOP_VLLM must be vLLM's own executable, got '/nowhere/vllm'"):
+        train(config(tmp_path, model), display=SilentDisplay())
+    assert list(tmp_path.glob("runs/*")) == []
+
+
 class KillsTheEngine(SilentDisplay):
     """In a phase of the second iteration."""
 
@@ -153,23 +162,19 @@ class KillsTheEngine(SilentDisplay):
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_run_whose_engine_dies_while_it_collects_goes_on_with_another(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
+def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
+    tmp_path: Path, model: Path, phase: str, learned: int
+) -> None:
     given = config(tmp_path, model)
     with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* What it says: .*/engine-\d+.log"):
-        train(given, display=KillsTheEngine(tmp_path, "collect"))
+        train(given, display=KillsTheEngine(tmp_path, phase))
     (run,) = tmp_path.glob("runs/*")
-    assert (run / "checkpoints" / "000001" / COMPLETE).exists()
+    assert (run / "checkpoints" / f"{learned:06d}" / COMPLETE).exists()
     resumed = train(given, display=SilentDisplay(), resume=True)
     stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1)]
     assert len(engine_logs(tmp_path)) == 2 and processes(tmp_path) == []
-
-
-def test_a_run_whose_engine_dies_while_it_learns_keeps_what_it_learned(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(EngineEnded, match="must stay up, got exit code -9"):
-        train(config(tmp_path, model), display=KillsTheEngine(tmp_path, "update"))
-    (run,) = tmp_path.glob("runs/*")
-    assert (run / "checkpoints" / "000002" / COMPLETE).exists()
 
 
 @pytest.mark.soak

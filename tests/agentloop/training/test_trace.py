@@ -12,7 +12,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.training.trace import describe_batch
 from agentloop.training.train import train
 from replay.records import BatchRow
-from tests.fakes.batch_rows import row, run_config, sampled_by, segment, tiny_actor, trainer
+from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 NAMES = {
@@ -73,22 +73,6 @@ def rewarded(name: str, reward: float, stream: str = "fresh") -> BatchRow:
 def test_trace_shows_the_trajectory_with_the_highest_reward_fresh_ones_first(rows: list[BatchRow], shown: str) -> None:
     text, _ = described("grpo", rows)
     assert f"(trajectory {shown}" in text[2]
-
-
-def test_trace_says_why_a_value_is_unknown() -> None:
-    """A demonstrated token has no behavior log-prob, and a row whose stored log-probs stand in had no pass."""
-    stored = replace(sampled_by(tiny_actor(torch.float32), [row("stored", segment("ull"))])[0], scored=True)
-    learner = trainer(tiny_actor(torch.float32), run_config(), reference=None)
-    shown: list[ScoredBatch] = []
-    learner.update([stored], iteration=1, before_steps=shown.append)
-    text = describe_batch(shown[0], penalised=False, text=lambda ids: f"<{ids[0]}>")
-    (entropies,) = [line for line in text.splitlines() if line.startswith("actor      entropies")]
-    assert entropies.endswith(
-        "nan       nan  (nan: old log-probs are those stored when the row was sampled, which takes no pass)"
-    )
-    lines, _ = described("grpo", [row("shown", segment("uxx"))])
-    (behavior,) = [line for line in lines if "behavior_log_probs" in line]
-    assert behavior.endswith("nan       nan  (nan: no policy sampled this token in this context, or it is not known)")
 
 
 def test_trace_shows_what_the_optimizer_steps_see() -> None:
