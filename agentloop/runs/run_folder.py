@@ -257,7 +257,7 @@ def explained(
 
 
 def _disk_failure(error: Exception) -> OSError | None:
-    """None for what is no failure of the disk. Libraries written in Rust say it in their text only."""
+    """The failure of the disk behind an error; None: it is none. Libraries written in Rust only name it in a text."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))

@@ -21,7 +21,7 @@ from agentloop.user_code import ask_to_stop
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
-_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins anew)"
+_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins again)"
 
 
 @dataclass

@@ -48,11 +48,11 @@ class Loop:
         self.collection: Collection = LoopCollection(components, state)
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
-        self._saved = state.iteration
+        self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
         self._trace = trace
 
     def run(self, stop: StopRequest) -> None:
-        """Iterate until the end, the success target, or a polite request to stop; a checkpoint is the last thing."""
+        """Iterate until the end, the success target, or a request to stop; a checkpoint is the last thing."""
         self._stop = stop
         try:
             while not self.finished and not stop.requested:
@@ -63,16 +63,12 @@ class Loop:
             pass
         except (ProofFailed, EngineRefused, EngineEnded):
             # The last update is made and stored; another engine may take it, or sample from it.
-            self._save_new()
+            self.save()
             raise
         except TrainingStopped:
             self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
             raise
-        self._save_new()
-
-    def _save_new(self) -> None:
-        if self._saved != self.state.iteration:
-            self.save()
+        self.save()
 
     @property
     def finished(self) -> bool:
@@ -250,7 +246,9 @@ class Loop:
                 self._display.note(f"limited by {found.limit}: {found.text}")
 
     def save(self) -> None:
-        """A full checkpoint of this moment."""
+        """Write a full checkpoint of this moment, unless there is one."""
+        if self._saved == self.state.iteration:
+            return
         parts, folder = self.components, self.components.folder
         self._store.refuse_replaced(self._run_id)
         state = {

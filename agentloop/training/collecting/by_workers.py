@@ -45,7 +45,7 @@ class WorkerCollection(Collection):
             # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
             self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}
-        """Of the rows of the batch that was collected last."""
+        """Penalties by id, of the rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
 
     def plan(self, iteration: int) -> IterationPlan:
@@ -166,11 +166,11 @@ class WorkerCollection(Collection):
         )
 
     def append(self, fresh: Collected) -> AppendReport:
-        """Workers have stored them."""
+        """Rows that workers have stored."""
         return AppendReport(inserted=0, duplicates=len(fresh.trajectories), clipped=0)
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-        """They were reserved when they were taken."""
+        """Rows that were reserved when they were taken."""
         return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
 
     def end(self, batch: MixedBatch) -> None:
@@ -191,7 +191,7 @@ class WorkerCollection(Collection):
     def evaluate(self) -> Evaluation:
         """Have workers run `evaluation.samples` episodes on each held-out task, before any that is trained on.
 
-        The policy is not published anew meanwhile.
+        Nothing is published meanwhile.
         """
         parts, section, tickets = self._components, self._components.config.evaluation, self._store.tickets
         tasks, iteration = parts.source.held_out(section.tasks), self._state.iteration

@@ -37,7 +37,7 @@ class IssuedBatches:
     """The batches from the one whose turn it is, by number."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
-        """Those that were issued before a crash are taken up: their tickets and their rows are there."""
+        """Takes up what was issued before a crash: its tickets and its rows are there."""
         self._components = components
         self._state = state
         self._batches: dict[int, IssuedBatch] = {}

@@ -152,7 +152,7 @@ class EnginePublisher(Publisher):
             raise
 
     def _bring(self, control: EngineControl, policy: PublishedPolicy, source: Source) -> Proof:
-        """Into one engine; one that died is waited for. What can't be proved is brought once more."""
+        """Bring it into one engine, and wait for one that died. What can't be proved is brought once more."""
         policies = self._folder.policies
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
@@ -160,7 +160,7 @@ class EnginePublisher(Publisher):
                 with one_publisher(policies, control.url):
                     return bring(control, policy, source, record=policies / PROOFS)
             except ProofFailed:
-                # It may have been started anew in the middle.
+                # It may have been restarted in the middle.
                 if refused:
                     raise
                 refused = True
