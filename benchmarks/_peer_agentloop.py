@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(config.run.threads)
     torch.manual_seed(asked.seed)
     display = open_display(stderr=True)
-    with closing(build_components(folder, display, checkpoint=None, first=asked.model)) as parts:
+    with closing(build_components(folder, display, checkpoint=None)) as parts:
         trainer = parts.trainer
         assert isinstance(trainer, Trainer), "there is one rank"
         loop = Loop(parts, begin_run(parts, None))

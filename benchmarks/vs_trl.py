@@ -35,7 +35,7 @@ from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
-from agentloop.training.components import starting_model
+from agentloop.training.starting_model import starting_model
 from benchmarks._goals import show
 from benchmarks._peer import GO_ON, MOST_ITERATIONS, QUICKSTART, ROOT
 

@@ -1,7 +1,4 @@
-"""What survives a crash: a new directory per checkpoint, fsynced, renamed, marked complete last.
-
-Nothing is ever written in place, so that a kill at any moment leaves the previous checkpoint whole.
-"""
+"""What survives a crash: a new directory per checkpoint, fsynced, renamed, marked complete last; never in place."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from agentloop.errors import UserError, one_line
 from agentloop.runs.run_folder import COMPLETE, explained
 from replay.storage.databases.disk import flush
 
-_STATE = "state"
 _RANDOM_TENSORS = "random.safetensors"
 _VALUES = "state.json"
 _UNFINISHED = ".unfinished"
@@ -47,8 +43,8 @@ class Checkpoint:
 
     @property
     def state(self) -> Path:
-        """Folder of what is trained with: see `state_files`."""
-        return self.folder / _STATE
+        """Folder of the optimizer and what else is trained with."""
+        return self.folder / "state"
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
@@ -86,7 +82,7 @@ def save_checkpoint(
     def fill(target: Path) -> None:
         save_model(target / "model")
         random_tensors, random_values = _random_state()
-        save_state(target / _STATE)
+        save_state(target / "state")
         save_file(random_tensors, target / _RANDOM_TENSORS)
         (target / _VALUES).write_text(json.dumps({**values, "random": random_values}, allow_nan=False))
 
@@ -102,7 +98,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """What is read within is of the checkpoint in `folder`: damage is a UserError that says how to go on."""
+    """Turn what damage to the checkpoint in `folder` raises within into a UserError that says how to go on."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -112,7 +108,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Complete ones, oldest first."""
+    """Complete checkpoints, oldest first."""
     return sorted((path for path in _numbered(folder) if (path / COMPLETE).exists()), key=lambda path: int(path.name))
 
 
@@ -137,13 +133,8 @@ def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    values = {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
-    }
-    return tensors, values
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return tensors, {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest]}
 
 
 def restore_random(checkpoint: Checkpoint) -> None:
@@ -154,12 +145,12 @@ def restore_random(checkpoint: Checkpoint) -> None:
         torch.cuda.set_rng_state_all(cuda)
     version, internal, gauss = checkpoint.values["random"]["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = checkpoint.values["random"]["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    kind, keys, *rest = checkpoint.values["random"]["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
 def seed_process(config: RunConfig) -> None:
-    """Threads and seeds of the whole process."""
+    """Set threads and seeds of the whole process."""
     torch.set_num_threads(config.run.threads)
     seed = derive_seed(config.run.seed, "process")
     torch.manual_seed(seed)

@@ -17,17 +17,16 @@ _LONGEST_SILENCE = 15.0
 
 
 class RunDisplay(Protocol):
+    """What shows people how a run goes."""
+
     def phase(self, name: str, done: int, total: int) -> None:
         """Something long is going on: `done` of `total` (episodes, updates, ...)."""
-        ...
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         """An iteration has been committed."""
-        ...
 
     def note(self, text: str) -> None:
         """A message on a line of its own."""
-        ...
 
     def close(self) -> None: ...
 
@@ -59,14 +58,12 @@ class _RunClock:
         self._began = clock()
         self._before: int | None = None
 
-    def phase(self, name: str) -> None:
-        """Before the first iteration, only the time since it began counts."""
-        if self._before is None and name not in _OF_EVERY_ITERATION:
+    def phase(self, name: str) -> bool:
+        """Whether the phase is one of those before the first iteration, whose time does not count."""
+        starting = self._before is None and name not in _OF_EVERY_ITERATION
+        if starting:
             self._began = self._clock()
-
-    @property
-    def iterating(self) -> bool:
-        return self._before is not None
+        return starting
 
     def left(self, number: int, total: int) -> str:
         if self._before is None:
@@ -76,22 +73,21 @@ class _RunClock:
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
     """The figures of one iteration in one line."""
-    parts = [f"iteration {number}/{total}"]
+    known, parts = metrics.get, [f"iteration {number}/{total}"]
     if "rollout/success" in metrics:  # absent when the whole batch came from the buffer
         parts.append(f"success {percent(metrics['rollout/success'])}")
     replayed, ruled = metrics["batch/replay"], metrics["batch/planned_replay"]
     of_ruled = f" of {ruled:.0f}" if replayed < ruled else ""  # the buffer could not give the rest
     parts.append(f"fresh {metrics['batch/fresh']:.0f} + replay {replayed:.0f}{of_ruled}")
-    if metrics.get("rollout/engine_failures"):
-        parts.append(f"{metrics['rollout/engine_failures']:.0f} lost to the engine")
-    if metrics.get("rollout/failed_calls"):
-        parts.append(f"failed tool calls {percent(metrics['rollout/failed_calls'])}")
-    if "actor/replay/ess" in metrics:
-        parts.append(f"replay ESS {metrics['actor/replay/ess']:.2f}")
-    if "eval/success" in metrics:
-        parts.append(f"held-out {percent(metrics['eval/success'])}")
-    parts += [f"{metrics['speed/tokens_per_second']:,.0f} tokens/s", left]
-    return "  ".join(parts)
+    if lost := known("rollout/engine_failures"):
+        parts.append(f"{lost:.0f} lost to the engine")
+    if failed := known("rollout/failed_calls"):
+        parts.append(f"failed tool calls {percent(failed)}")
+    if (ess := known("actor/replay/ess")) is not None:
+        parts.append(f"replay ESS {ess:.2f}")
+    if (success := known("eval/success")) is not None:
+        parts.append(f"held-out {percent(success)}")
+    return "  ".join([*parts, f"{metrics['speed/tokens_per_second']:,.0f} tokens/s", left])
 
 
 class PlainDisplay:
@@ -106,11 +102,10 @@ class PlainDisplay:
         self._phase_done = 0
 
     def phase(self, name: str, done: int, total: int) -> None:
-        self._run.phase(name)
-        now = self._clock()
+        starting, now = self._run.phase(name), self._clock()
         if name != self._phase:
             self._phase, self._phase_began, self._phase_done = name, now, done
-            if name not in _OF_EVERY_ITERATION and not self._run.iterating:
+            if starting:
                 self.note(f"{name} ...")
         elif self._phase_done < done < total and now - self._shown_at >= _LONGEST_SILENCE:
             first = self._phase_done  # what a resumed training had done before

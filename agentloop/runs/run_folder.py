@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,17 +100,22 @@ class RunFolder:
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
     path = claim_run_folder(config) if path is None else path
-    identity = {"id": uuid.uuid4().hex, "name": config.run.name, "config": _stored(config, path)}
-    with explained(path):
-        path.mkdir(parents=True, exist_ok=True)
-        _write_identity(path, identity)
+    _change_identity(path, id=uuid.uuid4().hex, name=config.run.name, config=_stored(config, path))
     return open_run_folder(path)
 
 
 def claim_run_folder(config: RunConfig) -> Path:
     """The folder of a run to come, empty: no other run is made there but by its path."""
-    with explained(Path(config.run.folder)):
-        return _claim(Path(config.run.folder), config.run.name)
+    parent, name = Path(config.run.folder), config.run.name
+    with explained(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue  # another process was faster
+            return path
 
 
 def has_run(path: Path) -> bool:
@@ -128,31 +133,25 @@ def remove_unbegun(folder: RunFolder) -> None:
 
 
 def record_environment(folder: RunFolder, source: str) -> None:
-    """Rows are collected with the environment of this digest from now on."""
-    if folder.environments[-1:] == (source,):
-        return
-    identity = json.loads((folder.path / _IDENTITY).read_text())
-    with explained(folder.path):
-        _write_identity(folder.path, {**identity, "environments": [*folder.environments, source]})
+    """Note that rows are collected with the environment of this digest from now on."""
+    if folder.environments[-1:] != (source,):
+        _change_identity(folder.path, environments=[*folder.environments, source])
 
 
 def record_config(folder: RunFolder) -> RunConfig | None:
-    """The run goes on with the configuration of `folder`; the one before it, None where that is the same."""
-    former = open_run_folder(folder.path)
-    if former.config == folder.config:
+    """Note that the run goes on with the configuration of `folder`. The one before it; None where that is the same."""
+    former = open_run_folder(folder.path).config
+    if former == folder.config:
         return None
-    identity = json.loads((folder.path / _IDENTITY).read_text())
-    with explained(folder.path):
-        _write_identity(folder.path, {**identity, "config": folder.stored_config()})
-    return former.config
+    _change_identity(folder.path, config=folder.stored_config())
+    return former
 
 
 def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
     plain, here = to_plain(config), folder.absolute()
     for section, key in _OWN_PATHS:
-        named = plain[section][key]
-        place = None if named is None else Path(named).absolute()
-        if place is not None and place.is_relative_to(here) and place.exists():
+        place = Path(plain[section][key] or "/").absolute()
+        if place.is_relative_to(here) and place.exists():
             plain[section][key] = _OWN + place.relative_to(here).as_posix()
     return plain
 
@@ -165,25 +164,13 @@ def _read(plain: dict[str, Any], folder: Path) -> RunConfig:
     return load_plain(plain)
 
 
-def _write_identity(path: Path, identity: Mapping[str, Any]) -> None:
+def _change_identity(path: Path, **changed: Any) -> None:
+    identity = json.loads((path / _IDENTITY).read_text()) if has_run(path) else {}
     unfinished = path / f"{_IDENTITY}.unfinished"
-    unfinished.write_text(json.dumps(identity, indent=1))
-    os.replace(unfinished, path / _IDENTITY)
-
-
-def _claim(parent: Path, name: str) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        path = _next(parent, name)
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue  # another process was faster
-        return path
-
-
-def _next(parent: Path, name: str) -> Path:
-    return parent / f"{name}-{max((number for number, _ in _numbered(parent, name)), default=0) + 1:03d}"
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps({**identity, **changed}, indent=1))
+        os.replace(unfinished, path / _IDENTITY)
 
 
 def open_run_folder(path: Path) -> RunFolder:
@@ -207,31 +194,26 @@ def newest_run(parent: Path, name: str) -> Path | None:
     return max(runs)[1] if runs else None
 
 
-def latest_run_folder(parent: Path, name: str) -> RunFolder:
-    """The newest run of that name, for --resume."""
-    path = newest_run(parent, name)
-    if path is None:
-        raise UserError(
-            f"--resume must find a run named {name!r} under {parent}, got none. Start one without --resume."
-        )
-    return open_run_folder(path)
-
-
 def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:
     """The newest run of the configuration's name; None: a new one is to be begun.
 
     Raises UserError where there is none and `resume` is no "auto".
     """
-    parent, name = Path(config.run.folder), config.run.name
-    if resume == "auto":
-        return newest_run(parent, name)
-    return latest_run_folder(parent, name).path if resume else None
+    path = newest_run(Path(config.run.folder), config.run.name) if resume else None
+    if path is None and resume is True:
+        raise UserError(
+            f"--resume must find a run named {config.run.name!r} under {config.run.folder}, got none. Start one "
+            "without --resume."
+        )
+    return path
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """The run in `path`, or the newest of the configuration's name, to go on with `config`: the run's own, but for
     where it ends."""
-    folder = open_run_folder(path) if path else latest_run_folder(Path(config.run.folder), config.run.name)
+    path = path or run_to_continue(config, resume=True)
+    assert path is not None, "it is refused"
+    folder = open_run_folder(path)
     config = with_former_schedules(folder.config, config)
     others = what_iterations_do(config)
     for key, mine in what_iterations_do(folder.config).items():
@@ -249,7 +231,7 @@ def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder
 
 
 def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
-    """Also what is left of starts that were killed before they had a run.json."""
+    """Folders of that name with their numbers, also of starts that were killed before they had a run.json."""
     pattern = re.compile(re.escape(name) + r"-(\d+)")
     matches = [(pattern.fullmatch(path.name), path) for path in parent.glob(f"{name}-*")] if parent.is_dir() else []
     return [(int(match[1]), path) for match, path in matches if match]
@@ -259,7 +241,7 @@ def _numbered(parent: Path, name: str) -> list[tuple[int, Path]]:
 def explained(
     target: Path, *, option: str = "run.folder", advice: str = "Choose another with --set run.folder=PATH."
 ) -> Iterator[None]:
-    """What the disk does to `target` in one line, with its path and the room that is left."""
+    """Turn what the disk does to `target` within into a line with its path and the room that is left."""
     try:
         yield
     except Exception as error:
@@ -267,14 +249,15 @@ def explained(
         if failure is None or not _concerns(failure, target):
             raise
         rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
+        free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.is_dir())).free
         raise UserError(
             f"{option} must {rule}, got {failure.strerror or failure} at {failure.filename or target} "
-            f"({_free(target)}). {advice}"
+            f"({free:,} bytes free). {advice}"
         ) from error
 
 
 def _disk_failure(error: Exception) -> OSError | None:
-    """None for what is no failure of the disk. Libraries written in Rust say it in their text only."""
+    """The failure of the disk behind an error; None: it is none. Libraries written in Rust only name it in a text."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -285,14 +268,6 @@ def _concerns(failure: OSError, target: Path) -> bool:
     """Whether it may be about `target`, and not about a file that someone's environment reads, say."""
     names = [Path(name) for name in (failure.filename, failure.filename2) if isinstance(name, str)]
     return not names or any(name.is_relative_to(target.parent) or target.is_relative_to(name) for name in names)
-
-
-def _free(target: Path) -> str:
-    existing = next((path for path in (target, *target.parents) if path.is_dir()), Path("/"))
-    try:
-        return f"{shutil.disk_usage(existing).free:,} bytes free"
-    except OSError:
-        return "free space unknown"
 
 
 _ITS_END = ("iterations", "stop_at_success")

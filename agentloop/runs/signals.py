@@ -21,12 +21,12 @@ from agentloop.user_code import ask_to_stop
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
-_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins anew)"
+_IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins again)"
 
 
 @dataclass
 class StopRequest:
-    """Asked for by a signal; looked at between iterations."""
+    """Whether a signal has asked to stop; looked at between iterations."""
 
     signal_number: int | None = None
     has_work: bool = False
@@ -53,14 +53,12 @@ class StopRequest:
 
 @contextmanager
 def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
-    """Within, the first signal asks and the second ends the process as a crash would: --resume mends both.
+    """Let the first signal ask to stop, and the second end the process as a crash would: --resume mends both.
 
-    The second does so some seconds later even where this process can't act on it. Processes that are forked within
-    know nothing of all this: SIGTERM ends them, and Ctrl-C is left to this one.
-
-    Outside of `StopRequest.working` there is nothing to finish: the first signal raises RunStop. So does code of the
-    user's that fails once a stop was asked for. `working` and `idle` are shown at the first signal, there and here.
-    Beside the main thread signals are left to whoever has that.
+    The second does so after GRACE_S seconds even where this process can't act on it. Forked processes know nothing of
+    all this: SIGTERM ends them, and Ctrl-C is left to this one. Outside of `StopRequest.working` the first signal
+    raises RunStop, and so does code of the user's that fails once a stop was asked for. `working` and `idle` are shown
+    at the first signal, there and here. In any but the main thread signals are left alone.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -69,6 +67,10 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
         return
     words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
+    def show_all() -> None:
+        while (text := words.get()) is not None:
+            show(text)
+
     def receive(number: int, frame: FrameType | None) -> None:
         if request.requested:
             if os.isatty(1):
@@ -76,15 +78,13 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
             end_at_once(128 + number)
         request.signal_number = number
         ask_to_stop(True)
-        if request.has_work:
-            words.put(working)
-        else:
-            words.put(idle)
+        words.put(working if request.has_work else idle)
+        if not request.has_work:
             raise RunStop(128 + number)
 
     # Not shown by `receive` itself: it may have interrupted the very print that `show` would do.
-    teller = threading.Thread(target=_show_all, args=(words, show), name="signals", daemon=True)
-    teller.start()
+    shower = threading.Thread(target=show_all, name="signals", daemon=True)
+    shower.start()
     previous = {number: signal.signal(number, receive) for number in _SIGNALS}
     _forks.are_ours = True
     try:
@@ -99,7 +99,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
             signal.signal(number, old)
         ask_to_stop(False)
         words.put(None)
-        teller.join()
+        shower.join()
 
 
 def end_at_once(code: int) -> NoReturn:
@@ -138,11 +138,6 @@ _forks = _Forked()
 os.register_at_fork(before=_forks.hold, after_in_parent=_forks.release, after_in_child=_forks.forget)
 
 
-def _show_all(words: queue.SimpleQueue[str | None], show: Callable[[str], None]) -> None:
-    while (text := words.get()) is not None:
-        show(text)
-
-
 GRACE_S = 3.0
 """From the second signal on."""
 _COUNT = """
@@ -160,7 +155,7 @@ while number := os.read(0, 1):
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Within, a second Ctrl-C or SIGTERM ends this process after some seconds, whatever it is doing."""
+    """Let a second Ctrl-C or SIGTERM end this process after GRACE_S seconds, whatever it is doing."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     command = [sys.executable, "-I", "-S", "-c", _COUNT, str(os.getpid()), str(GRACE_S)]

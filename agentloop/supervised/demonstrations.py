@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Demonstrations:
 
 
 class _TooLong(Exception):
-    pass
+    """A conversation does not fit the context."""
 
 
 class DemonstrationReader:
@@ -62,16 +63,13 @@ class DemonstrationReader:
     def read(self, path: Path, *, key: str) -> Demonstrations:
         """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line."""
         found = Demonstrations()
-        for number, line in enumerate(_lines(path, key), 1):
-            if not line.strip():
-                continue
+        for place, line, conversation in _conversations(path, key, found.ignored):
             try:
-                sequences = self._sequences(read_line(line, found.ignored))
+                with _named(place):
+                    sequences = self._sequences(conversation)
             except _TooLong:
                 found.too_long += 1
                 continue
-            except (BadRow, RenderError, ValueError) as error:
-                raise UserError(f"{path}:{number}: {error}") from error
             found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
         if not found.read:
             limit = self._config.context.max_tokens
@@ -94,7 +92,11 @@ class DemonstrationReader:
             strict=section.strict,
         )
         context.begin(conversation.opening, conversation.tools)
-        self._check_tools(conversation)
+        if conversation.tools and not section.allow_hidden_tools:
+            opening, described = visible(conversation.opening, self._authors), section.parser != "auto"
+            problem = hidden_tools(self._renderer.template, conversation.tools, opening, described=described)
+            if problem is not None:
+                raise BadRow(problem)
         for reply, answers in conversation.turns:
             given.message = reply.message
             ids = self._renderer.reply(reply.message)
@@ -108,15 +110,6 @@ class DemonstrationReader:
         if not trained:
             raise BadRow("conversation must hold a token that context lets be trained, got none.")
         return trained
-
-    def _check_tools(self, conversation: Conversation) -> None:
-        section, tools = self._config.context, conversation.tools
-        if not tools or section.allow_hidden_tools:
-            return
-        opening = visible(conversation.opening, self._authors)
-        problem = hidden_tools(self._renderer.template, tools, opening, described=section.parser != "auto")
-        if problem is not None:
-            raise BadRow(problem)
 
     def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
         stopped = context.observe(answers)
@@ -134,19 +127,12 @@ class DemonstrationReader:
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:
-    """What is said in the first thousands of the file's conversations, and their tools, to make a tokenizer of.
+    """The words and tools of the file's first thousands of conversations, to make a tokenizer of.
 
     Raises UserError with the first bad line among them.
     """
     texts: list[str] = []
-    ignored: Counter[str] = Counter()
-    for number, line in enumerate(itertools.islice(_lines(path, key), _CORPUS_CONVERSATIONS), 1):
-        if not line.strip():
-            continue
-        try:
-            found = read_line(line, ignored)
-        except (BadRow, ValueError) as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+    for _, _, found in itertools.islice(_conversations(path, key, Counter()), _CORPUS_CONVERSATIONS):
         said = [*found.opening, *(message for reply, answers in found.turns for message in (reply.message, *answers))]
         for message in said:
             texts += [message.content, message.reasoning or ""]
@@ -155,8 +141,22 @@ def conversation_texts(path: Path, *, key: str) -> list[str]:
     return texts
 
 
-def _lines(path: Path, key: str) -> Iterator[bytes]:
+def _conversations(path: Path, key: str, ignored: Counter[str]) -> Iterator[tuple[str, bytes, Conversation]]:
+    """Place, line and conversation of every line that is not empty."""
     try:
-        yield from lines(path)
+        for number, line in enumerate(lines(path), 1):
+            if line.strip():
+                with _named(f"{path}:{number}"):
+                    found = read_line(line, ignored)
+                yield f"{path}:{number}", line, found
     except (ReplayError, BadRow) as error:
         raise UserError(f"{key} must be a readable .jsonl file, got {str(path)!r}: {error}") from error
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Name the line of which something within can't be used."""
+    try:
+        yield
+    except (BadRow, RenderError, ValueError) as error:
+        raise UserError(f"{place}: {error}") from error

@@ -7,10 +7,9 @@ import random
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
@@ -60,14 +59,6 @@ class SftResult:
     """0, or 128 + signal when a signal ended it early."""
 
 
-@dataclass
-class _Progress:
-    update: int = 0
-    """Updates made."""
-    held_out: list[tuple[int, float]] = field(default_factory=list)
-    """(update, held-out loss), oldest first."""
-
-
 def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay | None = None) -> SftResult:
     """Train `model.path`, or a new built-in model, on `sft.data` in a folder of its own, <folder>/<name>-sft-001.
 
@@ -83,8 +74,8 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
         with folder.lock(), graceful_stop(display.note) as stop:
             checkpoint = newest_checkpoint(folder.checkpoints)
             saved = checkpoint.model if checkpoint else None
-            data = data or _Data.of(config, _first_model(folder, display), display, saved=saved)
-            update = checkpoint.values["progress"]["update"] if checkpoint else -1
+            data = data or _read(config, _first_model(folder, display), display, saved=saved)
+            update = checkpoint.values["update"] if checkpoint else -1
             sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
             with closing(sinks):
                 training = _Training(data, folder, sinks, display)
@@ -92,17 +83,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
                 training.run(stop)
     finally:
         display.close()
-    losses = training.progress.held_out
-    return SftResult(
-        folder.path,
-        folder.model,
-        training.progress.update,
-        len(data.trained),
-        len(data.held_out),
-        losses[0][1],
-        losses[-1][1],
-        stop.exit_code,
-    )
+    return training.result(stop.exit_code)
 
 
 def _own_run(config: RunConfig) -> RunConfig:
@@ -126,11 +107,11 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
     if config.sft.data is None:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
     if config.model.path is not None:
-        data = _Data.of(config, config.model.path, display)
+        data = _read(config, config.model.path, display)
         return create_run_folder(config), data
     folder = create_run_folder(config)
     try:
-        return folder, _Data.of(config, _first_model(folder, display), display)
+        return folder, _read(config, _first_model(folder, display), display)
     except Exception:
         remove_unbegun(folder)
         raise
@@ -166,62 +147,57 @@ class _Data:
     loaded: LoadedModel
     trained: list[Demonstration]
     held_out: list[Demonstration]
-    digest: str
 
-    @classmethod
-    def of(cls, config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
-        seed_process(config)
-        loaded = load_policy(config, first, saved=saved)
-        reader = DemonstrationReader(config, loaded, config.context.author_table())
-        found = reader.read(_data_path(config), key="sft.data")
-        others = None
-        if config.sft.held_out is not None:
-            others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
-            found.too_long += others.too_long
-            found.ignored += others.ignored
-        trained, held_out = (found.read, others.read) if others is not None else _sides(config, found.read)
-        display.note(
-            f"demonstrations: {len(trained):,} to train on, {len(held_out):,} held out, {found.too_long:,} left out as "
-            "too long for the context"
-        )
-        if found.ignored:
-            display.note(f"not looked at: {', '.join(sorted(found.ignored))}")
-        return cls(config, loaded, trained, held_out, digest_of([*_digests(trained), "", *_digests(held_out)]))
+    @property
+    def digest(self) -> str:
+        return digest_of([*(row.digest for row in self.trained), "", *(row.digest for row in self.held_out)])
 
 
-def _digests(rows: list[Demonstration]) -> list[str]:
-    return [row.digest for row in rows]
-
-
-def _sides(config: RunConfig, read: list[Demonstration]) -> tuple[list[Demonstration], list[Demonstration]]:
-    away = held_out_by_content(_digests(read), config.sft.held_out_share)
-    trained = [row for row, is_away in zip(read, away, strict=True) if not is_away]
-    if not trained:
-        raise UserError(
-            f"sft.data must hold conversations to train on and others to measure on, got {len(read)} of one content. "
-            "Name others with sft.held_out, or add some."
-        )
-    return trained, [row for row, is_away in zip(read, away, strict=True) if is_away]
+def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
+    seed_process(config)
+    loaded = load_policy(config, first, saved=saved)
+    reader = DemonstrationReader(config, loaded, config.context.author_table())
+    found = reader.read(_data_path(config), key="sft.data")
+    if config.sft.held_out is not None:
+        others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
+        found.too_long += others.too_long
+        found.ignored += others.ignored
+        trained, held_out = found.read, others.read
+    else:
+        away = held_out_by_content([row.digest for row in found.read], config.sft.held_out_share)
+        trained = [row for row, is_away in zip(found.read, away, strict=True) if not is_away]
+        held_out = [row for row, is_away in zip(found.read, away, strict=True) if is_away]
+        if not trained:
+            raise UserError(
+                f"sft.data must hold conversations to train on and others to measure on, got {len(found.read)} of one "
+                "content. Name others with sft.held_out, or add some."
+            )
+    display.note(
+        f"demonstrations: {len(trained):,} to train on, {len(held_out):,} held out, {found.too_long:,} left out as "
+        "too long for the context"
+    )
+    if found.ignored:
+        display.note(f"not looked at: {', '.join(sorted(found.ignored))}")
+    return _Data(config, loaded, trained, held_out)
 
 
 class _Training:
     def __init__(self, data: _Data, folder: RunFolder, sinks: MetricSinks, display: RunDisplay) -> None:
         self.data = data
-        self.progress = _Progress()
+        self.update = 0
+        """Updates made."""
+        self.losses: list[tuple[int, float]] = []
+        """(update, held-out loss), oldest first."""
         self._folder = folder
         self._sinks = sinks
         self._display = display
-        section, optimizer = data.config.sft, data.config.optimizer
-        self._schedule = optimizer.model_copy(
-            update={
-                "learning_rate": section.learning_rate,
-                "warmup_iterations": section.warmup_updates,
-                "schedule": section.schedule,
-            }
-        )
-        self._actor = Actor(data.loaded.model, packs=data.config.batch.packs, compute=data.config.compute)
+        self._config = config = data.config
+        section = config.sft
+        own = {"warmup_iterations": section.warmup_updates, "schedule": section.schedule}
+        self._schedule = config.optimizer.model_copy(update={"learning_rate": section.learning_rate, **own})
+        self._actor = Actor(data.loaded.model, packs=config.batch.packs, compute=config.compute)
         self._optimizer = WeightOptimizer(data.loaded.model, self._schedule)
-        self._authors = data.config.context.author_table()
+        self._authors = config.context.author_table()
         self._per_epoch = -(-len(data.trained) // section.batch)
         self._total = self._per_epoch * section.epochs
 
@@ -230,38 +206,43 @@ class _Training:
             self._display.note(f"folder: {self._folder.path}")
             self._measure({})
             return
-        if checkpoint.values["digest"] != self.data.digest:
+        values = checkpoint.values
+        if values["digest"] != self.data.digest:
             raise UserError(
                 "sft.data must hold the conversations that the training began with, got others. Put the file back, or "
-                "start anew without --resume."
+                "start a new one without --resume."
             )
-        stored = checkpoint.values["progress"]
-        self.progress = _Progress(stored["update"], [(int(u), float(loss)) for u, loss in stored["held_out"]])
+        self.update, self.losses = values["update"], [(int(u), float(loss)) for u, loss in values["held_out"]]
         with readable(checkpoint.folder):
             self._optimizer.load_state(read_tensors(checkpoint.state))
         restore_random(checkpoint)
-        self._display.note(f"resumed {self._folder.path} after update {self.progress.update}")
+        self._display.note(f"resumed {self._folder.path} after update {self.update}")
 
     def run(self, stop: StopRequest) -> None:
-        """To the last update or a polite request to stop; a checkpoint is the last thing."""
-        config = self.data.config
-        with stop.working(), memory_suffices(config.batch.micro_batch_tokens):
-            tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
+        """To the last update or a request to stop; a checkpoint is the last thing."""
+        batch, context = self._config.batch, self._config.context
+        with stop.working(), memory_suffices(batch.micro_batch_tokens):
+            tokens = max(batch.micro_batch_tokens, context.max_tokens)
             chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
             if chosen is not None:
                 self._display.note(chosen)
-            while self.progress.update < self._total and not stop.requested:
-                metrics = self._update(self.progress.update + 1)
-                if self.progress.update % self.data.config.sft.every == 0 or self.progress.update == self._total:
+            while self.update < self._total and not stop.requested:
+                metrics = self._learn(self.update + 1)
+                if self.update % self._config.sft.every == 0 or self.update == self._total:
                     self._measure(metrics)
                 else:
-                    self._sinks.log(self.progress.update, metrics)
+                    self._sinks.log(self.update, metrics)
             if stop.requested:
                 self._save()
-            if self.progress.update == self._total:
+            if self.update == self._total:
                 write_directory(self._folder.model, self._save_model)
 
-    def _update(self, update: int) -> dict[str, float]:
+    def result(self, exit_code: int) -> SftResult:
+        sides = len(self.data.trained), len(self.data.held_out)
+        losses = self.losses[0][1], self.losses[-1][1]
+        return SftResult(self._folder.path, self._folder.model, self.update, *sides, *losses, exit_code)
+
+    def _learn(self, update: int) -> dict[str, float]:
         rate = learning_rate(self._schedule, iteration=update, iterations=self._total)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
@@ -274,7 +255,7 @@ class _Training:
             )
         if norm > 0.0:
             self._optimizer.step(norm)
-        self.progress.update = update
+        self.update = update
         self._display.phase("sft", update, self._total)
         return {
             "sft/loss": learned.loss,
@@ -287,32 +268,29 @@ class _Training:
     def _batch(self, update: int) -> list[Demonstration]:
         """A function of seed and number of the update: there is no state to keep."""
         epoch, place = divmod(update - 1, self._per_epoch)
-        order = list(range(len(self.data.trained)))
-        random.Random(derive_seed(self.data.config.run.seed, "sft", epoch)).shuffle(order)
-        size = self.data.config.sft.batch
-        return [self.data.trained[number] for number in order[place * size : (place + 1) * size]]
+        order = list(self.data.trained)
+        random.Random(derive_seed(self._config.run.seed, "sft", epoch)).shuffle(order)
+        size = self._config.sft.batch
+        return order[place * size : (place + 1) * size]
 
     def _on(self, act: Callable[..., Learned], rows: list[Demonstration]) -> Learned:
         sequences = [sequence for row in rows for sequence in row.sequences]
-        return act(self._actor, sequences, self._authors, max_tokens=self.data.config.batch.micro_batch_tokens)
+        return act(self._actor, sequences, self._authors, max_tokens=self._config.batch.micro_batch_tokens)
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
-        """Held-out loss, shown and logged with the update's own figures, and a checkpoint."""
+        """Measure the held-out loss, show and log it with the update's own figures, and save a checkpoint."""
         loss = self._on(measure, self.data.held_out).loss
-        update = self.progress.update
-        self.progress.held_out.append((update, loss))
-        self._sinks.log(update, {**metrics, "sft/held_out_loss": loss})
+        self.losses.append((self.update, loss))
+        self._sinks.log(self.update, {**metrics, "sft/held_out_loss": loss})
         trained = f"  loss {metrics['sft/loss']:.4f}" if metrics else ""
-        self._display.note(f"update {update}/{self._total}{trained}  held-out loss {loss:.4f}")
+        self._display.note(f"update {self.update}/{self._total}{trained}  held-out loss {loss:.4f}")
         self._save()
 
     def _save(self) -> None:
-        progress: dict[str, Any] = {"update": self.progress.update, "held_out": self.progress.held_out}
-        values = {"digest": self.data.digest, "progress": progress}
-        folder, state = self._folder.checkpoints, self._optimizer.state()
-        save_state = partial(write_tensors, tensors=state)
-        save_checkpoint(folder / f"{self.progress.update:06d}", self._save_model, save_state, values)
-        prune(folder, keep=self.data.config.checkpoint.keep)
+        values = {"digest": self.data.digest, "update": self.update, "held_out": self.losses}
+        folder, save_state = self._folder.checkpoints, partial(write_tensors, tensors=self._optimizer.state())
+        save_checkpoint(folder / f"{self.update:06d}", self._save_model, save_state, values)
+        prune(folder, keep=self._config.checkpoint.keep)
 
     def _save_model(self, target: Path) -> None:
         with muted_libraries():

@@ -1,13 +1,13 @@
 """Supervised warm-up of the built-in model on an environment's own careless demonstrations.
 
-Muon on the hidden matrices and a wide initialisation find copying within seconds; AdamW alone does not. A fixed
-number of updates is fragile across seeds, so the warm-up ends some updates after copying has been learned: when the
-hardest token of the last reply (beyond its first word, which is a choice, not a copy) has become easy.
+Muon on the hidden matrices finds copying within seconds; AdamW alone does not. A fixed number of updates is fragile
+across seeds, so the warm-up ends some updates after the hardest token of the last reply has become easy.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -82,7 +82,7 @@ class Demonstrator:
 
     def _say(self, context: ContextManager, reply: Message) -> None:
         ids = self._renderer.reply(reply)[: context.room]
-        context.record_reply(ids, [float("nan")] * len(ids), policy_version=0)
+        context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
 
 
 def warm_up(
@@ -100,34 +100,26 @@ def warm_up(
     """
     optimizers = _optimizers(actor.model, section)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    smoothed, target_met_at, update = float("nan"), None, 0
+    smoothed, cooling_from, update = math.nan, math.inf, 0
     for update in range(1, section.max_updates + 1):
         batch = [next(demonstrated) for _ in range(section.batch)]
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         hardest = _accumulate(actor, batch, authors, control_ids)
+        # Rates that find copying quickly also throw the weights about, and a policy that is handed on in mid-flight can
+        # lose its format at the first step of reinforcement learning: they go down to 0 over the last updates.
+        cooling = 1.0 - max(0.0, update - cooling_from) / (section.updates_after_target + 1)
         for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * _cooling(update, target_met_at, section)
+            optimizer.param_groups[0]["lr"] = rate * cooling
             optimizer.step()
         smoothed = hardest if update == 1 else _SMOOTHING * smoothed + (1 - _SMOOTHING) * hardest
         if progress is not None:
             progress(update, smoothed)
-        if target_met_at is None and smoothed < section.loss_target:
-            target_met_at = update
-        if target_met_at is not None and update >= target_met_at + section.updates_after_target:
+        if smoothed < section.loss_target:
+            cooling_from = min(cooling_from, update)
+        if update >= cooling_from + section.updates_after_target:
             break
     return WarmUpResult(update, smoothed)
-
-
-def _cooling(update: int, target_met_at: int | None, section: WarmUpSection) -> float:
-    """The learning rates' factor: 1, then down to 0 over the last updates.
-
-    Rates that find copying quickly also throw the weights about; a policy that is handed on in mid-flight can lose
-    its format at the first step of reinforcement learning.
-    """
-    if target_met_at is None:
-        return 1.0
-    return 1.0 - (update - target_met_at) / (section.updates_after_target + 1)
 
 
 def _accumulate(

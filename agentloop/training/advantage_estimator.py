@@ -56,11 +56,8 @@ class AdvantageEstimator:
 
         `rewards` are less the KL penalty; `greedy` is that of a greedy episode, by task.
         """
-        known = greedy or {}
-        members = [
-            replace(member_of(row, value), greedy_reward=known.get(row.record.task, math.nan))
-            for row, value in zip(rows, rewards, strict=True)
-        ]
+        known, pairs = greedy or {}, zip(rows, rewards, strict=True)
+        members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
         return self._advantages(members, "stored")
 
     def of_one_task(self, members: Sequence[Member]) -> list[float]:
@@ -73,28 +70,23 @@ class AdvantageEstimator:
         Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
         then turns; then the weight of what is replayed and went badly.
         """
-        members = _members_of(rows)
         metrics: dict[str, float] = {}
         if baseline != "stored":
-            rows = [
-                replace(row, advantage=value)
-                for row, value in zip(rows, self._advantages(members, baseline), strict=True)
-            ]
-            compared = self._compared(members, baseline)
+            members = _members_of(rows)
+            found = self._advantages(members, baseline)
+            rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
             metrics["replay/without_peers"] = sum(
                 member.replayed and not set(others) - {position}
-                for position, (member, others) in enumerate(zip(members, compared, strict=True))
+                for position, (member, others) in enumerate(
+                    zip(members, self._compared(members, baseline), strict=True)
+                )
             )
-        rows, of_turns = self.as_trained(self._normalised(rows), baseline)
-        return rows, {name: float(value) for name, value in (metrics | of_turns).items()}
-
-    def as_trained(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], dict[str, float]]:
-        """A batch whose rows have their advantages: with those of turns, and what went badly bounded by its weight."""
-        metrics: dict[str, float] = {}
+        rows = self._normalised(rows)
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, baseline)
         share = self._config.replay.negative_weight
-        return [bound_negative(row, share) for row in rows], metrics
+        rows = [bound_negative(row, share) for row in rows]
+        return rows, {name: float(value) for name, value in metrics.items()}
 
     def _compared(self, members: Sequence[Member], baseline: ReplayBaseline) -> list[tuple[int, ...]]:
         return compared_members(members, baseline, whole_batch=self._rule.compares == "batch")
@@ -119,12 +111,10 @@ class AdvantageEstimator:
             return list(rows)
         # Where a group is compared, 0 says that it has no signal; else a reward of 0 is as good a reward as any.
         measured = self._function is None and self._rule.compares != "group"
-        result = list(rows)
+        result, centre = list(rows), kind == "whiten"
         for stream in dict.fromkeys(row.stream for row in rows):
             positions = [position for position, row in enumerate(rows) if row.stream == stream]
-            values = normalised(
-                [rows[p].advantage for p in positions], centre=kind == "whiten", zero_is_measured=measured
-            )
+            values = normalised([rows[p].advantage for p in positions], centre=centre, zero_is_measured=measured)
             for position, value in zip(positions, values, strict=True):
                 result[position] = replace(rows[position], advantage=value)
         return result
@@ -175,17 +165,15 @@ def _load(spec: str) -> Callable[..., Any]:
 
 
 def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[float]:
+    given: list[float] | UserCodeFailed
     try:
         with users_code():
             given = [float(value) for value in function(list(members))]
     except UserCodeFailed as failed:
+        given = failed
+    if isinstance(given, UserCodeFailed) or len(given) != len(members) or not all(map(math.isfinite, given)):
         raise UserError(
-            f"advantage.function must take the members of a group and return their advantages, got {failed} from "
-            f"{function.__name__}. Mend it, and --resume if the run had begun."
-        ) from failed
-    if len(given) != len(members) or not all(map(math.isfinite, given)):
-        raise UserError(
-            f"advantage.function must return one finite number per member ({len(members)}), got {given} from "
-            f"{function.__name__}. Mend it, and --resume if the run had begun."
+            f"advantage.function must take the members of a group and return one finite number per member "
+            f"({len(members)}), got {given} from {function.__name__}. Mend it, and --resume if the run had begun."
         )
     return given

@@ -2,63 +2,60 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.context import make_strategy
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.engines import ConcurrentGenerator, Generator
+from agentloop.engines.local.local_generator import LocalGenerator
+from agentloop.engines.local.stopping import StopStrings
 from agentloop.engines.serving.served_engine import ServedEngine, serve_options, served_engine
-from agentloop.environments import RunEnvironments, TaskSource, load_environments, makes_tasks, open_tasks
+from agentloop.environments import RunEnvironments, TaskSource, open_tasks
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.learning.kl_penalty import reward_penalty
 from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
+from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
-from agentloop.models.loading import LoadedModel, load_model, muted_libraries
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
+from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
-from agentloop.models.tiny import build_tiny_model
-from agentloop.rollouts.actors import Actors, checked_parser, make_actors, make_parser, stop_strings
+from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
-from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from agentloop.rollouts.stored.turn_rewards import stored_turn_rewards
-from agentloop.runs.checkpoint import Checkpoint, write_directory
+from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.warm_up import Demonstrator, warm_up
 from agentloop.training.advantage_estimator import AdvantageEstimator
-from agentloop.training.policies.engine_publisher import EnginePublisher, connect_engines
+from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
-from agentloop.training.startup_checks import check_sampling_memory, free_memory
-from agentloop.training.trained_policy import load_trained_policy
+from agentloop.training.starting_model import starting_model
+from agentloop.training.startup_checks import check_sampling_memory, check_scoring, free_memory
 from agentloop.user_code import load_function, load_sampler, users_code
-from context import AuthorTable, TokenSequence
+from context import AuthorTable
 from context.messages import Message, content_hash
-from context.strategies import Strategy
 from context.templates.template_report import check_template
+from replay.exchange.attach import check_attachable
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
 from replay.storage.write import Admission, Redactor
 from replay.store import ReplayStore
 
-_CORPUS_CONVERSATIONS = 400
-_WARM_UP = "warm_up.json"
+_TEXT = "The agent reads the question, calls a tool and waits for its answer."
+"""Words that models know, for `check_scoring`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,6 @@ class Components:
     estimator: AdvantageEstimator
     hindsight: Hindsight | None
     """What looks for successes in failed episodes; None: nothing does."""
-    generator: Generator | ConcurrentGenerator
     trainer: Learner
     publisher: Publisher
     sinks: MetricSinks
@@ -86,7 +82,7 @@ class Components:
     scores_are_stored: bool
     """Behavior log-probs of what the policy as it is sampled are its old ones."""
     opened: ExitStack
-    """What was started for them, and ends with them."""
+    """What ends with them."""
 
     @property
     def run_id(self) -> str:
@@ -97,94 +93,13 @@ class Components:
         """What episodes are run with, in training and in evaluation alike."""
         return self.collector.actors
 
+    @property
+    def generator(self) -> Generator | ConcurrentGenerator:
+        """What samples from the published policy."""
+        return self.publisher.generator
+
     def close(self) -> None:
-        with self.opened:
-            self.sinks.close()
-            self.store.close()
-
-
-def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
-    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
-    config = folder.config
-    if config.model.path is not None:
-        return config.model.path
-    if not (folder.start / COMPLETE).exists():
-        write_directory(folder.start, lambda target: _make_tiny(target, config, display))
-    return folder.start
-
-
-def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
-    section = config.warm_up
-    without = [part.environment.name for part in config.parts if not makes_tasks(part.environment.name)]
-    if without:
-        raise UserError(
-            f"model.path must name a model, got null: environment {without[0]!r} makes no tasks of its own to warm the "
-            "built-in one up with. Name one, for example from agentloop sft, or write make_task and demonstrate."
-        )
-    environments = load_environments(config, {}, options=section.options)
-    if not environments.can_demonstrate:
-        raise UserError(
-            f"model.path must name a model, got null: environment {environments.where!r} has no demonstrate() "
-            "to warm the built-in model up with. Write one, or set model.path."
-        )
-    display.note(f"making and warming up the built-in model, once, for {target.parent}")
-    seed = derive_seed(config.run.seed, "warm-up")
-    display.phase("tokenizer", 0, 1)
-    began = time.perf_counter()
-    with muted_libraries():
-        build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
-    context = config.context
-    loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
-    authors = config.context.author_table()
-    parser = make_parser(config.context.parser, loaded.template, tools=environments.tools)
-    strategy = make_strategy(config.context.strategy, config.context.options)
-    demonstrators = [Demonstrator(loaded, authors, parser, factory=one, strategy=strategy) for one in environments.all]
-    result = warm_up(
-        Actor(loaded.model, compute=config.compute),
-        _in_turn(demonstrators, environments, seed, strategy),
-        section,
-        authors=authors,
-        control_ids=loaded.codec.added_ids,
-        progress=lambda update, loss: display.phase("warm-up", update, section.max_updates),
-    )
-    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
-    with muted_libraries():
-        loaded.model.save_pretrained(target)
-        loaded.tokenizer.save_pretrained(target)  # with the template of `context.template`
-    seconds = time.perf_counter() - began
-    measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
-    (target / _WARM_UP).write_text(json.dumps(measured))
-
-
-def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
-    """What the warm-up of the built-in model took; nothing for a model that came trained."""
-    path = folder.start / _WARM_UP
-    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    return measured
-
-
-def _in_turn(
-    demonstrators: Sequence[Demonstrator], environments: RunEnvironments, seed: int, strategy: Strategy
-) -> Iterator[Sequence[TokenSequence]]:
-    """Conversations of one environment after another, as training sequences."""
-    each = [demonstrations(factory, seed=seed, strategy=strategy) for factory in environments.all]
-    for demonstrator, conversations in itertools.cycle(zip(demonstrators, each, strict=True)):
-        yield demonstrator.sequences(next(conversations))
-
-
-def _corpus(environments: RunEnvironments, seed: int) -> list[str]:
-    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
-    texts = []
-    for factory in environments.all:
-        texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20
-        for conversation in itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS):
-            texts += [text for message in conversation for text in _texts(message)]
-    return texts
-
-
-def _texts(message: Message) -> list[str]:
-    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
-    return [message.content, *calls]
+        self.opened.close()
 
 
 def build_components(
@@ -192,124 +107,143 @@ def build_components(
     display: RunDisplay,
     *,
     checkpoint: Checkpoint | None,
-    first: Path | str,
     ranks: Ranks = ALONE,
     environment_changed: bool = False,
 ) -> Components:
-    """Load the weights (the checkpoint's, or the first ones) and connect everything.
+    """Load the weights (the checkpoint's, or the first ones) and connect everything; seeds the process.
 
     On several `ranks` this is for rank 0: `learning.lead.serve_rank` is what the others do. Raises UserError where the
     environment's source is not the run's, unless `environment_changed`.
     """
-    opened = ExitStack()
-    try:
-        return _connected(folder, display, checkpoint, first, ranks, environment_changed, opened)
-    except BaseException:
-        opened.close()
-        raise
+    config = folder.config
+    seed_process(config)
+    with ExitStack() as opened:
+        acting = _acting(folder, opened, environment_changed=environment_changed)
+        if acting.source.summary is not None:
+            display.note(f"tasks: {acting.source.summary}")
+        first = starting_model(folder, display)
+        seed_process(config)  # whether the warm-up was made just now or by a start that was killed must not matter
+        return _connected(folder, display, acting, first, checkpoint, ranks=ranks, opened=opened)
+
+
+@dataclass(frozen=True)
+class _Acting:
+    """The parts that need no model: a mistake in them is refused before the built-in one is warmed up."""
+
+    environments: RunEnvironments
+    source: TaskSource
+    scorer: RewardScorer
+    admission: Admission
+    store: ReplayStore
+    episodes: StoredEpisodes
+    estimator: AdvantageEstimator
+
+
+def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) -> _Acting:
+    config = folder.config
+    environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    stream_losses(config.loss)
+    redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
+    judge = config.reward.model
+    model = None if judge.path is None else SequenceClassifier(judge, config.model).score
+    scorer = open_scorer(config, environments, model=model)
+    _check_environment(config, environments)
+    for place in config.replay.attach.values():
+        check_attachable(place)
+    store = opened.enter_context(closing(ReplayStore.create(folder.database)))
+    episodes = StoredEpisodes(environments, store)
+    estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes))
+    return _Acting(environments, source, scorer, Admission(config.replay.dedupe, redact), store, episodes, estimator)
 
 
 def _connected(
     folder: RunFolder,
     display: RunDisplay,
-    checkpoint: Checkpoint | None,
+    acting: _Acting,
     first: Path | str,
+    checkpoint: Checkpoint | None,
+    *,
     ranks: Ranks,
-    environment_changed: bool,
     opened: ExitStack,
 ) -> Components:
-    config = folder.config
-    environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-    if source.summary is not None:
-        display.note(f"tasks: {source.summary}")
-    _check_environment(config, environments)
-    redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
-    policy = load_trained_policy(config, first, checkpoint)
-    loaded, actor, local, reference = policy.loaded, policy.actor, policy.local, policy.reference
-    checked_parser(config.context, environments, loaded)  # before an engine is waited for
+    config, replay, saved = folder.config, folder.config.replay, checkpoint.model if checkpoint else None
+    authors, done = config.context.author_table(), checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    loaded = load_policy(config, first, saved=saved)
+    actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
+    local, agree = _local_sampler(config, loaded, actor, version=done)
+    reference = reference_policy(config, first, actor)
+    checked_parser(config.context, acting.environments, loaded)  # before an engine is waited for
     _keep_tokenizer(loaded, folder)
-    authors = config.context.author_table()
-    store = ReplayStore.create(folder.database)
-    served = opened.enter_context(_serve(folder, first, loaded, display)) if config.engine.serve else None
-    sampler = local or _engines(folder, loaded, display, store, served)
-    generator: Generator | ConcurrentGenerator = sampler.engine if isinstance(sampler, EnginePublisher) else sampler
     display.note(f"chat template: {check_template(loaded).summary()}")
-    saved = checkpoint.model if checkpoint else None
-    spec = TrainerSpec(config, first, saved, authors)
-    trainer, weights, gather = _make_trainer(spec, ranks, actor, reference)
-    if local is not None and actor.device.type == "cuda":
-        to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
-        display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
-    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=policy.version)
-    episodes = StoredEpisodes(environments, store)
-    estimator = AdvantageEstimator(config, authors, stored_turn_rewards(episodes))
-    actors = make_actors(config, environments, loaded, generator, vocab_size=loaded.vocab_size)
+    trainer, weights, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
+    if local is None:
+        served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None
+        publisher: Publisher = connect_engines(
+            folder, loaded, acting.store, weights=weights, note=display.note, served=served
+        )
+    else:
+        publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
+        if actor.device.type == "cuda":
+            to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
+            display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
+    sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
+    opened.callback(sinks.close)
+    actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
+    penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
     return Components(
         config=config,
         folder=folder,
-        store=store,
-        admission=Admission(config.replay.dedupe, redact),
-        sampler=load_sampler(
-            config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
-        ),
+        store=acting.store,
+        admission=acting.admission,
+        sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
-        source=source,
-        collector=Collector(
-            actors,
-            config,
-            _make_scorer(config, environments),
-            estimator.of_groups,
-            reward_penalty(config, reference, authors, trainer.kl_coef),
-        ),
-        estimator=estimator,
-        hindsight=_make_hindsight(actors, config, episodes, source),
-        generator=generator,
+        source=acting.source,
+        collector=Collector(actors, config, acting.scorer, acting.estimator.of_groups, penalty),
+        estimator=acting.estimator,
+        hindsight=_make_hindsight(actors, config, acting),
         trainer=trainer,
-        publisher=Publisher(loaded, sampler, store, folder=folder, weights=weights, gather=gather),
+        publisher=publisher,
         sinks=sinks,
         display=display,
         authors=authors,
         fingerprint=loaded.fingerprint,
-        scores_are_stored=policy.scores_are_stored,
-        opened=opened,
+        scores_are_stored=agree and local is not None and config.compute.old_log_probs == "auto",
+        opened=opened.pop_all(),
     )
 
 
-def _serve(
+def _local_sampler(
+    config: RunConfig, loaded: LoadedModel, actor: Actor, *, version: int
+) -> tuple[LocalGenerator | None, bool]:
+    """What samples in this process, and whether its log-probs are those of scoring to 0.001 nats.
+
+    None where an engine samples: on a GPU it has buffers and a copy of the weights.
+    Raises UserError for a model that is scored otherwise than it samples.
+    """
+    local = LocalGenerator(
+        loaded.model,
+        stop_ids=loaded.stop_ids,
+        stop_strings=StopStrings(stop_strings(config, loaded), loaded.codec),
+        policy_version=version,
+        compute=actor.compute,
+    )
+    agree = check_scoring(local, actor, text=loaded.codec.encode_text(_TEXT)[:16])
+    return local if config.rollout.engine == "local" else None, agree
+
+
+def _served(
     folder: RunFolder, first: Path | str, loaded: LoadedModel, display: RunDisplay
 ) -> AbstractContextManager[ServedEngine]:
     """The run's own engine. It starts when the learner has its weights, for it measures what memory is free."""
-    config = folder.config
-    if loaded.model.device.type == "cuda":
+    on_gpu, variable = loaded.model.device.type == "cuda", folder.config.engine.api_key_env
+    if on_gpu:
         torch.cuda.empty_cache()
-    options = serve_options(config, first, shares_gpu=loaded.model.device.type == "cuda")
-    variable = config.engine.api_key_env
+    options = serve_options(folder.config, first, shares_gpu=on_gpu)
     return served_engine(options, key_variable=variable, run=folder.path, note=display.note)
-
-
-def _engines(
-    folder: RunFolder, loaded: LoadedModel, display: RunDisplay, store: ReplayStore, served: ServedEngine | None
-) -> EnginePublisher:
-    strings = stop_strings(folder.config, loaded)
-    if strings:
-        raise UserError(
-            f"rollout.engine must be local where replies end at texts, got vllm and context.stop_strings {strings}. "
-            "Use a model with an end of turn of its own."
-        )
-    return connect_engines(
-        folder.config,
-        loaded,
-        policies=folder.policies,
-        run=folder.run_id,
-        note=display.note,
-        report=partial(store.roles.report, "engine", folder.run_id),
-        served=served,
-    )
 
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
-    open_scorer(config, environments)  # its functions' files are run once more; the model of rewards is loaded later
     if config.advantage.credit == "turn" and not environments.rewards_turns:
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
@@ -322,13 +256,11 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
         )
 
 
-def _make_hindsight(
-    actors: Actors, config: RunConfig, episodes: StoredEpisodes, source: TaskSource
-) -> Hindsight | None:
+def _make_hindsight(actors: Actors, config: RunConfig, acting: _Acting) -> Hindsight | None:
     if not config.replay.hindsight.enable:
         return None
-    held_out = frozenset(content_hash(task.payload) for task in source.held_out(config.evaluation.tasks))
-    return Hindsight(actors, config, episodes, held_out)
+    held_out = frozenset(content_hash(task.payload) for task in acting.source.held_out(config.evaluation.tasks))
+    return Hindsight(actors, config, acting.episodes, held_out)
 
 
 def _make_trainer(
@@ -354,12 +286,6 @@ def _keep_tokenizer(loaded: LoadedModel, folder: RunFolder) -> None:
 
     if not (folder.start / COMPLETE).exists():
         write_directory(folder.start, save)
-
-
-def _make_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScorer:
-    section = config.reward
-    model = None if section.model.path is None else SequenceClassifier(section.model, config.model).score
-    return open_scorer(config, environments, model=model)
 
 
 def load_redactor(spec: str) -> Redactor:

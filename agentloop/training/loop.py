@@ -21,8 +21,7 @@ from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoi
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
 from agentloop.training.collecting.by_workers import WorkerCollection
-from agentloop.training.collecting.collection import Collection
-from agentloop.training.collecting.waiting import StoppedWaiting
+from agentloop.training.collecting.collection import Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
@@ -33,7 +32,7 @@ from replay.records import BatchRow, IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
-"""Rows that never stop a run: of a small buffer they would be a large share."""
+"""Rows that never stop a run: they would be a large share of a small buffer."""
 
 
 class Loop:
@@ -49,31 +48,27 @@ class Loop:
         self.collection: Collection = LoopCollection(components, state)
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
-        self._saved = state.iteration
+        self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
         self._trace = trace
 
     def run(self, stop: StopRequest) -> None:
-        """Iterate until the end, the success target, or a polite request to stop; a checkpoint is the last thing."""
+        """Iterate until the end, the success target, or a request to stop; a checkpoint is the last thing."""
         self._stop = stop
-        while not self.finished and not stop.requested:
-            try:
+        try:
+            while not self.finished and not stop.requested:
                 self.iterate(self.state.iteration + 1)
-            except StoppedWaiting:
-                break
-            except (ProofFailed, EngineRefused, EngineEnded):
-                # The last update is made and stored; another engine may take it, or sample from it.
-                self._save_new()
-                raise
-            except TrainingStopped:
-                self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
-                raise
-            if self.state.iteration % self.config.checkpoint.every == 0:
-                self.save()
-        self._save_new()
-
-    def _save_new(self) -> None:
-        if self._saved != self.state.iteration:
+                if self.state.iteration % self.config.checkpoint.every == 0:
+                    self.save()
+        except StoppedWaiting:
+            pass
+        except (ProofFailed, EngineRefused, EngineEnded):
+            # The last update is made and stored; another engine may take it, or sample from it.
             self.save()
+            raise
+        except TrainingStopped:
+            self._store.add_metrics(self._run_id, self.state.iteration + 1, {"run/stopped": 1.0})
+            raise
+        self.save()
 
     @property
     def finished(self) -> bool:
@@ -81,32 +76,31 @@ class Loop:
 
     def iterate(self, iteration: int) -> None:
         """One composed batch: collect, append, draw, update, publish, log."""
-        clock = _Clock()
+        parts, clock = self.components, _Clock()
         planned = self.collection.plan(iteration)
         fresh = self.collect(planned)
         clock.lap("collect")
-        if self.components.publisher.sleep():
+        if parts.publisher.sleep():
             clock.lap("sleep")
         appended = self.collection.append(fresh)
         fresh.extra_metrics |= self.relabel(iteration, fresh)
         batch = self.draw(planned, fresh)
         clock.lap("draw")
-        recent = batch.fresh.trajectories or [row.trajectory for row in batch.rows]
-        self.components.publisher.remember(recent)
+        parts.publisher.remember(batch.fresh.trajectories or [row.trajectory for row in batch.rows])
         result, observed = self.update(iteration, batch)
         metrics = self.commit(iteration, batch, result, observed)
         clock.lap("update")
-        self.publish(iteration)
-        evicted = self.evict(iteration, appended)
+        parts.publisher.publish(iteration)
+        later = self.evict(iteration, appended)
         clock.lap("publish")
         self.state.training_seconds += clock.total
-        later = evicted | self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens)
-        later |= self.components.publisher.seconds
-        if self._evaluation_due(iteration):
+        later |= self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
+        every = self.config.evaluation.every
+        if iteration == self.config.run.iterations or (every > 0 and iteration % every == 0):
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
-        self._stop_at_corruption(iteration, rows=evicted["buffer/rows"], corrupt=evicted["buffer/quarantined"])
+        self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
     def collect(self, planned: IterationPlan) -> Collected:
         try:
@@ -138,34 +132,27 @@ class Loop:
                 f"a batch must hold a trajectory, got none in iteration {request.iteration}: all of it was to be "
                 f"replayed, and none of {request.count} rows could be read. They are quarantined now: --resume."
             )
-        batch = mix_batch(
-            planned,
-            fresh,
-            [*own, *drawn],
-            self.config,
-            estimator=self.components.estimator,
-            penalty=self.components.collector.penalty,
-        )
+        estimator, penalty = self.components.estimator, self.components.collector.penalty
+        batch = mix_batch(planned, fresh, [*own, *drawn], self.config, estimator=estimator, penalty=penalty)
         self.collection.end(batch)
         return batch
 
     def update(self, iteration: int, batch: MixedBatch) -> tuple[UpdateResult, UpdateResult | None]:
         """Learn from both streams. Observed rows are scored apart, before the update and without a trace in it."""
-        self._display.phase("update", 0, 1)
-        observes = self.config.replay.mode == "observe"
-        observed = None
+        parts, display = self.components, self._display
+        display.phase("update", 0, 1)
+        observes, observed = self.config.replay.mode == "observe", None
         if observes and batch.replayed_rows:
-            authors = self.components.authors
-            rows = [replace(row, trajectory=as_observed(row.trajectory, authors)) for row in batch.replayed_rows]
-            observed = self.components.trainer.score_only(rows)
-        scored_by = self.components.generator.policy_version if self.components.scores_are_stored else None
+            rows = [replace(row, trajectory=as_observed(row.trajectory, parts.authors)) for row in batch.replayed_rows]
+            observed = parts.trainer.score_only(rows)
+        scored_by = parts.generator.policy_version if parts.scores_are_stored else None
         result = self._learn(learned_rows(batch.rows, observes=observes, scored_by=scored_by), iteration)
-        self._display.phase("update", 1, 1)
+        display.phase("update", 1, 1)
         if result.note is not None:
-            self._display.note(result.note)
+            display.note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
-            self._display.note(
+            display.note(
                 f"iteration {iteration}: log-probs from sampling were {gap:.2g} nats off those of the same weights, so "
                 "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
@@ -194,13 +181,14 @@ class Loop:
         self, iteration: int, batch: MixedBatch, result: UpdateResult, observed: UpdateResult | None
     ) -> dict[str, float]:
         """The draws with what the update did to them, the iteration and its metrics, in one transaction."""
+        parts, plan = self.components, batch.planned.plan
         collected = [*batch.fresh.trajectories, *batch.fresh.unused]
         metrics = {
             **batch.fresh.metrics(),
-            **environment_metrics(self.components.actors.environments, collected),
+            **environment_metrics(parts.actors.environments, collected),
             **result.metrics,
             **(observed.metrics if observed else {}),
-            **batch.metrics(self.config, self.components.mixer),
+            **batch.metrics(self.config, parts.mixer),
         }
         statistics = {**result.rows, **(observed.rows if observed else {})}
         advantages = {row.trajectory.id: row.advantage for row in batch.rows} | result.advantages
@@ -212,31 +200,28 @@ class Loop:
         record = IterationRecord(
             run=self._run_id,
             iteration=iteration,
-            policy_version=self.components.generator.policy_version,
-            planned_fresh=batch.planned.plan.planned_fresh,
-            planned_replay=batch.planned.plan.planned_replay,
+            policy_version=parts.generator.policy_version,
+            planned_fresh=plan.planned_fresh,
+            planned_replay=plan.planned_replay,
             fresh=len(batch.fresh.trajectories),
             replay=len(batch.replayed_rows),
-            fraction=batch.planned.plan.fraction,
+            fraction=plan.fraction,
             optimizer_steps=result.optimizer_steps,
             metrics=metrics,
         )
-        self._store.commit(record, committed, sampler_state=self.components.sampler.state())
+        self._store.commit(record, committed, sampler_state=parts.sampler.state())
         ess = {name: value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-        self.components.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
+        parts.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
         return metrics
 
     def update_curriculum(self, batch: MixedBatch) -> dict[str, float]:
-        """Which tasks succeed how often decides which come next, under a curriculum."""
+        """Record which tasks succeeded how often: under a curriculum that decides which come next."""
         pending = self.state.tasks.pending
         done = [index for index in batch.tasks if index not in pending]
         groups = [*batch.fresh.groups, *batch.fresh.unused_groups]
         self.components.source.record_success(done, [(group.task, group.size, group.success_rate) for group in groups])
         return self.components.source.metrics()
-
-    def publish(self, version: int) -> None:
-        self.components.publisher.publish(version)
 
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
         """Remove what the buffer has no room for."""
@@ -261,26 +246,27 @@ class Loop:
                 self._display.note(f"limited by {found.limit}: {found.text}")
 
     def save(self) -> None:
-        """A full checkpoint of this moment."""
+        """Write a full checkpoint of this moment, unless there is one."""
+        if self._saved == self.state.iteration:
+            return
+        parts, folder = self.components, self.components.folder
         self._store.refuse_replaced(self._run_id)
-        trainer = self.components.trainer
         state = {
             "run": self._run_id,
             "loop": asdict(self.state),
-            "trainer": trainer.values(),
-            "sampler": self.components.sampler.state(),
-            "mixer": self.components.mixer.state(),
-            "source": self.components.source.state(),
+            "trainer": parts.trainer.values(),
+            "sampler": parts.sampler.state(),
+            "mixer": parts.mixer.state(),
+            "source": parts.source.state(),
         }
-        folder = self.components.folder.checkpoints
-        checkpoint = folder / f"{self.state.iteration:06d}"
-        save_checkpoint(checkpoint, self.components.publisher.save_model, trainer.save, state)
-        self.components.folder.name_model(checkpoint)
-        oldest = complete_checkpoints(folder)[-self.config.checkpoint.keep :][0]
+        checkpoint = folder.checkpoints / f"{self.state.iteration:06d}"
+        save_checkpoint(checkpoint, parts.publisher.save_model, parts.trainer.save, state)
+        folder.name_model(checkpoint)
+        oldest = complete_checkpoints(folder.checkpoints)[-self.config.checkpoint.keep :][0]
         # No resume goes back before the oldest checkpoint: what was evicted up to it is not needed again. It is refused
         # where another process has taken the run over, which may have begun from one that would be removed.
         self._store.purge(self._run_id, int(oldest.name))
-        prune(folder, keep=self.config.checkpoint.keep)
+        prune(folder.checkpoints, keep=self.config.checkpoint.keep)
         self._saved = self.state.iteration
 
     def _stop_at_corruption(self, iteration: int, *, rows: float, corrupt: float) -> None:
@@ -293,10 +279,6 @@ class Loop:
                 "Look for a failing disk, and remove them before --resume: "
                 "agentloop replay prune --where \"state == 'quarantined'\" --yes"
             )
-
-    def _evaluation_due(self, iteration: int) -> bool:
-        every = self.config.evaluation.every
-        return iteration == self.config.run.iterations or (every > 0 and iteration % every == 0)
 
 
 class _Clock:

@@ -1,18 +1,113 @@
-"""What a loop remembers from one iteration to the next."""
+"""What a loop remembers from one iteration to the next: what was done, and whose turn it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+from agentloop.config import RunConfig
 from agentloop.config.sections.run_section import RunSection
-from agentloop.training.plan import TaskQueue
+
+
+@dataclass
+class EnvironmentTurns:
+    """Which of several environments the next group is of, so that their episodes follow their shares exactly.
+
+    No environment gets a whole group more or less than its share, if groups are of one size: of those not ahead of
+    their share, the one that needs a group soonest comes next (earliest deadline first: Liu and Layland 1973).
+    """
+
+    shares: list[str]
+    """Exact, as fractions; in the order of the configuration."""
+    group_size: int
+    tasks: list[int]
+    """How many of each have been taken."""
+    episodes: list[int]
+    """How many of each have been collected."""
+
+    @classmethod
+    def begin(cls, shares: Sequence[float], group_size: int) -> EnvironmentTurns:
+        """`shares` are weights: 2, 1, 1 are a half and two quarters."""
+        weights = [Fraction(repr(share)) for share in shares]
+        exact = [str(weight / sum(weights)) for weight in weights]
+        return cls(exact, group_size, [0] * len(exact), [0] * len(exact))
+
+    def upcoming(self, count: int) -> list[int]:
+        """Numbers of the next `count` tasks, if each is tried by a whole group."""
+        tasks, episodes = list(self.tasks), list(self.episodes)
+        numbers = []
+        for _ in range(count):
+            turn = self._next(episodes)
+            numbers.append(tasks[turn] * len(tasks) + turn)
+            tasks[turn] += 1
+            episodes[turn] += self.group_size
+        return numbers
+
+    def _next(self, episodes: Sequence[int]) -> int:
+        shares, after = [Fraction(share) for share in self.shares], sum(episodes) + self.group_size
+        behind = [turn for turn, share in enumerate(shares) if episodes[turn] < share * after]
+        return min(behind, key=lambda turn: (episodes[turn] + self.group_size) / shares[turn])
+
+    def planned(self, numbers: Sequence[int], groups: Iterable[tuple[int, int]]) -> Counter[int]:
+        """Episodes by environment of `groups` of (position among the numbers, size)."""
+        found = Counter[int]()
+        for position, size in groups:
+            found[numbers[position] % len(self.tasks)] += size
+        return found
+
+    def advance(self, numbers: Iterable[int], collected: Mapping[int, int]) -> None:
+        """The tasks of these numbers have been in a batch; `collected` counts episodes by environment."""
+        for number in numbers:
+            task, turn = divmod(number, len(self.tasks))
+            self.tasks[turn] = max(self.tasks[turn], task + 1)
+        for turn, count in collected.items():
+            self.episodes[turn] += count
+
+
+@dataclass
+class TaskQueue:
+    """Numbers of training tasks, in the order they are gone through."""
+
+    next: int = 0
+    """The first that has never been in a batch; of a run with one environment."""
+    pending: list[int] = field(default_factory=list)
+    """Planned for a batch in which they then had no member: theirs were to be replayed, and could not be drawn."""
+    turns: EnvironmentTurns | None = None
+    """None: the run has one environment."""
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> TaskQueue:
+        """The queue of a checkpoint."""
+        turns = values.get("turns")
+        return cls(values["next"], list(values["pending"]), None if turns is None else EnvironmentTurns(**turns))
+
+    def upcoming(self, count: int) -> list[int]:
+        """The next `count`; what is pending comes first."""
+        new = range(self.next, self.next + count) if self.turns is None else self.turns.upcoming(count)
+        return [*self.pending, *new][:count]
+
+    def advance(
+        self,
+        indices: Collection[int],
+        *,
+        without_member: Collection[int] = (),
+        collected: Callable[[EnvironmentTurns], Mapping[int, int]] = lambda turns: {},
+    ) -> None:
+        """`indices`, the upcoming ones, have been in a batch, but for those `without_member`; `collected` counts the
+        episodes by environment, of which there are several."""
+        if self.turns is None:
+            self.next = max(self.next, 1 + max(indices, default=-1))
+        else:
+            self.turns.advance(indices, collected(self.turns))
+        self.pending = [*sorted(without_member), *(index for index in self.pending if index not in indices)]
 
 
 @dataclass
 class LoopState:
-    """What the loop itself remembers, as a checkpoint has it; the rest of a checkpoint belongs to its parts."""
+    """What a checkpoint has of the loop itself; the rest of a checkpoint belongs to the run's parts."""
 
     iteration: int = 0
     """Iterations committed."""
@@ -31,6 +126,13 @@ class LoopState:
         target = run.stop_at_success
         reached = target is not None and len(last_two) == 2 and min(last_two) >= target
         return self.iteration >= run.iterations or reached
+
+    @classmethod
+    def first(cls, config: RunConfig) -> LoopState:
+        """The state before the first iteration."""
+        shares = [part.share for part in config.parts]
+        turns = EnvironmentTurns.begin(shares, config.batch.group_size) if config.environments else None
+        return cls(tasks=TaskQueue(turns=turns))
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LoopState:

@@ -96,8 +96,8 @@ class MixedBatch:
         if config.replay.complete_zero_variance:
             metrics["batch/completed"] = self.completed
         for source, count in plan.planned_sources.items():
-            metrics[f"batch/planned_source/{source}"] = count
-            metrics[f"batch/source/{source}"] = sum(_is_from(row.trajectory, source) for row in drawn)
+            found = sum(source in (row.trajectory.record.source, row.trajectory.record.run) for row in drawn)
+            metrics |= {f"batch/planned_source/{source}": count, f"batch/source/{source}": found}
         stale = [row.staleness for row in drawn if row.staleness is not None]
         if stale:
             metrics |= {"replay/staleness_mean": sum(stale) / len(stale), "replay/staleness_max": max(stale)}
@@ -116,8 +116,8 @@ def mix_batch(
     """The batch of `rows`, fresh ones first, with the advantages they are trained with.
 
     A fresh row comes with the advantage of its group, or of the group as a drawn row completes it; a replayed one with
-    the advantage it is stored with. Any other `replay.baseline` than `stored` measures all of them anew, by rewards
-    less today's penalty.
+    the advantage it is stored with. Any other `replay.baseline` than `stored` measures all of them once more, by
+    rewards less today's penalty.
     """
     replay = config.replay
     baseline = replay.baseline if replay.mode == "train" else "stored"
@@ -125,17 +125,12 @@ def mix_batch(
     if replay.complete_zero_variance and baseline == "stored":
         completed = completed_advantages(fresh, rows, estimator=estimator, penalty=penalty)
     elif baseline != "stored":
-        rows = _charged_today(rows, penalty)
+        stored = [row.trajectory for row in rows if row.stream == REPLAY]  # fresh ones are charged already
+        rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
+        rows = [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
     rows = [replace(row, advantage=completed.get(row.trajectory.id, row.advantage)) for row in rows]
     rows, metrics = estimator.of_batch(rows, baseline)
     return MixedBatch(planned, fresh, rows, len(completed), metrics)
-
-
-def _charged_today(rows: Sequence[BatchRow], penalty: Penalty | None) -> list[BatchRow]:
-    """Replayed rows with their rewards less today's penalty; fresh ones are charged already."""
-    stored = [row.trajectory for row in rows if row.stream == REPLAY]
-    rewards = iter(penalised_rewards(stored, kl_penalties(penalty, stored)))
-    return [replace(row, reward=next(rewards)) if row.stream == REPLAY else row for row in rows]
 
 
 def completed_advantages(
@@ -166,19 +161,14 @@ def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | N
     `scored_by`: the version of the policy that is about to learn, where the log-probs it samples with are those it is
     scored with; None where they are not.
     """
-    kept = [row for row in rows if row.stream == FRESH or not observes]
-    return [
-        replace(row, scored=scored_by is not None and row.stream == FRESH and _is_scored(row.trajectory, scored_by))
-        for row in kept
-    ]
 
+    def is_scored(row: BatchRow) -> bool:
+        """Whether this policy sampled all of it, in sight of what it is trained on."""
+        record, plain = row.trajectory.record, (s.behavior_context == "plain" for s in row.trajectory.segments)
+        sampled_now = record.policy_version_min == record.policy_version_max == scored_by
+        return scored_by is not None and row.stream == FRESH and sampled_now and all(plain)
 
-def _is_scored(row: Trajectory, version: int) -> bool:
-    """Whether this policy sampled all of it, in sight of what it is trained on."""
-    record = row.record
-    return record.policy_version_min == record.policy_version_max == version and all(
-        segment.behavior_context == "plain" for segment in row.segments
-    )
+    return [replace(row, scored=is_scored(row)) for row in rows if row.stream == FRESH or not observes]
 
 
 def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
@@ -190,7 +180,3 @@ def as_observed(trajectory: Trajectory, authors: AuthorTable) -> Trajectory:
         codes = np.where(authors.is_trained(tokens.authors), code, tokens.authors)
         segments.append(replace(segment, tokens=replace(tokens, authors=codes)))
     return replace(trajectory, segments=tuple(segments))
-
-
-def _is_from(row: Trajectory, source: str) -> bool:
-    return source in (row.record.source, row.record.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from agentloop.config import RunConfig
 from agentloop.engines import GenerationRequest
@@ -18,28 +19,22 @@ held to its limit, for single tokens of little probability may be nats off."""
 
 
 def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int] = (3, 4, 5, 6, 7)) -> bool:
-    """Log-probs from sampling are those from scoring, over two turns and ragged prompts of one beginning.
+    """Whether log-probs from sampling are those from scoring to 0.001 nats, over two turns and ragged prompts.
 
-    True: to 0.001 nats, for sure.
-
-    `text`: tokens as the model knows them, for half precision rounds most where a model makes nothing of what it sees.
-
-    Some architectures keep a state that the generation's cache does not know of; their stored log-probs would be
-    wrong, and every ratio with them. Where only autocast rounds to 16 bits, they must agree to 0.001 nats without it.
+    Raises UserError for an architecture with a state that the generation's cache does not know of: its stored
+    log-probs would be wrong, and every ratio with them. Where only autocast rounds to 16 bits, they must agree without
+    it. `text`: tokens that the model knows, for half precision rounds most where it makes nothing of what it sees.
     """
     if actor.compute.autocast != "none":
         exact = actor.compute.model_copy(update={"autocast": "none", "compile": False})
         check_scoring(generator.with_compute(exact), Actor(actor.model, packs=actor.packs, compute=exact), text=text)
-    prompts = {0: list(text), 1: list(text[:2])}
-    worst = 0.0
+    prompts, worst = {0: list(text), 1: list(text[:2])}, 0.0
     generator.begin(seed=0, temperature=1.0)
     for _ in range(2):
         requests = [GenerationRequest(episode, ids, 4) for episode, ids in prompts.items()]
         completions = list(generator.generate(requests))
-        rows = [
-            [*request.prompt_ids, *completion.token_ids]
-            for request, completion in zip(requests, completions, strict=True)
-        ]
+        both = list(zip(requests, completions, strict=True))
+        rows = [[*request.prompt_ids, *completion.token_ids] for request, completion in both]
         apart = _differences(actor, rows, [completion.log_probs for completion in completions])
         worst = max(worst, float(apart.mean() if actor.half_precision else apart.max()))
         prompts = {request.episode: [*row, *text[:2]] for request, row in zip(requests, rows, strict=True)}
@@ -89,16 +84,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def _differences(actor: Actor, rows: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> torch.Tensor:
-    """Absolute ones, of the last tokens of each row, all rows scored at once."""
-    width = max(map(len, rows))
-    tokens = torch.zeros((len(rows), width), dtype=torch.int64)
-    there, sampled = torch.zeros((2, len(rows), width), dtype=torch.bool)
-    for position, (row, known) in enumerate(zip(rows, log_probs, strict=True)):
-        tokens[position, : len(row)] = torch.tensor(row)
-        there[position, : len(row)] = True
-        sampled[position, len(row) - len(known) : len(row)] = True
-    tokens, there, sampled = (array.to(actor.device) for array in (tokens, there, sampled))
+    """Absolute differences of the last tokens of each row, all rows scored at once."""
+    lengths, known = [len(row) for row in rows], [len(row) for row in log_probs]
+    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(actor.device)
+    place, length = torch.arange(tokens.shape[1], device=actor.device), tokens.new_tensor(lengths)[:, None]
+    there = place < length
+    sampled = there & (place >= length - tokens.new_tensor(known)[:, None])
     with torch.no_grad():
         again, _ = actor.log_probs(tokens, there, sampled, torch.ones(len(rows), device=actor.device), entropy=False)
-    stored = torch.tensor([value for known in log_probs for value in known], dtype=again.dtype, device=again.device)
+    stored = torch.tensor([value for row in log_probs for value in row], dtype=again.dtype, device=again.device)
     return (again[sampled] - stored).abs()

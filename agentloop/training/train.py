@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 from agentloop.config import RunConfig
-from agentloop.distributed.ranks import Ranks, process_group
+from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.lead import check_ranks, serve_rank
-from agentloop.learning.stream_losses import stream_losses
-from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
     Checkpoint,
     newest_checkpoint,
     readable,
     restore_random,
-    seed_process,
 )
 from agentloop.runs.display import RunDisplay, open_display, percent
 from agentloop.runs.run_folder import (
@@ -37,17 +34,16 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.collecting.leadership import Leadership
-from agentloop.training.components import Components, build_components, starting_model, warm_up_metrics
+from agentloop.training.components import Components, build_components
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
-from agentloop.training.plan import EnvironmentTurns, TaskQueue
+from agentloop.training.starting_model import warm_up_metrics
 from agentloop.user_code import load_sampler
 from context import RenderError
 from replay.errors import DatabaseRefused
-from replay.exchange.attach import attach, check_attachable
+from replay.exchange.attach import attach
 from replay.pages.report import REPORT_NAME
 from replay.questions import empty_sources
 from replay.questions.filters import condition
@@ -93,9 +89,10 @@ def train(
                     if ended is not None:
                         display.note(f"{folder.path} has ended after iteration {ended.iterations}: nothing is left")
                         return ended
-                parts = _components(
-                    folder, display, checkpoint, ranks=ranks, new=path is None, environment_changed=environment_changed
-                )
+                with _unbegun_removed(folder, new=path is None):
+                    parts = build_components(
+                        folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
+                    )
                 with closing(parts), _leading(parts):
                     loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
                     if not loop.state.evaluations:
@@ -107,31 +104,27 @@ def train(
                         loop.collection.end_run()
         finally:
             display.close()
-    evaluations = loop.state.evaluations
-    return TrainResult(
-        folder.path,
-        loop.state.iteration,
-        evaluations[0][1],
-        evaluations[-1][1],
-        report,
-        stop.exit_code,
-    )
+    return _result(folder, loop.state, report, stop.exit_code)
+
+
+def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
+    successes = [success for _, success in state.evaluations]
+    return TrainResult(folder.path, state.iteration, successes[0], successes[-1], report, exit_code)
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
-    """What a run that has nothing left to do came to, and its workers may see; None for any other."""
+    """The result of a run that has nothing left to do, which its workers are shown; None for any other."""
     state, report = LoopState.from_values(checkpoint.values["loop"]), folder.path / REPORT_NAME
     if not state.has_ended(folder.config.run) or not report.exists():
         return None
     if folder.config.collection.by == "workers":  # its learner may have been killed before it could say so
         with closing(ReplayStore.open(folder.database)) as store:
             store.roles.end_run(folder.run_id, ended=True)
-    successes = [success for _, success in state.evaluations]
-    return TrainResult(folder.path, state.iteration, successes[0], successes[-1], report, 0)
+    return _result(folder, state, report)
 
 
 def _why_ended(state: LoopState, config: RunConfig) -> str:
-    """And what makes it go on."""
+    """Why the run has nothing left to do, and what makes it go on."""
     if state.iteration >= config.run.iterations:
         return f"it has made its {state.iteration} iterations. For more: --set run.iterations=NUMBER"
     return (
@@ -141,43 +134,16 @@ def _why_ended(state: LoopState, config: RunConfig) -> str:
 
 
 def train_worker(config: RunConfig) -> None:
-    """Any rank but 0: hold and update a part of the weights until the run of rank 0 ends."""
+    """On any rank but 0, hold and update a part of the weights until the run of rank 0 ends."""
     with process_group(timeout_s=config.compute.rank_timeout_s, device=config.model.device) as ranks:
         serve_rank(ranks)
 
 
-def _components(
-    folder: RunFolder,
-    display: RunDisplay,
-    checkpoint: Checkpoint | None,
-    *,
-    ranks: Ranks,
-    new: bool,
-    environment_changed: bool,
-) -> Components:
-    """The parts of the run. A new run that can't be put together leaves no folder for --resume to stumble over, but
-    where it has warmed a model up."""
+@contextmanager
+def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
+    """Remove a new run that can't be put together, unless a model was warmed up for it: --resume would stumble."""
     try:
-        seed_process(folder.config)
-        # Better refused now than after the warm-up: functions of the user's, and a database.
-        stream_losses(folder.config.loss)
-        RewardScorer(folder.config.reward, max_tokens=folder.config.context.max_tokens)
-        AdvantageEstimator(folder.config)
-        if folder.config.replay.database is not None:
-            ReplayStore.create(folder.database).close()
-        for place in folder.config.replay.attach.values():
-            check_attachable(place)
-        first = starting_model(folder, display)
-        # Once more: whether the warm-up was made just now or by a start that was killed must not matter.
-        seed_process(folder.config)
-        return build_components(
-            folder,
-            display,
-            checkpoint=checkpoint,
-            first=first,
-            ranks=ranks,
-            environment_changed=environment_changed,
-        )
+        yield
     except (UserError, RenderError, DatabaseRefused):
         if new and not (folder.config.model.path is None and (folder.start / COMPLETE).exists()):
             remove_unbegun(folder)
@@ -199,7 +165,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
     former = record_config(folder)
-    state = _restore(parts, checkpoint) if checkpoint else LoopState(tasks=_first_tasks(parts.config))
+    state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
     if checkpoint:
@@ -234,20 +200,12 @@ def _note_empty_sources(parts: Components) -> None:
             parts.display.note(sentence)
 
 
-def _first_tasks(config: RunConfig) -> TaskQueue:
-    shares = [part.share for part in config.parts]
-    several = EnvironmentTurns.begin(shares, config.batch.group_size) if config.environments else None
-    return TaskQueue(turns=several)
-
-
 def _note_other_versions(parts: Components) -> None:
     """How many rows go on being replayed that another version of the environment has rewarded."""
     environments = parts.actors.environments
     if {*parts.folder.environments, environments.source} == {environments.source}:
         return
-    others = [
-        f"environment_version != {version!r}" for version in dict.fromkeys(one.version for one in environments.all)
-    ]
+    others = dict.fromkeys(f"environment_version != {one.version!r}" for one in environments.all)
     now, filter = environments.version, " and ".join([*others, "source == 'self'"])
     older = condition(f"{filter} and state == 'eligible'")
     found = parts.store.prune(parts.run_id, rows=older, capacity=Capacity(), dry_run=True)
@@ -272,7 +230,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
 
 
 def _run(loop: Loop, stop: StopRequest) -> Path:
-    """The report of the run; also of one that could not go on, as it shows what led there."""
+    """Run the loop and write the report, also of a run that could not go on, as it shows what led there."""
     try:
         with stop.working():
             loop.run(stop)
@@ -314,10 +272,12 @@ def attach_buffers(parts: Components) -> None:
 
     A resume copies nothing: the run goes on with the rows it had.
     """
-    replay = parts.config.replay
-    for name, place in replay.attach.items():
-        progress = partial(_show_progress, parts, name)
-        allowed = replay.allow_mismatch
+    for name, place in parts.config.replay.attach.items():
+
+        def progress(phase: str, done: int, name: str = name) -> None:
+            parts.display.phase(f"attach {name}: {phase}", done, done)
+
+        allowed = parts.config.replay.allow_mismatch
         report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=progress)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
@@ -325,7 +285,3 @@ def attach_buffers(parts: Components) -> None:
             f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now; "
             f"the run can learn from {report.learnable:,}"
         )
-
-
-def _show_progress(parts: Components, name: str, phase: str, done: int) -> None:
-    parts.display.phase(f"attach {name}: {phase}", done, done)

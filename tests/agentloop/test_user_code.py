@@ -33,7 +33,7 @@ from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.hooks import EpisodeHooks
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.runs.sinks.metric_sinks import MetricSinks
+from agentloop.runs.sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
 from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code

@@ -111,7 +111,7 @@ def stop_between_writes(pid: int, location: Location) -> None:
 def issued_run(config: RunConfig) -> Iterator[IssuedRun]:
     """A run that has begun, with version 0 published to its engines."""
     folder = create_run_folder(config)
-    components = build_components(folder, SilentDisplay(), checkpoint=None, first=str(config.model.path))
+    components = build_components(folder, SilentDisplay(), checkpoint=None)
     with closing(components):
         begin_run(components, None)
         yield IssuedRun(components)

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.soak
 SEEDS = 5
 
 
-def quickstart(folder: Path, *settings: str) -> dict[str, object]:
+def quickstart(folder: Path, *settings: str, config: str = "quickstart") -> dict[str, object]:
     """The command people type; its closing figures."""
     sets = [part for setting in (f"run.folder={folder}", *settings) for part in ("--set", setting)]
-    command = [Path(sys.executable).with_name("agentloop"), "train", "configs/quickstart.yaml", "--json", *sets]
+    command = [Path(sys.executable).with_name("agentloop"), "train", f"configs/{config}.yaml", "--json", *sets]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -40,7 +40,11 @@ def warmed_up_model(folder: Path) -> Path:
 
 
 def evaluations(run: Path) -> list[float]:
-    query = "select value from metrics where name = 'eval/success' order by iteration"
+    return metric(run, "eval/success")
+
+
+def metric(run: Path, name: str) -> list[float]:
+    query = f"select value from metrics where name = '{name}' order by iteration"
     return [value for (value,) in rows(run / "replay.sqlite", query)]
 
 

@@ -5,58 +5,48 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import CodeInterrupted, TrainingStopped
+from agentloop.errors import CodeInterrupted
 from agentloop.rollouts.dynamic_sampling import sample_dynamically
 from agentloop.rollouts.evaluation import Evaluation, evaluate
 from agentloop.rollouts.trajectories import Collected, CollectedBy
-from agentloop.training.collecting.collection import replay_request, task_hash
-from agentloop.training.collecting.held_out import keep_episodes
-from agentloop.training.collecting.waiting import StoppedWaiting
+from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes, plan_batch
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import DrawRequest
 from replay.records import BatchRow
 from replay.storage.write import AppendReport
 
 
-class LoopCollection:
+class LoopCollection(Collection):
     """Episodes of the policy as it is now, one batch after another."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
-        self._components = components
-        self._state = state
+        super().__init__(components, state)
         memory = components.actors.memory
         held_out = None if memory is None else ToolMemory(*memory.environments)
         self._evaluating = replace(components.actors, memory=held_out)
 
     def plan(self, iteration: int) -> IterationPlan:
-        parts, mixer, queue = self._components, self._components.mixer, self._state.tasks
-        request, available = replay_request(parts, iteration)
-        upcoming = [task_hash(parts, index) for index in queue.upcoming(mixer.num_tasks)]
-        try:
-            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
-        except ReplayStarved as error:
-            raise TrainingStopped(str(error)) from error
-        tasks = tuple(queue.upcoming(plan.num_tasks))
+        request, available = self._request(iteration)
+        plan, tasks = plan_batch(self._components, self._state, iteration, available)
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def collect(self, planned: IterationPlan) -> Collected:
-        iteration = planned.request.iteration
         try:
-            return self._collected(iteration, planned)
+            return self._sampled(planned.request.iteration, planned)
         except CodeInterrupted as problem:
             self._components.display.note(
-                f"iteration {iteration} is collected again at --resume: code of yours failed after a stop was asked "
-                f"for, and Ctrl-C may have ended processes that it needs ({problem})"
+                f"iteration {planned.request.iteration} is collected again at --resume: code of yours failed after a "
+                f"stop was asked for, and Ctrl-C may have ended processes that it needs ({problem})"
             )
             raise StoppedWaiting from problem
 
-    def _collected(self, iteration: int, planned: IterationPlan) -> Collected:
+    def _sampled(self, iteration: int, planned: IterationPlan) -> Collected:
         groups = [(planned.tasks[slot], size) for slot, size in planned.plan.groups]
         first = self._collect_round(iteration, groups, ())
         rounds = self._components.config.rollout.dynamic_sampling_rounds
@@ -84,7 +74,7 @@ class LoopCollection:
             [(task, size) for task, (_, size) in zip(tasks, groups, strict=True)],
             CollectedBy(parts.run_id, iteration, self._state.attempt),
             earlier=earlier,
-            progress=lambda done, total: parts.display.phase("collect", done, total),
+            progress=partial(parts.display.phase, "collect"),
         )
 
     def _recall(self, tasks: Sequence[str]) -> None:
@@ -93,10 +83,10 @@ class LoopCollection:
         if memory is not None:
             memory.keep(tasks)
             for environment in memory.environments:
-                memory.add(self._components.store.remembered(environment, tasks))
+                memory.add(self._store.remembered(environment, tasks))
 
     def append(self, fresh: Collected) -> AppendReport:
-        store, memory = self._components.store, self._components.actors.memory
+        store, memory = self._store, self._components.actors.memory
         groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
         report = store.append(fresh.tasks, groups, rows, admission=self._components.admission)
         if memory is not None:
@@ -106,28 +96,22 @@ class LoopCollection:
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
         rows = [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in request.fresh_rows(fresh.trajectories)]
-        self._components.store.reserve_fresh([row.draw for row in rows if row.draw is not None])
+        self._store.reserve_fresh([row.draw for row in rows if row.draw is not None])
         return rows
 
     def end(self, batch: MixedBatch) -> None:
-        without = batch.without_member(lambda index: task_hash(self._components, index))
         names = [part.name for part in self._components.config.parts]
         rows = [*batch.fresh.trajectories, *batch.fresh.unused]
         self._state.tasks.advance(
             batch.tasks,
-            without_member=without,
+            without_member=self._tasks_without_member(batch),
             collected=lambda _: Counter(names.index(row.record.environment) for row in rows),
         )
 
     def evaluate(self) -> Evaluation:
-        parts = self._components
-        found = evaluate(
-            self._evaluating,
-            parts.source,
-            parts.config,
-            scorer=parts.collector.scorer,
-            progress=lambda done, total: parts.display.phase("evaluate", done, total),
-        )
+        parts, scorer = self._components, self._components.collector.scorer
+        progress = partial(parts.display.phase, "evaluate")
+        found = evaluate(self._evaluating, parts.source, parts.config, scorer=scorer, progress=progress)
         keep_episodes(parts, self._state.iteration, found.episodes)
         return replace(found, episodes=())
 

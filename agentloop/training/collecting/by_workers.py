@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
-from agentloop.rollouts.evaluation import Evaluation
+from agentloop.rollouts.evaluation import Evaluation, Outcome, attempts_of
 from agentloop.rollouts.trajectories import Collected
-from agentloop.training.collecting.collection import replay_request, task_hash
-from agentloop.training.collecting.held_out import evaluate_by_workers
-from agentloop.training.collecting.issued_batches import IssuedBatches
-from agentloop.training.collecting.waiting import Waiting
+from agentloop.training.collecting.collection import Collection, StoppedWaiting, keep_episodes
+from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
@@ -20,10 +20,14 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, Trajectory, group_of
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
-from replay.ticket_records import EVALUATION, TRAIN, EndedGroup
+from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, Purpose
+
+_LOOK_AGAIN_S = 0.1
+_NOBODY_S = 30.0
+"""Seconds without any worker after which people are shown how to start one."""
 
 
-class WorkerCollection:
+class WorkerCollection(Collection):
     """Each batch is planned when its tickets are issued, and learned from when all of them have ended.
 
     `collection.max_staleness` K is kept by what is issued: at most K batches beyond the one that is learned from, and
@@ -32,10 +36,8 @@ class WorkerCollection:
     """
 
     def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
-        self._components = components
-        self._state = state
-        self._waiting = Waiting(components, stopped=stopped)
-        self._store, self._run = components.store, components.run_id
+        super().__init__(components, state)
+        self._stopped = stopped
         self._section = components.config.collection
         self._batches = IssuedBatches(components, state)
         self._store.tickets.revoke(self._run, EVALUATION, "its evaluation did not end")
@@ -43,12 +45,12 @@ class WorkerCollection:
             # A learner stopped at it, and would again: its tasks come once more, what failed them may be mended.
             self._go_on_to_next(self._batches[state.batches + 1].tasks)
         self._penalties: dict[str, KlPenalty] = {}
-        """Of the rows of the batch that was collected last."""
+        """Penalties by id, of the rows of the batch that was collected last."""
         self._rows: list[BatchRow] = []
 
     def plan(self, iteration: int) -> IterationPlan:
         """Issue what may be collected from now on, and plan this iteration with the batch whose turn it is."""
-        request, available = replay_request(self._components, iteration)
+        request, available = self._request(iteration)
         turn = self._next_turn(request)
         self._batches.issue(turn + self._ahead, request.policy_version, available)
         alone = self._replayed_meanwhile(turn, request, available)
@@ -104,12 +106,12 @@ class WorkerCollection:
         return range(turn, self._batches.last + 1)
 
     def collect(self, planned: IterationPlan) -> Collected:
-        """Wait for the batch, give its rows their advantages, and take them. Raises StoppedWaiting."""
+        """Wait for the batch, give its rows their advantages, and take them."""
         self._rows, self._penalties = [], {}
         if not planned.plan.groups:
             return Collected()
         turn = self._state.batches + 1
-        episodes = self._waiting.until_ended(turn)
+        episodes = self._wait_until_ended(turn)
         groups, drawn = self._take(turn, planned.request)
         if not drawn.rows:
             raise TrainingStopped(
@@ -164,31 +166,70 @@ class WorkerCollection:
         )
 
     def append(self, fresh: Collected) -> AppendReport:
-        """Workers have stored them."""
+        """Rows that workers have stored."""
         return AppendReport(inserted=0, duplicates=len(fresh.trajectories), clipped=0)
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-        """They were reserved when they were taken."""
+        """Rows that were reserved when they were taken."""
         return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
 
     def end(self, batch: MixedBatch) -> None:
         if not batch.planned.plan.groups:
             return
-        self._go_on_to_next(batch.without_member(lambda index: task_hash(self._components, index)))
+        self._go_on_to_next(self._tasks_without_member(batch))
 
-    def _go_on_to_next(self, without_member: Collection[int]) -> None:
+    def _go_on_to_next(self, without_member: Iterable[int]) -> None:
         """The batch has had its turn. Tasks without a member in it come once more, and not for ever: in the end batches
         would be of those tasks alone that always fail."""
         self._state.batches += 1
-        if without_member:
+        again = set(without_member)
+        if again:
             planned = self._store.tickets.planned(self._run, after=0)
-            others = (batch.plan["tasks"] for batch in planned if batch.iteration != self._state.batches)
-            again = set(without_member).difference(*others)
+            again.difference_update(*(b.plan["tasks"] for b in planned if b.iteration != self._state.batches))
             self._state.tasks.pending = [*sorted(again), *self._state.tasks.pending]
 
     def evaluate(self) -> Evaluation:
-        """Workers do; the policy is not published anew meanwhile."""
-        return evaluate_by_workers(self._components, self._waiting, self._state.iteration)
+        """Have workers run `evaluation.samples` episodes on each held-out task, before any that is trained on.
+
+        Nothing is published meanwhile.
+        """
+        parts, section, tickets = self._components, self._components.config.evaluation, self._store.tickets
+        tasks, iteration = parts.source.held_out(section.tasks), self._state.iteration
+        numbers = issue_groups(parts, [(task, section.samples) for task in tasks], iteration, EVALUATION)
+        self._wait_until_ended(iteration, EVALUATION)
+        attempts, lost, groups = [], 0, tickets.ended_groups(self._run, EVALUATION)
+        ended = [group.number for group in groups]
+        tickets.close_groups(self._run, ended, {}, policy_version=parts.generator.policy_version)
+        for group in groups:
+            outcomes = [Outcome(**member.outcome) for member in group.members if member.outcome is not None]
+            if group.number in numbers:
+                lost += len(group.members) - len(outcomes)
+                task = tasks[group.number - numbers.start]
+                attempts += [attempts_of(task, outcomes)] if outcomes else []
+        keep_episodes(parts, iteration, ())  # the workers have stored them
+        return Evaluation(tuple(attempts), section.samples, lost)
+
+    def _wait_until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
+        """How many episodes there are, once all have ended. People are shown how to start a worker where there is none.
+
+        Raises StoppedWaiting where they were to be trained on.
+        """
+        parts, tickets = self._components, self._store.tickets
+        phase = "collect" if purpose == TRAIN else "evaluate"
+        shown_at, episodes = time.monotonic(), tickets.episodes(self._run, iteration, purpose)
+        while under_way := tickets.under_way(self._run, iteration, purpose):
+            parts.display.phase(phase, episodes - under_way, episodes)
+            # An evaluation belongs to an iteration that is learned from already.
+            if purpose == TRAIN and self._stopped():
+                raise StoppedWaiting
+            if time.monotonic() - shown_at > _NOBODY_S:
+                shown_at = time.monotonic()
+                listed = self._store.roles.listed("worker", self._run)
+                if all(worker.is_gone(self._section.lease_s) for worker in listed):
+                    parts.display.note(f"waiting for a worker: agentloop worker --run {parts.folder.path}")
+                    shown_at = math.inf
+            time.sleep(_LOOK_AGAIN_S)
+        return episodes
 
     def end_run(self) -> None:
         """What is still under way is wanted no more, and everybody leaves."""

@@ -2,57 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 
-from agentloop.rollouts.evaluation import Evaluation
+from agentloop.errors import TrainingStopped
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.evaluation import Evaluation, held_out_episode
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.components import Components
+from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
+from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow
 from replay.storage.write import AppendReport
 
 
-class Collection(Protocol):
+class StoppedWaiting(Exception):
+    """Asked to stop while episodes were still under way: what needed them has not begun."""
+
+
+class Collection(ABC):
     """The fresh stream of a run."""
 
+    def __init__(self, components: Components, state: LoopState) -> None:
+        self._components = components
+        self._state = state
+        self._store, self._run = components.store, components.run_id
+
+    @abstractmethod
     def plan(self, iteration: int) -> IterationPlan:
-        """What the batch is made of, given what the buffer can give."""
-        ...
+        """Decide what the batch is made of, given what the buffer can give."""
 
+    @abstractmethod
     def collect(self, planned: IterationPlan) -> Collected:
-        """The fresh rows of the plan, in groups, with their advantages."""
-        ...
+        """The fresh rows of the plan, in groups, with their advantages. Raises StoppedWaiting."""
 
+    @abstractmethod
     def append(self, fresh: Collected) -> AppendReport:
-        """Remember them: visible whole or not at all."""
-        ...
+        """Store them: visible whole or not at all."""
 
+    @abstractmethod
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
-        """They take the first slots of the iteration's batch."""
-        ...
+        """Give them the first slots of the iteration's batch."""
 
+    @abstractmethod
     def end(self, batch: MixedBatch) -> None:
-        """The batch is whole: its tasks have had their turn."""
-        ...
+        """Note that the batch is whole: its tasks have had their turn."""
 
+    @abstractmethod
     def evaluate(self) -> Evaluation:
-        """The policy as it is, on held-out tasks."""
-        ...
+        """Measure the policy as it is on held-out tasks."""
 
+    @abstractmethod
     def end_run(self) -> None:
-        """Nothing more is collected."""
-        ...
+        """Let nothing more be collected."""
 
+    def _request(self, iteration: int) -> tuple[DrawRequest, Availability]:
+        """What an iteration may ask of the buffer, and what the buffer has for it."""
+        parts = self._components
+        request = DrawRequest(self._run, iteration, parts.generator.policy_version, limits=parts.config.replay.limits)
+        replays = parts.mixer.rule.highest_fraction > 0
+        return request, self._store.available(request, parts.sampler) if replays else Availability()
 
-def replay_request(components: Components, iteration: int) -> tuple[DrawRequest, Availability]:
-    """What an iteration may ask of the buffer, and what the buffer has for it."""
-    version, limits = components.generator.policy_version, components.config.replay.limits
-    request = DrawRequest(components.run_id, iteration, version, limits=limits)
-    replays = components.mixer.rule.highest_fraction > 0
-    return request, components.store.available(request, components.sampler) if replays else Availability()
+    def _tasks_without_member(self, batch: MixedBatch) -> list[int]:
+        return batch.without_member(lambda index: task_hash(self._components, index))
 
 
 def task_hash(components: Components, index: int) -> str:
-    """Of the training task at an index."""
+    """The hash of the training task at an index."""
     return components.actors.environments.task_hash(components.source.train(index))
+
+
+def plan_batch(
+    components: Components, state: LoopState, iteration: int, available: Availability
+) -> tuple[BatchPlan, tuple[int, ...]]:
+    """The mixer's plan of a batch, and its tasks. Raises TrainingStopped where the buffer has too little."""
+    mixer, queue = components.mixer, state.tasks
+    upcoming = [task_hash(components, index) for index in queue.upcoming(mixer.num_tasks)]
+    try:
+        plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
+    except ReplayStarved as error:
+        raise TrainingStopped(str(error)) from error
+    return plan, tuple(queue.upcoming(plan.num_tasks))
+
+
+def keep_episodes(components: Components, iteration: int, episodes: Sequence[tuple[int, Episode]]) -> None:
+    """Store episodes of the evaluation after this iteration, by their places, where no draw knows of them.
+
+    Their messages go through `replay.redact` as all that is stored does. Only the newest evaluations' are kept.
+    """
+    config, redact, run = components.config, components.admission.redact, components.run_id
+    kept = []
+    for number, episode in episodes if config.evaluation.keep_episodes else ():
+        record = held_out_episode(components.actors, episode, config, run=run, iteration=iteration, number=number)
+        if redact is not None:
+            record = replace(record, messages=tuple(redact(record.messages) or ()))
+        kept.append(record)
+    components.store.keep_held_out(run, kept, evaluations=config.evaluation.keep_episodes)

@@ -9,12 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentloop.environments import Task
-from agentloop.errors import TrainingStopped
-from agentloop.training.collecting.collection import task_hash
+from agentloop.training.collecting.collection import plan_batch
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mixer import ReplayStarved
 from replay.mixing.request import Availability
 from replay.records import TaskRecord
 from replay.ticket_records import TRAIN, PlannedBatch, Purpose, TicketRecord
@@ -39,22 +37,22 @@ class IssuedBatches:
     """The batches from the one whose turn it is, by number."""
 
     def __init__(self, components: Components, state: LoopState) -> None:
-        """Those that were issued before a crash are taken up: their tickets and their rows are there."""
+        """Takes up what was issued before a crash: its tickets and its rows are there."""
         self._components = components
         self._state = state
         self._batches: dict[int, IssuedBatch] = {}
+        mixer = components.mixer
         for found in components.store.tickets.planned(components.run_id, after=state.batches):
-            self._take_up(found)
+            values: dict[str, Any] = dict(found.plan)
+            self._add(
+                found.iteration, _PLANS.validate_python(values["plan"]), tuple(values["tasks"]), values["version"]
+            )
+            learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
+            mixer.load_state({**values["mixer"], **learned})
 
-    def _take_up(self, found: PlannedBatch) -> None:
-        values: dict[str, Any] = dict(found.plan)
-        tasks = tuple(values["tasks"])
-        plan = _PLANS.validate_python(values["plan"])
-        self._batches[found.iteration] = IssuedBatch(plan, tasks, values["version"])
-        mixer, queue = self._components.mixer, self._state.tasks
-        learned = {name: value for name, value in mixer.state().items() if name in _OF_THE_RUN}
-        mixer.load_state({**values["mixer"], **learned})
-        queue.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
+    def _add(self, number: int, plan: BatchPlan, tasks: tuple[int, ...], version: int) -> None:
+        self._batches[number] = IssuedBatch(plan, tasks, version)
+        self._state.tasks.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
 
     def __getitem__(self, number: int) -> IssuedBatch:
         return self._batches[number]
@@ -66,38 +64,20 @@ class IssuedBatches:
 
     def issue(self, last: int, version: int, available: Availability) -> None:
         """Plan and issue all batches up to `last`, or to the end of the run, that have not been."""
-        for number in range(self.last + 1, min(last, self._most()) + 1):
-            batch = self._planned(number, version, available)
-            self._batches[number] = batch
-            self._issue(number, batch)
-
-    def _most(self) -> int:
-        """An iteration without fresh rows takes the place of a batch."""
-        return self._components.config.run.iterations - (self._state.iteration - self._state.batches)
-
-    def _planned(self, number: int, version: int, available: Availability) -> IssuedBatch:
-        mixer, queue = self._components.mixer, self._state.tasks
-        upcoming = [task_hash(self._components, index) for index in queue.upcoming(mixer.num_tasks)]
-        # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
-        iteration = number + self._state.iteration - self._state.batches
-        try:
-            plan = mixer.plan(iteration=iteration, available=available, tasks=upcoming)
-        except ReplayStarved as error:
-            raise TrainingStopped(str(error)) from error
-        tasks = tuple(queue.upcoming(plan.num_tasks))
-        queue.advance(tasks, collected=lambda turns: turns.planned(tasks, plan.groups))
-        return IssuedBatch(plan, tasks, version)
-
-    def _issue(self, number: int, batch: IssuedBatch) -> None:
-        groups = [(self._components.source.train(batch.tasks[slot]), size) for slot, size in batch.plan.groups]
-        values = {
-            "plan": _PLANS.dump_python(batch.plan, mode="json"),
-            "tasks": list(batch.tasks),
-            "version": batch.version,
-            "mixer": self._components.mixer.state(),
-        }
-        plan = PlannedBatch(self._components.run_id, number, values)
-        issue_groups(self._components, groups, number, TRAIN, plan)
+        parts, replayed_alone = self._components, self._state.iteration - self._state.batches
+        # An iteration without fresh rows takes the place of a batch.
+        for number in range(self.last + 1, min(last, parts.config.run.iterations - replayed_alone) + 1):
+            # What was replayed alone counts: a schedule runs over the iterations of the run, not over its batches.
+            plan, tasks = plan_batch(parts, self._state, number + replayed_alone, available)
+            self._add(number, plan, tasks, version)
+            values = {
+                "plan": _PLANS.dump_python(plan, mode="json"),
+                "tasks": list(tasks),
+                "version": version,
+                "mixer": parts.mixer.state(),
+            }
+            groups = [(parts.source.train(tasks[slot]), size) for slot, size in plan.groups]
+            issue_groups(parts, groups, number, TRAIN, PlannedBatch(parts.run_id, number, values))
 
 
 def issue_groups(

@@ -77,11 +77,12 @@ def _train_given(
     if not given:
         return train_run(load_plain(values, source=_SOURCE))
     # Made in the run's folder, so that the run is whole without this process.
-    _name_files(values, given, Path())
+    for section, key in given:
+        values[section][key] = _FILES[section]
     folder = claim_run_folder(load_plain(values, source=_SOURCE))
-    for (name, _), write in given.items():
-        write(folder / _FILES[name])
-    _name_files(values, given, folder)
+    for (section, key), write in given.items():
+        write(folder / _FILES[section])
+        values[section][key] = str(folder / _FILES[section])
     return train_run(load_plain(values, source=_SOURCE), run=folder)
 
 
@@ -109,11 +110,6 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
     return given
 
 
-def _name_files(values: dict[str, Any], given: Iterable[tuple[str, str]], folder: Path) -> None:
-    for section, key in given:
-        values[section][key] = str(folder / _FILES[section])
-
-
 def _checked_pair(model: Any) -> tuple[Any, Any]:
     if isinstance(model, tuple) and len(model) == 2 and all(hasattr(part, "save_pretrained") for part in model):
         return model
@@ -139,12 +135,8 @@ def _reward(given: Any) -> dict[str, Any]:
     section = dict(given) if isinstance(given, Mapping) else {"functions": given}
     functions = section.get("functions", ())
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
-    return {**section, "functions": [_reward_function(entry) for entry in functions]}
-
-
-def _reward_function(entry: Any) -> dict[str, Any]:
-    row = dict(entry) if isinstance(entry, Mapping) else {"function": entry}
-    return {**row, "function": _named(row.get("function"), "reward")}
+    entries = [dict(entry) if isinstance(entry, Mapping) else {"function": entry} for entry in functions]
+    return {**section, "functions": [{**row, "function": _named(row.get("function"), "reward")} for row in entries]}
 
 
 def _named(function: Any, what: str) -> str:

@@ -6,16 +6,14 @@ import hashlib
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from agentloop.config import RunConfig
 from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
 from agentloop.engines.publish.one_publisher import one_publisher
 from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
@@ -27,85 +25,92 @@ from agentloop.engines.serving.served_engine import ServedEngine
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.runs.run_folder import COMPLETE
-from agentloop.training.policies.probe import Prober
+from agentloop.rollouts.actors import stop_strings
+from agentloop.runs.run_folder import COMPLETE, RunFolder
+from agentloop.training.policies.probe import Prober, probe_rows
+from agentloop.training.policies.publish import Publisher
 from agentloop.training.policies.published_folder import write_published
 from agentloop.training.policies.shared_weights import shared_weights
+from replay.records import PolicyRecord, Trajectory
+from replay.store import ReplayStore
 from replay.ticket_records import PUBLISHING, SERVING
 
 _LOOK_AGAIN_S = 2.0
 
-Report = Callable[[str, Mapping[str, Any]], None]
-"""Called with an engine's URL and what is known of it: see `replay.storage.collecting.participants`."""
 
-
-class EnginePublisher:
+class EnginePublisher(Publisher):
     """Brings each version into every engine: out of a folder of `policies`, or of memory that it shares with it."""
+
+    generator: RemoteEngine
+    least_folders = 2  # an engine that is started once more gets the newest
 
     def __init__(
         self,
+        loaded: LoadedModel,
         engine: RemoteEngine,
-        controls: Sequence[EngineControl],
-        policies: Path,
+        store: ReplayStore,
         *,
-        run: str,
-        restart_timeout_s: float = 0.0,
-        report: Report,
+        folder: RunFolder,
+        weights: PolicyWeights,
         served: ServedEngine | None = None,
     ) -> None:
-        """`served`: the one engine is the run's own."""
-        self.number_type = _number_type(controls)
-        self.engine = engine
-        self._controls = controls
-        self._policies = policies
-        self._run = run
-        self._restart_timeout_s = restart_timeout_s
-        self._report = report
+        """`served`: the one engine is the run's own. Raises UserError for engines of several number types."""
+        super().__init__(loaded, engine, store, folder=folder, weights=weights)
+        section = folder.config.engine
+        key = read_key(section.api_key_env)
+        self._controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
+        self._prober = Prober(weights, _number_type(self._controls), folder.config.rollout.temperature)
+        self._restart_timeout_s = section.restart_timeout_s
         self._served = served
+        self._sleep_level = 0 if served is None else served.options.sleep_level
         self.seconds: dict[str, float] = defaultdict(float)
         """What parts of a publish took since engines were last done with sampling, by the names of their metrics."""
 
+    def remember(self, trajectories: Sequence[Trajectory]) -> None:
+        """Score the last words of these before an update: engines will be asked about them afterwards."""
+        self._prober.remember(probe_rows(trajectories))
+
     def check(self) -> None:
-        """Raises EngineEnded where the run's own engine is gone."""
         if self._served is not None:
             self._served.check()
 
     def sleep(self) -> bool:
-        """Nothing is sampled until the next publish: an engine on the learner's GPU leaves it the memory. True: it did.
-
-        Raises EngineEnded where the run's own engine is gone.
-        """
         self.seconds.clear()
         self.check()
-        if self._served is None or not self._served.options.sleep_level:
-            return False
-        with self._its_end_is_named():
-            for control in self._controls:
-                self.engine.withdraw(control.url)
-                control.sleep(self._served.options.sleep_level)
-        return True
+        if self._sleep_level:
+            with self._its_end_is_named():
+                for control in self._controls:
+                    self.generator.withdraw(control.url)
+                    control.sleep(self._sleep_level)
+        return bool(self._sleep_level)
 
-    def write(
-        self,
-        version: int,
-        prober: Prober,
-        tokenizer: PreTrainedTokenizerBase,
-        weights: PolicyWeights,
-        save_model: Callable[[Path], None],
-    ) -> tuple[PublishedPolicy, Source]:
-        """The weights in place become a published policy, or are one already; and where engines get them from."""
-        target = self._policies / f"{version:06d}"
-        self._remove_newer(version)
+    def resume(self, version: int) -> None:
+        self._hand_over(self._record(version))
+
+    def _hand_over(self, record: PolicyRecord) -> None:
+        policy, source = self._written(record.version)
+        self._store.add_policy(replace(record, sha256=policy.sha256, probe=policy.probe.model_dump_json()))
+        self._bring_to_all(policy, source)
+
+    def _written(self, version: int) -> tuple[PublishedPolicy, Source]:
+        """The weights in place as a published policy, which they may be already, and where engines get them from."""
+        policies, run = self._folder.policies, self._folder.run_id
+        for folder in policies.glob("[0-9]*"):
+            # A run that goes on from a checkpoint makes the later versions once more. What a learner that was killed
+            # was writing has another ending.
+            if int(folder.name.partition(".")[0]) > version:
+                shutil.rmtree(folder)
+        target = policies / f"{version:06d}"
         if (target / COMPLETE).exists():
             return read_published(target), target
         with self._timed("probe"):
-            probe = prober.probe(tokenizer)
+            probe = self._prober.probe(self._loaded.tokenizer)
         if self._served is not None and self._served.options.shares_memory:
             digest = hashlib.sha256(probe.model_dump_json().encode()).hexdigest()
-            policy = PublishedPolicy(run=self._run, version=version, kind="full", sha256=digest, probe=probe)
-            return policy, partial(shared_weights, weights)
+            policy = PublishedPolicy(run=run, version=version, kind="full", sha256=digest, probe=probe)
+            return policy, partial(shared_weights, self._weights)
         with self._timed("write"):
-            policy = write_published(target, weights, save_model, probe=probe, run=self._run, version=version)
+            policy = write_published(target, self._weights, self.save_model, probe=probe, run=run, version=version)
         return policy, target
 
     @contextmanager
@@ -114,29 +119,32 @@ class EnginePublisher:
         yield
         self.seconds[f"time/publish_{part}"] += time.monotonic() - began
 
-    def publish(self, policy: PublishedPolicy, source: Source) -> None:
-        """Nothing is sampled under its number before every engine's log-probs have proved it. Raises UserError."""
-        if self._served is not None and self._served.options.sleep_level:
+    def _bring_to_all(self, policy: PublishedPolicy, source: Source) -> None:
+        """Let nothing be sampled under its number before every engine's log-probs have proved it."""
+        if self._sleep_level:
             torch.cuda.empty_cache()  # the engine is about to take its own memory again
-        facts = {"version": policy.version, "label": policy.label}
-        facts["adapter"] = policy.label if policy.kind == "lora" else None
+        adapter = policy.label if policy.kind == "lora" else None
+        facts = {"version": policy.version, "label": policy.label, "adapter": adapter}
         for control in self._controls:
-            self.engine.withdraw(control.url)
-            self._report(control.url, {**facts, "state": PUBLISHING, "model": control.model})
+            self.generator.withdraw(control.url)
+            self._report(control, facts, state=PUBLISHING)
         for control in self._controls:
             with self._its_end_is_named():
                 proof = self._bring(control, policy, source)
             self.seconds["time/publish_load"] += proof.load_s
             self.seconds["time/publish_prove"] += proof.prove_s
-            if self._served is not None and self._served.options.sleep_level:
+            if self._sleep_level:
                 self.seconds["time/wake"] += control.wake_s
-            serving = {**facts, "state": SERVING, "model": control.model, "difference": proof.difference}
-            self._report(control.url, serving)
-        self.engine.published(policy.version, name=policy.label if policy.kind == "lora" else None, label=policy.label)
+            self._report(control, facts, state=SERVING, difference=proof.difference)
+        self.generator.published(policy.version, name=adapter, label=policy.label)
+
+    def _report(self, control: EngineControl, facts: dict[str, Any], **now: Any) -> None:
+        """Tell workers what is known of an engine: see `replay.storage.collecting.participants`."""
+        self._store.roles.report("engine", self._folder.run_id, control.url, {**facts, **now, "model": control.model})
 
     @contextmanager
     def _its_end_is_named(self) -> Iterator[None]:
-        """The run's own engine refuses what it is asked: is it there at all?"""
+        """Raises EngineEnded where the run's own engine refuses what it is asked because it is gone."""
         try:
             yield
         except EngineRefused:
@@ -144,14 +152,15 @@ class EnginePublisher:
             raise
 
     def _bring(self, control: EngineControl, policy: PublishedPolicy, source: Source) -> Proof:
-        """Into one engine; one that died is waited for. What can't be proved is brought once more."""
+        """Bring it into one engine, and wait for one that died. What can't be proved is brought once more."""
+        policies = self._folder.policies
         deadline, refused = time.monotonic() + self._restart_timeout_s, False
         while True:
             try:
-                with one_publisher(self._policies, control.url):
-                    return bring(control, policy, source, record=self._policies / PROOFS)
+                with one_publisher(policies, control.url):
+                    return bring(control, policy, source, record=policies / PROOFS)
             except ProofFailed:
-                # It may have been started anew in the middle.
+                # It may have been restarted in the middle.
                 if refused:
                     raise
                 refused = True
@@ -161,43 +170,29 @@ class EnginePublisher:
                     raise
                 time.sleep(_LOOK_AGAIN_S)
 
-    def _remove_newer(self, version: int) -> None:
-        """A run that goes on from a checkpoint makes the later versions anew."""
-        for folder in self._policies.glob("[0-9]*"):
-            # What a learner that was killed was writing has another ending.
-            if int(folder.name.partition(".")[0]) > version:
-                shutil.rmtree(folder)
-
 
 def connect_engines(
-    config: RunConfig,
+    folder: RunFolder,
     loaded: LoadedModel,
+    store: ReplayStore,
     *,
-    policies: Path,
-    run: str,
+    weights: PolicyWeights,
     note: Callable[[str], None],
-    report: Report,
     served: ServedEngine | None,
 ) -> EnginePublisher:
     """The engines of `engine.urls`, once each of them answers, or the run's own.
 
     Raises UserError where one can't be this run's.
     """
-    config = config if served is None else served.connected(config)
-    section, key = config.engine, read_key(config.engine.api_key_env)
-    engine = connect_engine(
-        config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=policies.parent, note=note
-    )
-    controls = [EngineControl(server.url, model=server.model, key=key) for server in engine.servers]
-    return EnginePublisher(
-        engine,
-        controls,
-        policies,
-        run=run,
-        restart_timeout_s=section.restart_timeout_s,
-        report=report,
-        served=served,
-    )
+    strings = stop_strings(folder.config, loaded)
+    if strings:
+        raise UserError(
+            f"rollout.engine must be local where replies end at texts, got vllm and context.stop_strings {strings}. "
+            "Use a model with an end of turn of its own."
+        )
+    config = folder.config if served is None else served.connected(folder.config)
+    engine = connect_engine(config, stop_ids=loaded.stop_ids, vocab_size=loaded.vocab_size, run=folder.path, note=note)
+    return EnginePublisher(loaded, engine, store, folder=replace(folder, config=config), weights=weights, served=served)
 
 
 def _number_type(controls: Sequence[EngineControl]) -> NumberType:

@@ -28,7 +28,7 @@ Rows = tuple[tuple[int, ...], ...]
 
 
 def probe_rows(trajectories: Sequence[Trajectory]) -> Rows:
-    """The ends of what the policy said last in some trajectories, which are spread over all of them."""
+    """The ends of the last replies of some trajectories, at even distances among all."""
     step = max(1, len(trajectories) // _ROWS)
     rows = (_last_words(trajectory) for trajectory in trajectories[::step][:_ROWS])
     return tuple(row for row in rows if len(row) > 1)
@@ -58,7 +58,7 @@ class Prober:
         self._before = tuple(row.log_probs for row in self._scores(rows)) if rows else ()
 
     def probe(self, tokenizer: PreTrainedTokenizerBase) -> Probe:
-        """Of the weights as they are; about texts where no trajectories were remembered."""
+        """The probe of the weights as they are; of fixed texts where no trajectories were remembered."""
         text = "\n".join(_TEXTS)
         rows = self._rows or tuple(_encoded(tokenizer, part) for part in _TEXTS)
         found = self._scores(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash
+from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash, read_published
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.runs.checkpoint import write_directory
 
@@ -26,25 +26,17 @@ def write_published(
     version: int,
 ) -> PublishedPolicy:
     """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into it."""
-    kind = weights.kind
-    written: list[PublishedPolicy] = []
 
     def fill(folder: Path) -> None:
         save_model(folder)
-        if kind == "full":
+        if weights.kind == "full":
             untie(folder, weights)
-        policy = PublishedPolicy(
-            run=run,
-            version=version,
-            kind=kind,
-            sha256=folder_hash(folder),
-            probe=probe,
-        )
+        digest = folder_hash(folder)
+        policy = PublishedPolicy(run=run, version=version, kind=weights.kind, sha256=digest, probe=probe)
         (folder / RECORD).write_text(policy.model_dump_json())
-        written.append(policy)
 
     write_directory(target, fill)
-    return written[0]
+    return read_published(target)
 
 
 def untie(folder: Path, weights: PolicyWeights) -> None:
@@ -66,7 +58,7 @@ def untie(folder: Path, weights: PolicyWeights) -> None:
     index["weight_map"][name] = _HEAD
     (folder / _INDEX).write_text(json.dumps(index))
     config = json.loads((folder / "config.json").read_text())
-    for part in (config, config.get("text_config", {})):
-        if "tie_word_embeddings" in part or part is config:
-            part["tie_word_embeddings"] = False
+    config["tie_word_embeddings"] = False
+    if "tie_word_embeddings" in config.get("text_config", {}):
+        config["text_config"]["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -78,6 +78,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "torn.py").write_text("class Mine(\n")
     (folder / "chat.json").write_text("[]")
     (folder / "rows.jsonl").write_text('{"question"\n')
+    (folder / "asked.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(40)))
     (folder / "empty").mkdir()
     train(config, display=SilentDisplay())
     for name, spoil in SPOILT.items():
@@ -168,7 +169,7 @@ MISTAKES: list[tuple[list[str], str]] = [
         "model.path must be a model, got 'runs/small-001', a run's folder. Name ",
     ),
     (
-        in_mine("OnlyRows", "model.path=null", "tasks.data=chat.json"),
+        in_mine("OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
         "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
     ),
     (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),

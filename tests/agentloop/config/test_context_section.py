@@ -23,7 +23,7 @@ from context import Author, ChatTemplate, HermesParser, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from context.tokens.control import TrainingControl
 from tests.fakes.runs import ROOT, save_qwen2
-from tests.soak.test_strategies import CASES
+from tests.soak.test_learning import STRATEGIES as CASES
 
 
 def refusal(tmp_path: Path, text: str) -> str:

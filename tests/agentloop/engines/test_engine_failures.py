@@ -178,7 +178,7 @@ def test_endless_reasons_are_not_all_told(caplog: pytest.LogCaptureFixture) -> N
 def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:
     config = small_config(tmp_path, qwen2, replay={"fraction": 0.0}, evaluation={"every": 0})
     folder, display = create_run_folder(config), SilentDisplay()
-    with closing(build_components(folder, display, checkpoint=None, first=qwen2)) as parts:
+    with closing(build_components(folder, display, checkpoint=None)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=5)
         actors = replace(parts.actors, generator=flaky)
         loop = Loop(replace(parts, collector=replace(parts.collector, actors=actors)), LoopState())
@@ -198,7 +198,7 @@ def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwe
 
 def test_evaluation_is_over_the_tasks_that_the_engine_let_through(tmp_path: Path, qwen2: Path) -> None:
     config = small_config(tmp_path, qwen2)
-    with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None, first=qwen2)) as parts:
+    with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=4)
         playing = replace(parts.actors, generator=flaky)
         result = evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.environments))

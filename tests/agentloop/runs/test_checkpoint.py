@@ -20,7 +20,6 @@ import torch
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
 from agentloop.runs.checkpoint import (
-    COMPLETE,
     complete_checkpoints,
     load_checkpoint,
     prune,
@@ -65,13 +64,6 @@ def test_checkpoint_restores_every_random_generator(tmp_path: Path) -> None:
     assert numbers() != first
     restore_random(load_checkpoint(tmp_path / "000001"))
     assert numbers() == first
-
-
-def test_checkpoint_without_its_mark_does_not_count(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    save(tmp_path, 2)
-    (tmp_path / "000002" / COMPLETE).unlink()
-    assert complete_checkpoints(tmp_path) == [tmp_path / "000001"]
 
 
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
@@ -156,10 +148,6 @@ def check_kills(folder: Path, kills: int) -> None:
         assert len(newest) >= min(2, number)
 
 
+@pytest.mark.slow
 def test_checkpoint_survives_kills_while_saving(tmp_path: Path) -> None:
     check_kills(tmp_path, KILLS)
-
-
-@pytest.mark.soak
-def test_checkpoint_survives_fifty_kills_while_saving(tmp_path: Path) -> None:
-    check_kills(tmp_path, 50)

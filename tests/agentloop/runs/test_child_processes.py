@@ -14,34 +14,27 @@ from typing import Any
 
 import pytest
 
-from agentloop import train
 from agentloop.config import RunConfig
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import child_processes
 from tests.fakes.processes import write_config
-from tests.fakes.runs import ROOT, SilentDisplay, small_config
+from tests.fakes.runs import ROOT, small_config
 from tests.fakes.worker_runs import issued_run, worker_config
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 FILE = Path(child_processes.__file__)
 ENDLESS = 2000
-FROM_PYTHON = """
+BESIDE = """
 import json, sys, threading
 import agentloop
 
-def begin():
-    codes.append(agentloop.train(**json.loads(sys.argv[1])).exit_code)
-
 codes = []
-if sys.argv[2] == "beside":
-    thread = threading.Thread(target=begin)
-    thread.start()
-    thread.join()
-else:
-    begin()
+thread = threading.Thread(target=lambda: codes.append(agentloop.train(**json.loads(sys.argv[1])).exit_code))
+thread.start()
+thread.join()
 sys.exit(codes[0])
 """
-COMMANDS = ("train", "sft", "evaluate", "worker", "agentloop.train", "agentloop.train beside")
+COMMANDS = ("train", "sft", "worker", "train in a thread")
 Command = Callable[[bool], list[str]]
 """What is to be run; True: it is to go on until Ctrl-C comes."""
 
@@ -76,15 +69,14 @@ def commands(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Iterator[
         found = config("learned", endless, sft=section, metrics={"sinks": [f"{FILE}:Sink"]})
         return ["-m", "agentloop", "sft", str(write_config(found, folder / "s.yaml"))]
 
-    def of_python(endless: bool, *place: str) -> list[str]:
-        run = {"name": "python", "folder": str(folder), "iterations": ENDLESS if endless else 1}
+    def in_a_thread(endless: bool) -> list[str]:
+        run = {"name": "python", "folder": str(folder), "iterations": 1}
         small = {"context": {"max_tokens": 400}, "rollout": {"max_turns": 1, "max_tokens_per_turn": 8}}
         parts = {name: rows[name] for name in ("batch", "evaluation")}
         given = {"model": str(qwen2), "reward": f"{FILE}:judge", "tasks": str(data), "run": run, **small, **parts}
-        return ["-c", FROM_PYTHON, json.dumps(given), *(place or ("here",))]
+        return ["-c", BESIDE, json.dumps(given)]
 
     os.environ["AGENTLOOP_TEST_MARK"] = str(folder / "mark")
-    judged = train(config("judged", False, **rows), display=SilentDisplay()).folder
     with serving(qwen2) as server:
         own = worker_config(folder / "issued", qwen2, server, folder / "issued.sqlite", **rows)
         with issued_run(own) as issued:
@@ -93,16 +85,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Iterator[
                 issued.issue(40)
                 return ["-m", "agentloop", "worker", "--run", str(issued.folder), "--concurrency", "4"]
 
-            yield {
-                "train": of_train,
-                "sft": of_sft,
-                "evaluate": lambda endless: [
-                    *("-m", "agentloop", "evaluate", str(judged), "--samples", "80" if endless else "8")
-                ],
-                "worker": of_worker,
-                "agentloop.train": of_python,
-                "agentloop.train beside": lambda endless: of_python(endless, "beside"),
-            }
+            yield {"train": of_train, "sft": of_sft, "worker": of_worker, "train in a thread": in_a_thread}
 
 
 def begun(arguments: list[str], ways: str, mark: Path) -> subprocess.Popen[str]:
@@ -150,7 +133,7 @@ def test_run_goes_on_whatever_processes_its_code_begins(
     until_gone(process.pid)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if "beside" not in name])
+@pytest.mark.parametrize("command", COMMANDS[:3])
 @pytest.mark.parametrize("way", ["kept fork executor", "kept spawn executor", "kept forkserver", "subprocess"])
 def test_ctrl_c_to_the_group_ends_the_run_and_all_it_began(
     way: str, command: str, commands: dict[str, Command], tmp_path: Path

@@ -17,6 +17,8 @@ from replay import ReplayStore, RunReplaced
 from tests.fakes.records import RUN, new_store
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 
 def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen2: Path) -> None:
     loaded = load_model(ModelSection(path=str(qwen2)), qwen2)

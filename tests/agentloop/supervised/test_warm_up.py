@@ -18,7 +18,7 @@ from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
 from context import Message, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
-from context.strategies import Hint, Linear, LinearThink, Memory, SelfClip, Strategy
+from context.strategies import Hint, Linear, LinearThink, Memory, Strategy
 
 AUTHORS = default_authors()
 FACTORY = load_environment("lookup_chain", {"hops": [1, 3]})
@@ -72,20 +72,6 @@ def _folders(first: Path, others: Path) -> dict[str, Path]:
     return {"first": first, "same": others / "same", "other": others / "other"}
 
 
-def test_tiny_model_building_leaves_the_random_state_alone(tmp_path: Path) -> None:
-    before = torch.get_rng_state()
-    build_tiny_model(tmp_path, TINY, corpus=["a b c"], seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_demonstration_tokens_read_as_the_template_renders_them(loaded: LoadedModel) -> None:
-    for conversation in itertools.islice(conversations(), 20):
-        (tokens,) = demonstrator(loaded).sequences(conversation)
-        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
-        # The new line after the last end of turn belongs to a next message that never comes.
-        assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
-
-
 def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
     conversation = next(conversations())
     (tokens,) = demonstrator(loaded).sequences(conversation)
@@ -107,13 +93,6 @@ def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedM
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
         trained = loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
         assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
-
-
-def test_examples_in_the_opening_are_no_demonstrations(loaded: LoadedModel) -> None:
-    shown = (Message("user", "one"), Message("assistant", "two", "initialization"), Message("user", "three"))
-    (tokens,) = demonstrator(loaded).sequences((*shown, Message("assistant", "four", "llm")))
-    assert loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist()) == "four<|im_end|>"
-    assert "two" in loaded.codec.decode(tokens.token_ids.tolist())
 
 
 def test_demonstration_without_earlier_thinking_has_a_sequence_per_reply(loaded: LoadedModel) -> None:
@@ -152,17 +131,6 @@ def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(load
         assert "The trail" not in trained
 
 
-def test_demonstration_decides_for_each_message_that_self_clip_lists(loaded: LoadedModel) -> None:
-    conversation = next(demonstrations(THINKING, seed=3))
-    (whole,) = demonstrator(loaded).sequences(conversation)
-    sequences = demonstrator(loaded, SelfClip(len(whole) - 60)).sequences(conversation)
-    trained = [loaded.codec.decode(t.token_ids[loss_mask(t, AUTHORS)].tolist()) for t in sequences]
-    decisions = next(text for text in trained if "<think>" not in text)
-    assert decisions.startswith("1. remove\n2. remove")
-    # Done as said: the last reply is made without the first look-up in sight.
-    assert 'key is "' not in loaded.codec.decode(sequences[-1].token_ids.tolist())
-
-
 def test_hardest_of_last_reply_skips_its_first_word() -> None:
     losses = [9.0, 9.0, 0.0, 7.0, 0.5, 0.25, 0.0]
     marked = [False, True, False, True, True, True, False]
@@ -170,19 +138,12 @@ def test_hardest_of_last_reply_skips_its_first_word() -> None:
     assert hardest_of_last_reply(losses, marked, [False] * 7) == 0.5
     # 7.0 as the thinking's opening tag: then 0.5 is the choice.
     assert hardest_of_last_reply(losses, marked, [False] * 3 + [True] + [False] * 3) == 0.25
-
-
-def test_hardest_of_a_reply_of_one_token_is_that_token() -> None:
-    assert hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0
+    assert hardest_of_last_reply([0.0, 3.0], [False, True], [False, True]) == 3.0  # a reply of one token is that
 
 
 def test_warm_up_ends_some_updates_after_the_target(loaded: LoadedModel) -> None:
     # Any loss is below 1000, so the target is met by the first update.
     assert warmed(loaded, max_updates=50, loss_target=1000.0, updates_after_target=2).updates == 3
-
-
-def test_warm_up_stops_at_its_most_updates(loaded: LoadedModel) -> None:
-    assert warmed(loaded, max_updates=4, loss_target=1e-9).updates == 4
 
 
 def test_warm_up_lowers_the_loss(folder: Path) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.errors import UserError
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 
 def quick(folder: Path, model: Path, algorithm: str = "grpo", **sections: dict[str, Any]) -> RunConfig:
@@ -140,17 +140,13 @@ def test_run_with_turn_credit_learns_where_all_outcomes_are_equal(tmp_path: Path
     assert display.iterations[1]["actor/replay/pg_loss"] != 0.0
 
 
-def test_environment_that_says_nothing_of_turns_is_refused_at_the_start(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path, qwen2, advantage={"credit": "turn"})
-    with pytest.raises(UserError, match="must be trajectory when the environment has no turn_rewards, got turn with"):
-        train(config, display=SilentDisplay())
-    assert not (tmp_path / "small-001").exists()
-
-
 def test_groups_of_equal_rewards_are_collected_anew(tmp_path: Path, qwen2: Path) -> None:
-    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, rollout={"dynamic_sampling_rounds": 2})
-    display = SilentDisplay()
-    result = train(config, display=display)
+    rounds = {"rollout": {"dynamic_sampling_rounds": 2}, "checkpoint": {"every": 1}}
+    config = quick(tmp_path, qwen2, batch={"group_size": 2, "mini_batch": 16}, **rounds)
+    stopped, display = StopAfter(1), SilentDisplay()
+    train(config, display=stopped)
+    result = train(config, resume=True, display=display)  # tasks that were taken beyond the planned ones are remembered
+    display.iterations = stopped.iterations + display.iterations
     database = result.folder / "replay.sqlite"
     assert [row["batch/fresh"] for row in display.iterations] == [16.0, 16.0]
     assert max(row["rollout/dynamic_sampling_rounds"] for row in display.iterations) <= 2
@@ -194,21 +190,18 @@ def test_rewards_of_ones_own_are_stored_and_success_stays_the_environments(tmp_p
     assert len(found) + sum(lost) == sum(fresh)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sections"),
-    [("remax", {}), ("grpo", {"batch": {"group_size": 2}, "rollout": {"dynamic_sampling_rounds": 1}})],
-)
-def test_resumed_run_is_the_unbroken_one(
-    tmp_path: Path, qwen2: Path, algorithm: str, sections: dict[str, dict[str, Any]]
-) -> None:
-    def config(folder: Path) -> RunConfig:
-        return quick(folder, qwen2, algorithm, checkpoint={"every": 1}, **sections)
-
-    unbroken = train(config(tmp_path / "a"), display=SilentDisplay())
-    train(config(tmp_path / "b"), display=StopAfter(1))
-    resumed = train(config(tmp_path / "b"), resume=True, display=SilentDisplay())
-    last = "checkpoints/000002/model/model.safetensors"
-    assert_same_bits(resumed.folder / last, unbroken.folder / last)
-    query = """select d.iteration, d.slot, d.advantage, t.task from draws d
-               join trajectories t on t.id = d.trajectory order by 1, 2"""
-    assert rows(resumed.folder / "replay.sqlite", query) == rows(unbroken.folder / "replay.sqlite", query)
+def test_run_with_other_objectives_and_a_correction_tells_what_they_did(tmp_path: Path, qwen2: Path) -> None:
+    correction = {"kind": "truncate", "level": "turn", "mean": "geometric", "ratio_high": 1.5}
+    loss: dict[str, Any] = {
+        "fresh": {"objective": "gspo"},
+        "replay": {"objective": "gmpo", "anchor": "old", "correction": correction, "missing_log_probs": "luffy"},
+    }
+    config = quick(tmp_path, qwen2, loss=loss, batch={"ppo_epochs": 2}, replay={"fraction": 0.25})
+    found = train(config, display=SilentDisplay()).folder / "replay.sqlite"
+    names = {name for (name,) in rows(found, "select name from metrics where iteration = 2")}
+    assert {"actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/replay/importance_weight_mean"} <= names
+    assert "actor/fresh/importance_weight_mean" not in names
+    ((weight,),) = rows(
+        found, "select value from metrics where iteration = 2 and name = 'actor/replay/importance_weight_mean'"
+    )
+    assert 0 < weight <= 1.5

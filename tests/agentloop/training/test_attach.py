@@ -15,11 +15,13 @@ from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.training.train import train
-from replay import ReplayError, ReplayStore
+from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of
 from replay.questions.filters import condition
 from tests.fakes.runs import SilentDisplay, rows, save_llama, small_config
+
+pytestmark = pytest.mark.slow
 
 DRAWN = (
     "select count(*) from draws d join trajectories t on t.id = d.trajectory "
@@ -66,47 +68,10 @@ def test_a_source_that_can_give_nothing_is_named_before_the_first_iteration(
     ]
 
 
-def test_an_export_of_one_run_is_drawn_by_another(first: Path, tmp_path: Path, qwen2: Path) -> None:
-    with closing(ReplayStore.open(first / "replay.sqlite", read_only=True)) as store:
-        export_file(store, tmp_path / "rows.parquet")
-    second = tmp_path / "second.sqlite"
-    with closing(ReplayStore.create(second)) as store:
-        assert import_file(store, tmp_path / "rows.parquet", name="earlier").inserted == 16
-    replay = {
-        "fraction": 0.5,
-        "sampler": "uniform",
-        "successful_only": False,
-        "attach": {"both": str(second)},
-        "sources": {"both": 1.0},
-    }
-    third = train(short(tmp_path / "third", qwen2, replay=replay), display=SilentDisplay()).folder
-    assert rows(third / "replay.sqlite", DRAWN.format("both")) == [(8,)]
-    assert rows(third / "replay.sqlite", "select count(distinct run) from trajectories") == [(2,)]
-
-
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [("nowhere", "database must be an existing file, got nothing at nowhere"), ("MODEL", "database must be")],
-)
-def test_what_can_not_be_attached_is_told_before_the_run_begins(
-    tmp_path: Path, qwen2: Path, place: str, message: str
-) -> None:
-    attach = {"x": str(qwen2) if place == "MODEL" else place}
-    with pytest.raises(ReplayError, match=message):
-        train(short(tmp_path, qwen2, replay={"attach": attach}), display=SilentDisplay())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_buffer_of_another_tokenizer_is_refused(first: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(ExchangeError, match="replay.attach.x must hold rows that this run can learn from, got none"):
         train(short(tmp_path / "runs", llama, replay={"attach": {"x": str(first)}}), display=SilentDisplay())
-
-
-@pytest.mark.parametrize("name", ["self", "a b", "../x"])
-def test_attached_names_are_sources(tmp_path: Path, qwen2: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="replay.attach must name sources"):
-        short(tmp_path, qwen2, replay={"attach": {name: "x"}})
 
 
 CHAT = [

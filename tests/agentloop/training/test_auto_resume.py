@@ -11,6 +11,8 @@ from agentloop.errors import UserError
 from agentloop.training.train import train
 from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
+pytestmark = pytest.mark.slow
+
 
 def two_iterations(folder: Path, model: Path, **sections: dict[str, object]) -> RunConfig:
     return small_config(

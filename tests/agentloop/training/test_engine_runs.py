@@ -24,6 +24,8 @@ from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
 from tests.vllm.server import free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -68,18 +70,6 @@ def test_a_run_goes_on_with_the_version_of_its_checkpoint(tmp_path: Path, model:
     assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_a_policy_says_which_bytes_engines_were_given(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        result = train(config(tmp_path, model, server), display=SilentDisplay())
-        label_of_last = server.models.label
-    stored = rows(buffer_of(result.folder), "select version, sha256, probe from policies order by 1")
-    assert [version for version, _, _ in stored] == [0, 1, 2, 3]
-    assert label_of_last.endswith(f"@3-{stored[3][1][:8]}")
-    for version, sha256, probe in stored[2:]:  # the folders of the two newest are there
-        published = read_published(result.folder / "policies" / f"{version:06d}")
-        assert (sha256, probe) == (published.sha256, published.probe.model_dump_json())
-
-
 class DiesBeforeAPublish(SilentDisplay):
     """The engine is gone when the first update begins, and back after a while."""
 
@@ -103,15 +93,6 @@ def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: 
         result = train(RunConfig.model_validate(given), display=display)
     stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
-
-
-def test_an_engine_that_fails_its_proof_stops_the_run(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        server.models.raw_log_probs = True
-        with pytest.raises(UserError, match="must sample with the learner's log-probs"):
-            train(config(tmp_path, model, server), display=SilentDisplay())
-    (run,) = tmp_path.iterdir()
-    assert rows(buffer_of(run), "select count(*) from trajectories") == [(0,)]
 
 
 class KeepsOldWeights(SilentDisplay):
@@ -147,6 +128,10 @@ def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path:
         result = train(config(tmp_path, model, server), display=SilentDisplay())
     probe = read_published(result.folder / "policies" / "000003").probe
     assert probe.number_type == "bfloat16"
+    # The policy says which bytes engines were given; the folders of the two newest are there.
+    published = [read_published(result.folder / "policies" / f"{version:06d}") for version in (2, 3)]
+    recorded = rows(buffer_of(result.folder), "select sha256, probe from policies where version >= 2 order by version")
+    assert recorded == [(policy.sha256, policy.probe.model_dump_json()) for policy in published]
     assert probe.before is not None and probe.before != probe.log_probs
     with closing(ReplayStore.open(buffer_of(result.folder), read_only=True)) as store:
         ids = [id for (id,) in rows(buffer_of(result.folder), "select id from trajectories where iteration = 3")]
@@ -156,13 +141,6 @@ def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path:
     assert all(any(end[-len(row) :] == row for end in ends) for row in probe.rows)
     lines = [json.loads(line) for line in (result.folder / "policies" / PROOFS).read_text().splitlines()]
     assert [line["holds"] for line in lines] == [True] * 4
-
-
-def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        given = config(tmp_path, model, server)
-    with pytest.raises(UserError, match=f"engine.urls must answer, got .* from {server.address}"):
-        train(given, display=SilentDisplay())
 
 
 def waiting_config(folder: Path, model: Path) -> RunConfig:
@@ -207,12 +185,3 @@ def test_an_end_before_the_run_began_to_wait_is_named_and_waited_over(tmp_path: 
         train(given, display=display)
     (waiting,) = [note for note in display.notes if note.startswith("waiting for the engines")]
     assert waiting.endswith("The last `agentloop engine` there has ended: it was stopped")
-
-
-def test_an_engine_of_an_older_vllm_is_refused_and_not_waited_for(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        server.version = "0.26.0"
-        given = config(tmp_path, model, server).model_dump()
-        given["engine"]["restart_timeout_s"] = 600.0
-        with pytest.raises(UserError, match=r"engine\.urls must be of vLLM 0\.32 or newer, got 0\.26\.0 at http"):
-            train(RunConfig.model_validate(given), display=SilentDisplay())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import signal
 import subprocess
@@ -23,11 +22,8 @@ from agentloop.distributed.tensor_files import read_tensors
 from agentloop.errors import UserError
 from agentloop.runs.checkpoint import complete_checkpoints, load_checkpoint
 from agentloop.runs.run_folder import RunFolder
-from agentloop.runs.run_report import report_run
-from agentloop.runs.sinks import MetricsFile
 from agentloop.training.train import train
 from agentloop.user_code import load_class
-from replay.store import ReplayStore
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import (
     Moments,
@@ -38,7 +34,9 @@ from tests.fakes.processes import (
     logged,
     write_config,
 )
-from tests.fakes.runs import ROOT, SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, rows, save_qwen2, small_config
+
+pytestmark = pytest.mark.slow
 
 MOODY = f"{ENVIRONMENTS / 'parity.py'}:Moody"
 ITERATIONS = 6
@@ -84,7 +82,6 @@ def front_door(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str
 # kill -9
 
 
-@pytest.mark.soak
 def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
     config = config_in(tmp_path / "runs", qwen2)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
@@ -96,24 +93,6 @@ def test_killed_run_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path, unbr
     assert_sound(moments.folder, iterations=ITERATIONS)
     assert_same_run(moments.folder, unbroken)
     assert moments.number("select count(*) from trajectories where state = 'orphaned'") >= 12  # an iteration's fresh
-
-
-@pytest.mark.soak
-def test_run_killed_before_its_first_iteration_goes_on_and_while_it_lives_nobody_else_does(
-    tmp_path: Path, qwen2: Path, unbroken: Path
-) -> None:
-    config = config_in(tmp_path / "runs", qwen2)
-    moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)
-    training = Training(write_config(config, tmp_path / "config.yaml"))
-    training.says("evaluate ...")
-    training.send(signal.SIGSTOP)
-    with pytest.raises(UserError, match="run.folder must be used by one process at a time, got .*small-001"):
-        train(config, resume=True, display=SilentDisplay())
-    training.kill()
-    assert complete_checkpoints(moments.folder / "checkpoints") == []
-    assert train(config, resume=True, display=SilentDisplay()).exit_code == 0
-    assert_sound(moments.folder, iterations=ITERATIONS)
-    assert_same_run(moments.folder, unbroken)
 
 
 def test_start_killed_before_it_had_a_name_does_not_stop_the_next(tmp_path: Path, qwen2: Path) -> None:
@@ -180,15 +159,6 @@ def test_signals_end_a_run_and_resume_continues_it(tmp_path: Path, qwen2: Path, 
     assert_same_run(moments.folder, unbroken)
 
 
-@pytest.mark.soak
-def test_first_ctrl_c_ends_the_warm_up(tmp_path: Path) -> None:
-    training = Training(ROOT / "configs" / "quickstart.yaml", "--set", f"run.folder={tmp_path}")
-    training.says("warm-up ...")
-    assert training.end_with(signal.SIGINT, code=130) < 5
-    assert training.printed[-1].startswith("stopped: ")
-    assert list((tmp_path / "quickstart-001").glob("model*")) == []
-
-
 # disks
 
 
@@ -244,19 +214,10 @@ def test_full_disk_is_one_line_and_loses_nothing(
     assert all(line.startswith("agentloop: ") for line in lines)
 
 
-@pytest.mark.soak
-def test_disk_may_be_full_at_any_point(front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
-    whole = kilobytes_of(unbroken)
-    sizes = range(4, whole * 9 // 10, whole // 40)
-    lines = [check_full_disk(front_door, tmp_path / f"{size}", size, qwen2, unbroken) for size in sizes]
-    for place in ("/model", "/policies/", "/checkpoints/", "/replay.sqlite"):
-        assert any(place in line for line in lines), place
-
-
 def test_read_only_run_folder_is_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path, unbroken: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk, 100_000) as change:
-        stopped = train(config_in(disk / "runs", qwen2), display=_StopAfter(3))
+        stopped = train(config_in(disk / "runs", qwen2), display=StopAfter(3))
         assert (stopped.exit_code, stopped.iterations) == (143, 3)
         change("ro")
         config = config_in(disk / "runs", qwen2)
@@ -267,28 +228,6 @@ def test_read_only_run_folder_is_one_line(front_door: FrontDoor, tmp_path: Path,
         change("rw")
         assert front_door(config, "--resume") == (0, "")
         assert_same_run(stopped.folder, unbroken)
-
-
-def test_run_folder_that_is_a_file_is_one_line(front_door: FrontDoor, tmp_path: Path, qwen2: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, line = front_door(config_in(folder, qwen2))
-        assert code == 2
-        assert f"run.folder must be writable, got {'File exists' if folder.name == 'file' else 'Not a dir'}" in line
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-class _StopAfter(SilentDisplay):
-    """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
-
-    def __init__(self, iterations: int) -> None:
-        super().__init__()
-        self._last = iterations
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        if number == self._last:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 # numbers
@@ -339,22 +278,6 @@ def test_weights_that_are_no_numbers_are_refused_by_name(front_door: FrontDoor, 
         "agentloop: training stopped: log-probs of the policy must be numbers, got NaN from policy version 0. "
         "Its weights are NaN or too large: lower optimizer.learning_rate, or check model.path.",
     )
-
-
-def test_numbers_that_are_none_reach_every_place_as_unknown(tmp_path: Path, qwen2: Path) -> None:
-    result = train(config_in(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())
-    store = ReplayStore.open(result.folder / "replay.sqlite")
-    store.add_metrics(store.run().id, 1, {"actor/entropy": float("nan"), "actor/grad_norm": float("inf")})
-    found = rows(
-        store.path, "select value from metrics where name in ('actor/entropy', 'actor/grad_norm') order by name"
-    )
-    assert found == [(None,), (math.inf,)]
-    assert ">nan<" not in report_run(store, result.folder / "report.html").read_text().lower()
-    store.close()
-    sink = MetricsFile(result.folder / "metrics.jsonl")
-    sink.log(2, {"actor/entropy": float("nan")})
-    sink.close()
-    assert logged(result.folder)[-1] == {"iteration": 2, "actor/entropy": None}
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.errors import UserError
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from context.authors import AuthorTable
-from replay import questions
 from replay.exchange import export_file, import_file
 from replay.questions.trajectory import lineage_of
 from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 from tests.fakes.worker_runs import WorkerProgram
+
+pytestmark = pytest.mark.slow
 
 GOALS = ENVIRONMENTS / "goals.py"
 HINDSIGHT = {"enable": True, "min_turns": 1, "advantage": 0.75, "window": 2}
@@ -89,27 +89,6 @@ def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:
     assert all(drift is not None and ess is not None for drift, _, ess, *_ in rows(database, query.format("self")))
 
 
-def test_lineage_goes_both_ways(finished: TrainResult) -> None:
-    row = stored(finished, "source = 'hindsight'")[0]
-    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
-        made, parent = (lineage_of(store, str(id)) for id in (row.id, row.record.parent))
-        assert (made["source"], made["parent"], made["children"]) == ("hindsight", row.record.parent, [])
-        assert (parent["source"], parent["parent"], parent["children"]) == ("self", None, [row.id])
-        assert questions.overview(store, str(row.record.parent))["children"] == [row.id]
-
-
-def test_rows_are_exported_and_imported_as_they_are(finished: TrainResult, tmp_path: Path) -> None:
-    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
-        export_file(store, tmp_path / "rows.jsonl")
-    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
-        import_file(other, tmp_path / "rows.jsonl", name=None)
-        there = stored(finished, "source = 'hindsight'")
-        again = other.read([row.id for row in there])
-    assert [row.record for row in again] == [row.record for row in there]
-    assert [row.segments[0].behavior_context for row in again] == ["relabelled"] * len(there)
-    assert all(one.segments[0].tokens.equals(two.segments[0].tokens) for one, two in zip(there, again, strict=True))
-
-
 def test_what_was_claimed_and_what_was_made_of_it_are_metrics(finished: TrainResult) -> None:
     database = finished.folder / "replay.sqlite"
     found = dict(rows(database, "select name, sum(value) from metrics where name like 'hindsight/%' group by name"))
@@ -117,6 +96,21 @@ def test_what_was_claimed_and_what_was_made_of_it_are_metrics(finished: TrainRes
     assert rows(database, "select count(*) from trajectories where source = 'hindsight'") == [
         (found["hindsight/rows"],)
     ]
+
+
+def test_lineage_goes_both_ways_and_rows_are_exported_as_they_are(finished: TrainResult, tmp_path: Path) -> None:
+    there = stored(finished, "source = 'hindsight'")
+    with closing(ReplayStore.open(finished.folder / "replay.sqlite", read_only=True)) as store:
+        made, parent = (lineage_of(store, str(id)) for id in (there[0].id, there[0].record.parent))
+        assert (made["source"], made["parent"], made["children"]) == ("hindsight", there[0].record.parent, [])
+        assert (parent["source"], parent["parent"], parent["children"]) == ("self", None, [there[0].id])
+        export_file(store, tmp_path / "rows.jsonl")
+    with closing(ReplayStore.create(tmp_path / "other.sqlite")) as other:
+        import_file(other, tmp_path / "rows.jsonl", name=None)
+        again = other.read([row.id for row in there])
+    assert [row.record for row in again] == [row.record for row in there]
+    assert {row.segments[0].behavior_context for row in again} == {"relabelled"}
+    assert all(one.segments[0].tokens.equals(two.segments[0].tokens) for one, two in zip(there, again, strict=True))
 
 
 def test_what_the_reward_does_not_confirm_is_not_stored(tmp_path: Path, qwen2: Path) -> None:
@@ -165,33 +159,3 @@ def test_episodes_of_workers_are_stored_once_more_too(tmp_path: Path, qwen2: Pat
     assert len(set(parents)) == len(parents) > 5
     query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where t.source = 'hindsight'"
     assert rows(database, query)[0][0] > 5
-
-
-def test_an_environment_that_does_not_say_is_refused_by_name(tmp_path: Path, qwen2: Path) -> None:
-    given = small_config(tmp_path, qwen2, environment={"name": PARITY}, replay=REPLAY)
-    with pytest.raises(UserError, match=r"replay.hindsight.enable must be false .*Parity. Write def achieved"):
-        train(given, display=SilentDisplay())
-
-
-def test_a_reply_that_is_none_is_named(tmp_path: Path, qwen2: Path) -> None:
-    with pytest.raises(UserError, match=r"Confused.achieved must return a list of Achieved, each with a first_turn of"):
-        train(config(tmp_path, qwen2, "Confused"), display=SilentDisplay())
-
-
-@pytest.mark.parametrize(
-    ("replay", "problem"),
-    [
-        ({"sources": {"self": 1.0}}, "replay.sources must let rows of source hindsight be drawn"),
-        ({"fraction": 0.0}, "replay.fraction must let rows of source hindsight be drawn"),
-        ({"mode": "observe"}, "replay.mode must be train when replay.hindsight.enable is true, got observe"),
-        ({"unit": "group"}, "replay.unit must be any when replay.hindsight.enable is true, got group"),
-        ({"baseline": "shared"}, "replay.baseline must be stored when replay.hindsight.enable is true, got shared"),
-        ({"retire_solved": 1.0}, "replay.retire_solved must be null when replay.hindsight.enable is true, got 1.0"),
-        ({"hindsight": {}}, "replay.hindsight.enable must be true when replay.sources names hindsight"),
-    ],
-)
-def test_what_could_not_be_is_refused_by_name(
-    tmp_path: Path, qwen2: Path, replay: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        config(tmp_path, qwen2, replay=replay)

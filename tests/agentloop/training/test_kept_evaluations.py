@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from agentloop.config import RunConfig
 from agentloop.training.train import train
 from replay import ReplayStore, questions
-from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 REDACTOR = """
 from dataclasses import replace
@@ -55,14 +58,6 @@ def test_run_is_the_same_whether_they_are_kept_or_not(tmp_path: Path, qwen2: Pat
     assert rows(kept.folder / "replay.sqlite", drawn) == rows(not_kept.folder / "replay.sqlite", drawn)
     assert rows(kept.folder / "replay.sqlite", "select count(*) from held_out") == [(24,)]
     assert rows(not_kept.folder / "replay.sqlite", "select count(*) from held_out") == [(0,)]
-
-
-def test_resumed_run_keeps_each_evaluation_once(tmp_path: Path, qwen2: Path) -> None:
-    settings = config(tmp_path, qwen2, keep=9, checkpoint={"every": 2})
-    train(settings, display=StopAfter(1))
-    result = train(settings, resume=True, display=SilentDisplay())
-    query = "select iteration, count(*) from held_out group by iteration order by iteration"
-    assert rows(result.folder / "replay.sqlite", query) == [(0, 6), (1, 6), (2, 6), (3, 6)]
 
 
 def test_kept_messages_are_redacted_as_all_that_is_stored(tmp_path: Path, qwen2: Path) -> None:

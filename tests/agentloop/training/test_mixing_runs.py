@@ -21,6 +21,8 @@ from replay.questions.preview_settings import changed
 from replay.store import ReplayStore
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
+pytestmark = pytest.mark.slow
+
 # A row for each trajectory of each batch, with its stream.
 BATCHES = """select d.iteration, d.stream, t.task, t.group_id, t.iteration
              from draws d join trajectories t on t.id = d.trajectory order by d.iteration, d.slot"""
@@ -48,87 +50,43 @@ def batches(result: TrainResult) -> dict[int, list[tuple[Any, ...]]]:
     return found
 
 
-def done(result: TrainResult) -> list[tuple[int, int]]:
-    return rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration")  # type: ignore[return-value]
-
-
 def by_task(batch: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
     """(fresh, replayed) members of each task of a batch."""
     streams = Counter((task, stream) for stream, task, _, _ in batch)
     return sorted((streams[task, "fresh"], streams[task, "replay"]) for task in {task for task, _ in streams})
 
 
-def test_unit_trajectory_has_replayed_members_in_every_group(tmp_path: Path, qwen2: Path) -> None:
-    config = pooled(tmp_path, qwen2, {"unit": "trajectory"})
-    result = train(config, display=SilentDisplay())
-    assert done(result) == [(16, 0), (8, 8), (8, 8), (8, 8)]
-    found = batches(result)
+@pytest.mark.parametrize(
+    ("replay", "members", "fresh_group"),
+    [
+        ({"unit": "trajectory"}, [(2, 2)] * 4, 2),
+        ({"unit": "trajectory", "per_task": 1}, [(3, 1)] * 4, 3),  # a cap keeps members back
+        ({"unit": "task", "task_members": 3, "fraction": 0.375}, [(1, 3), (1, 3), (4, 0), (4, 0)], None),  # 6 of 16
+        ({"unit": "task", "task_members": 4}, [(0, 4), (0, 4), (4, 0), (4, 0)], 4),  # two whole tasks had their turn
+        ({"unit": "group"}, [(0, 4), (0, 4), (4, 0), (4, 0)], 4),
+    ],
+    ids=["trajectory", "capped", "task", "whole tasks", "group"],
+)
+def test_batches_have_the_members_that_the_unit_says(
+    tmp_path: Path, qwen2: Path, replay: dict[str, Any], members: list[tuple[int, int]], fresh_group: int | None
+) -> None:
+    display = SilentDisplay()
+    result = train(pooled(tmp_path, qwen2, replay, run={"iterations": 3}), display=display)
+    found, replayed = batches(result), sum(old for _, old in members)
+    assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations order by iteration") == [
+        (16, 0), (16 - replayed, replayed), (16 - replayed, replayed)
+    ]  # fmt: skip
     assert by_task(found[1]) == [(4, 0)] * 4
-    assert all(by_task(found[iteration]) == [(2, 2)] * 4 for iteration in (2, 3, 4))
+    assert all(by_task(found[iteration]) == members for iteration in (2, 3) if replay["unit"] != "group")
+    for iteration in (2, 3):
+        old = [(group, collected) for stream, _, group, collected in found[iteration] if stream == "replay"]
+        assert all(collected < iteration for _, collected in old)
+        assert replay["unit"] != "group" or set(Counter(group for group, _ in old).values()) == {4}
     # A group in the database is what the policy of one iteration did: replayed members are not counted in it.
-    assert rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1") == [(2,)]
-
-
-def test_groups_keep_their_size_where_a_cap_keeps_members_back(tmp_path: Path, qwen2: Path) -> None:
-    display = SilentDisplay()
-    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "per_task": 1}, run={"iterations": 2})
-    found = batches(train(config, display=display))
-    assert by_task(found[2]) == [(3, 1)] * 4
-    assert (display.iterations[1]["replay/starved_rows"], display.iterations[1]["replay/starved_groups"]) == (4, 4)
-    # Nothing holds the fraction back, so there is no factor to show.
-    assert "replay/controller_factor" not in display.iterations[1]
-
-
-def test_unit_task_has_replayed_members_in_some_groups(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"unit": "task", "task_members": 3, "fraction": 0.375}  # 6 of 16: two tasks of four
-    config = pooled(tmp_path, qwen2, replay)
-    result = train(config, display=SilentDisplay())
-    assert done(result) == [(16, 0), (10, 6), (10, 6), (10, 6)]
-    found = batches(result)
-    assert by_task(found[1]) == [(4, 0)] * 4
-    assert all(by_task(found[iteration]) == [(1, 3), (1, 3), (4, 0), (4, 0)] for iteration in (2, 3, 4))
-
-
-def test_unit_group_draws_groups_whole(tmp_path: Path, qwen2: Path) -> None:
-    config = pooled(tmp_path, qwen2, {"unit": "group"})
-    result = train(config, display=SilentDisplay())
-    assert done(result) == [(16, 0), (8, 8), (8, 8), (8, 8)]
-    found = batches(result)
-    for iteration in (2, 3, 4):
-        members = Counter((stream, group, collected) for stream, _, group, collected in found[iteration])
-        assert sorted((stream, count) for (stream, _, _), count in members.items()) == [
-            ("fresh", 4), ("fresh", 4), ("replay", 4), ("replay", 4)
-        ]  # fmt: skip
-        assert all(collected < iteration for stream, _, collected in members if stream == "replay")
-
-
-def test_a_task_that_is_replayed_whole_has_had_its_turn(tmp_path: Path, qwen2: Path) -> None:
-    """Two tasks of four are replayed whole, so two are collected; every task is in every epoch's batch."""
-    replay = {"unit": "task", "task_members": 4}
-    found = batches(train(pooled(tmp_path, qwen2, replay), display=SilentDisplay()))
-    for iteration in (2, 3, 4):
-        assert by_task(found[iteration]) == [(0, 4), (0, 4), (4, 0), (4, 0)]
-
-
-def test_unit_trajectory_goes_through_all_tasks_of_a_pool_that_no_batch_divides(tmp_path: Path, qwen2: Path) -> None:
-    """7 tasks, 4 at a time: tasks 0..27 are each of the 7 four times, and two slots of a batch can share one."""
-    config = pooled(tmp_path, qwen2, {"unit": "trajectory", "fraction": 0.25}, run={"iterations": 7})
-    config = config.model_copy(update={"environment": config.environment.model_copy(update={"task_pool": 7})})
-    result = train(config, display=SilentDisplay())
-    found = batches(result)
-    members = Counter(task for batch in found.values() for _, task, _, _ in batch)
-    assert sorted(members.values()) == [16] * 7  # four groups of 4
-
-
-def test_shrinking_leaves_out_what_the_buffer_lacks(tmp_path: Path, qwen2: Path) -> None:
-    replay = {"shortfall": "shrink", "start": {"iteration": 2}, "successful_only": True, "sampler": "success"}
-    display = SilentDisplay()
-    train(pooled(tmp_path, qwen2, replay, run={"iterations": 2}), display=display)
-    first, second = display.iterations
-    assert (first["batch/fresh"], first["replay/started"], first["batch/ruled_fraction"]) == (16, 0, 0)
-    assert (second["batch/fresh"], second["replay/started"], second["batch/ruled_fraction"]) == (8, 1, 0.5)
-    assert second["replay/starved_rows"] == 8 - second["batch/replay"]
-    assert second["batch/achieved_fraction"] == second["batch/replay"] / (8 + second["batch/replay"])
+    sizes = rows(result.folder / "replay.sqlite", "select distinct size from groups where iteration > 1")
+    assert fresh_group is None or sizes == [(fresh_group,)]
+    planned = 8 if "per_task" in replay else replayed
+    assert display.iterations[1]["replay/starved_rows"] == planned - replayed
 
 
 def test_shortfall_error_ends_the_run_and_says_what_to_do(tmp_path: Path, qwen2: Path) -> None:
@@ -212,11 +170,6 @@ def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp
     assert train(config, resume=True, display=SilentDisplay()).iterations == 3
 
 
-def test_shortfall_error_holds_for_rows_that_can_not_be_read(tmp_path: Path, qwen2: Path) -> None:
-    with pytest.raises(TrainingStopped, match=r"got 0 of 8 rows in iteration 2"):
-        train(pooled(tmp_path, qwen2, {"shortfall": "error", "start": {"iteration": 2}}), display=_Spoiling(tmp_path))
-
-
 def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_path: Path, qwen2: Path) -> None:
     config = pooled(tmp_path, qwen2, {"fraction": 1.0, "max_quarantined": 1.0}, run={"iterations": 2})
     with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
@@ -234,16 +187,8 @@ def test_resumed_run_mixes_like_the_unbroken_one(tmp_path: Path, qwen2: Path) ->
     }
     whole, begun, rest = SilentDisplay(), StopAfter(2), SilentDisplay()
     unbroken = train(pooled(tmp_path / "a", qwen2, replay), display=whole)
-    stopped = train(pooled(tmp_path / "b", qwen2, replay), display=begun)
-    before = (stopped.folder / "replay.sqlite").read_bytes()
-    with closing(ReplayStore.open(stopped.folder / "replay.sqlite", read_only=True)) as store:
-        told = questions.preview(store, folder=stopped.folder)
-    assert (stopped.folder / "replay.sqlite").read_bytes() == before
+    train(pooled(tmp_path / "b", qwen2, replay), display=begun)
     resumed = train(pooled(tmp_path / "b", qwen2, replay), resume=True, display=rest)
-    assert told["iteration"] == 3
-    assert told["plan"]["fresh"] == rest.iterations[0]["batch/fresh"]
-    assert told["plan"]["replay"] == rest.iterations[0]["batch/replay"]
-    assert told["plan"]["planned_replay"] == rest.iterations[0]["batch/planned_replay"] > 0
     names = ("batch/ruled_fraction", "batch/replay", "replay/controller_factor", "replay/starved_iterations")
     mixed = [[row[name] for name in names] for row in [*begun.iterations, *rest.iterations]]
     assert mixed == [[row[name] for name in names] for row in whole.iterations]

@@ -7,14 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.training.plan import EnvironmentTurns, TaskQueue
-
-
-def test_tasks_come_one_after_another() -> None:
-    line = TaskQueue()
-    assert line.upcoming(3) == [0, 1, 2]
-    line.advance([0, 1, 2])
-    assert line.upcoming(2) == [3, 4]
+from agentloop.training.loop_state import EnvironmentTurns, TaskQueue
 
 
 def test_a_task_without_a_member_comes_first_the_next_time() -> None:
@@ -25,12 +18,6 @@ def test_a_task_without_a_member_comes_first_the_next_time() -> None:
     assert line.upcoming(2) == [1, 4]
     line.advance([1])  # a smaller batch than was looked at
     assert line.upcoming(3) == [4, 5, 6]
-
-
-def test_a_batch_without_tasks_advances_nothing() -> None:
-    line = TaskQueue(next=5, pending=[2])
-    line.advance([])
-    assert line.upcoming(2) == [2, 5]
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sets(st.integers(0, 5))), max_size=30))

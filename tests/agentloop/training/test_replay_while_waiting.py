@@ -10,6 +10,8 @@ from agentloop.config import RunConfig
 from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS, STALENESS, SAMPLES = 6, 2, 2.5
 
 

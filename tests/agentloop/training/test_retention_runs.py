@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from agentloop.cli.main import main
-from agentloop.errors import UserError
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from replay.storage.format.column_types import ESCAPE
 from replay.storage.format.message_json import plain_text
 from tests.fakes.runs import SilentDisplay, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 REDACTOR = """
 from dataclasses import replace
@@ -117,57 +118,6 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
     return int(ended.value.code or 0), told.out, told.err
 
 
-def test_stored_log_probs_are_those_of_the_policies_that_sampled_them(
-    finished: tuple[TrainResult, SilentDisplay], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = finished[0].folder
-    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--log-probs", "--json")
-    answer = json.loads(out)
-    assert (code, answer["corrupt"], answer["dangling"], answer["log_probs"]["gone"]) == (0, {}, {}, [])
-    checked = {policy["version"]: policy for policy in answer["log_probs"]["policies"]}
-    sampled = rows(
-        folder / "replay.sqlite",
-        "select policy_version_min, count(*), sum(num_action_tokens) from trajectories "
-        "where state = 'eligible' group by 1",
-    )
-    assert {(v, p["trajectories"], p["tokens"]) for v, p in checked.items()} == set(sampled)
-    assert max(policy["worst"] for policy in checked.values()) < 1e-4
-
-
-def test_verify_names_policies_that_are_gone_and_log_probs_that_are_off(
-    finished: tuple[TrainResult, SilentDisplay],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = tmp_path / "copy-001"
-    shutil.copytree(finished[0].folder, folder)
-    newest = max(
-        v
-        for (v,) in rows(
-            folder / "replay.sqlite", "select policy_version_min from trajectories where state = 'eligible'"
-        )
-    )
-    for snapshot in (folder / "policies").iterdir():
-        if int(snapshot.name) != newest:
-            shutil.rmtree(snapshot)
-    shutil.rmtree(folder / "checkpoints")
-    weights = folder / "policies" / f"{newest:06d}" / "model.safetensors"
-    save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
-    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--log-probs")
-    assert code == 1
-    gone = rows(
-        folder / "replay.sqlite",
-        "select distinct policy_version_min from trajectories "
-        f"where state = 'eligible' and policy_version_min not in (0, {newest}) order by 1",
-    )
-    assert f"policies whose weights are gone: {', '.join(str(v) for (v,) in gone)}" in out
-    # Another checkpoint's log-probs are off, too.
-    other = shutil.copytree(finished[0].folder / "policies" / "000000", tmp_path / str(newest))
-    code, out, _ = ask(monkeypatch, capsys, "verify", str(folder), "--policy", str(other), "--json")
-    assert (code, [p["version"] for p in json.loads(out)["log_probs"]["policies"]]) == (1, [newest])
-
-
 def test_rescore_stores_what_the_newest_policy_says(
     finished: tuple[TrainResult, SilentDisplay],
     tmp_path: Path,
@@ -202,27 +152,6 @@ def test_rescore_stores_what_the_newest_policy_says(
     assert all(a == pytest.approx(b, abs=1e-4) for a, b in known)
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ("77", "--policy must be a version whose weights are still in"),
-        ("MODEL", "or a folder of weights named by its version, got "),
-    ],
-)
-def test_models_that_are_not_there_are_one_line(
-    finished: tuple[TrainResult, SilentDisplay],
-    qwen2: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    policy: str,
-    message: str,
-) -> None:
-    named = str(qwen2) if policy == "MODEL" else policy
-    code, _, err = ask(monkeypatch, capsys, "rescore", str(finished[0].folder), "--policy", named)
-    assert (code, err.count("\n")) == (2, 1)
-    assert message in err
-
-
 def test_redacted_run_learns_and_leaves_no_tokens_of_what_was_hidden(tmp_path: Path, qwen2: Path) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
     config = settings(tmp_path, qwen2, iterations=2, redact=f"{tmp_path}/hide.py:hide", capacity={})
@@ -237,20 +166,3 @@ def test_redacted_run_learns_and_leaves_no_tokens_of_what_was_hidden(tmp_path: P
     tokens = "select count(*) from segments where trajectory in (select id from trajectories where state = 'evicted')"
     assert rows(database, tokens) == [(0,)]
     assert rows(database, "select count(*) from iterations") == [(2,)]
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("fail", r"replay.redact must take every trajectory's messages, got ValueError: no idea"),
-        ("number", r"replay.redact must return messages or None, got int"),
-        ("hidden", r"replay.redact must name a function of .*hide.py, got 'hidden'. Did you mean hide\?"),
-    ],
-)
-def test_redactor_that_cannot_be_used_ends_the_run_with_one_line(
-    tmp_path: Path, qwen2: Path, function: str, message: str
-) -> None:
-    (tmp_path / "hide.py").write_text(REDACTOR)
-    config = settings(tmp_path, qwen2, redact=f"{tmp_path}/hide.py:{function}")
-    with pytest.raises(UserError, match=message):
-        train(config, display=SilentDisplay())

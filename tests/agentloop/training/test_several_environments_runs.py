@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentloop.analysis.stored_policies import evaluate_run, play_with
-from agentloop.cli.main import app
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.rollouts.evaluation import as_table
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
+
+pytestmark = pytest.mark.slow
 
 PARITY = f"{ENVIRONMENTS / 'parity.py'}:Parity"
 THREE: dict[str, Any] = {
@@ -72,19 +72,6 @@ def test_evaluation_tells_each_environment_apart(finished: TrainResult) -> None:
     assert list(report.environments) == ["one", "two", "three"]
     assert "pass@1 in two" in as_table(report)
     assert report.evaluated.environment == "one, two, three"
-
-
-def test_model_plays_in_one_of_them_by_its_name(finished: TrainResult) -> None:
-    episode, config = play_with(str(finished.folder), "three", [], task=0)
-    assert (config.environment.options, config.environments) == ({"hops": [1, 1]}, {})
-    assert "lookup" in str(episode.task.prompt) or episode.task.payload
-
-
-def test_rows_are_found_by_environment(finished: TrainResult, capsys: pytest.CaptureFixture[str]) -> None:
-    where = "environment == 'three' and source == 'self'"
-    with pytest.raises(SystemExit):
-        app(["replay", "ls", str(finished.folder), "--where", where, "--json", "--limit", "100"])
-    assert len(json.loads(capsys.readouterr().out)) == episodes(finished)["three"]
 
 
 @pytest.mark.soak

@@ -17,9 +17,8 @@ from agentloop.engines.publish.proof import ProofFailed, bring, prove, publish
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.training.policies.shared_weights import tensors_of_files
-from tests.fakes.engine_sampling import load
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.published_policies import by_value, published, step, tiny_learner, with_adapter
+from tests.fakes.published_policies import by_value, published, step, tiny_learner
 from tests.fakes.runs import save_qwen2
 
 
@@ -50,20 +49,6 @@ def test_shared_tensors_are_those_of_the_published_files(tmp_path: Path, tied: b
     written = {name: file.get_tensor(name) for file in files for name in file.keys()}  # noqa: SIM118
     assert shared.keys() == written.keys()
     assert all(torch.equal(shared[name], tensor) for name, tensor in written.items())
-
-
-def test_each_update_gets_through_memory_and_is_proved(
-    tmp_path: Path, learner: LoadedModel, server: EngineServer, control: EngineControl
-) -> None:
-    weights, record = PolicyWeights(learner.model), tmp_path / "proofs.jsonl"
-    for version in range(3):
-        policy = published(tmp_path / f"{version:06d}", learner, version=version)
-        # The same rows each time: the server has their keys and values, until it is said to forget them.
-        proof = bring(control, policy, partial(by_value, weights), record=record)
-        assert proof.holds and proof.load_s > 0 and proof.prove_s > 0
-        assert control.label() == policy.label
-        step(learner, seed=version)
-    assert len(record.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -97,28 +82,6 @@ def test_an_engine_that_wakes_without_weights_is_refused(
     control.name_weights(policy.label)
     with pytest.raises(ProofFailed, match="they differ by .* nats where rounding explains"):
         prove(control, policy)
-
-
-def test_an_engine_of_adapters_has_its_weights_still_when_it_wakes(
-    tmp_path: Path, learner: LoadedModel, server: EngineServer, control: EngineControl
-) -> None:
-    adapted = with_adapter(tmp_path / "model", learner)
-    before = load(tmp_path / "model").state_dict()
-    publish(control, published_as(tmp_path, adapted, 0))
-    control.sleep(1)
-    step(adapted, seed=1)
-    assert publish(control, published_as(tmp_path, adapted, 1)).holds
-    assert server.models.asleep == set()
-    assert all(torch.equal(before[name], weight) for name, weight in server.models.model.state_dict().items())
-
-
-def test_an_engine_that_was_not_started_for_it_refuses_memory(
-    tmp_path: Path, learner: LoadedModel, server: EngineServer, control: EngineControl
-) -> None:
-    server.transfers = False
-    policy = published(tmp_path / "000000", learner)
-    with pytest.raises(EngineRefused, match=r"got status 500: .*Weight transfer not configured.* its weights are gone"):
-        bring(control, policy, partial(by_value, PolicyWeights(learner.model)), record=tmp_path / "proofs.jsonl")
 
 
 def published_as(folder: Path, learner: LoadedModel, version: int) -> Path:

@@ -12,7 +12,7 @@ from agentloop.learning.scoring import ScoredBatch
 from agentloop.training.trace import describe_batch
 from agentloop.training.train import train
 from replay.records import BatchRow
-from tests.fakes.batch_rows import row, run_config, sampled_by, segment, tiny_actor, trainer
+from tests.fakes.batch_rows import row, run_config, segment, tiny_actor, trainer
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 NAMES = {
@@ -75,22 +75,6 @@ def test_trace_shows_the_trajectory_with_the_highest_reward_fresh_ones_first(row
     assert f"(trajectory {shown}" in text[2]
 
 
-def test_trace_says_why_a_value_is_unknown() -> None:
-    """A demonstrated token has no behavior log-prob, and a row whose stored log-probs stand in had no pass."""
-    stored = replace(sampled_by(tiny_actor(torch.float32), [row("stored", segment("ull"))])[0], scored=True)
-    learner = trainer(tiny_actor(torch.float32), run_config(), reference=None)
-    shown: list[ScoredBatch] = []
-    learner.update([stored], iteration=1, before_steps=shown.append)
-    text = describe_batch(shown[0], penalised=False, text=lambda ids: f"<{ids[0]}>")
-    (entropies,) = [line for line in text.splitlines() if line.startswith("actor      entropies")]
-    assert entropies.endswith(
-        "nan       nan  (nan: old log-probs are those stored when the row was sampled, which takes no pass)"
-    )
-    lines, _ = described("grpo", [row("shown", segment("uxx"))])
-    (behavior,) = [line for line in lines if "behavior_log_probs" in line]
-    assert behavior.endswith("nan       nan  (nan: no policy sampled this token in this context, or it is not known)")
-
-
 def test_trace_shows_what_the_optimizer_steps_see() -> None:
     lines, scored = traced("ppo")
     assert scored.critic is not None
@@ -101,15 +85,6 @@ def test_trace_shows_what_the_optimizer_steps_see() -> None:
         assert [float(word) for word in lines[name][3:]] == pytest.approx(wanted, rel=1e-3)
     assert [float(word) for word in lines["scores"][3:]] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
     assert lines["replay_mask"] == ["[2]", "bool", "False"]
-
-
-def test_trace_says_which_role_an_algorithm_lacks() -> None:
-    lines, _ = traced("grpo")
-    for name in ("values", "returns"):
-        assert lines[name] == ["none", "this", "algorithm", "has", "no", "critic"]
-    assert lines["ref_log_probs"][0] == "none"
-    assert lines["ref_log_probs"][1:] == ["no", "kl", "coefficient", "asks", "for", "it", "here"]
-    assert float(lines["rewards"][-1]) == float(lines["scores"][-1]) == 1.0
 
 
 def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:

@@ -1,0 +1,279 @@
+"""Where numbers go besides the database: each sink is checked before the run starts, and loses only its own numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, one_line
+from agentloop.user_code import load_class, users_code
+
+_PROJECT = "agentloop"
+
+
+class MetricSink(Protocol):
+    """What `metrics.sinks` may name: a class made with the run folder as its only argument.
+
+    The run waits for both methods. After a resume, iterations newer than the checkpoint are logged again.
+    """
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricSinks:
+    """Gives every iteration's metrics to each sink in turn, and drops a sink that raises."""
+
+    def __init__(self, sinks: Mapping[str, MetricSink], warn: Callable[[str], None]) -> None:
+        self.missed: dict[str, int] = {}
+        """Iterations that each dropped sink did not get."""
+        self._sinks = dict(sinks)
+        self._warn = warn
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, partial(sink.log, iteration, dict(metrics)))
+        for name in self.missed:
+            self.missed[name] += 1
+
+    def close(self) -> None:
+        """Close every sink, and warn of what the dropped ones did not get."""
+        for name, count in self.missed.items():
+            self._warn(f"metrics sink {name} missed {count} iterations, which the database has.")
+        for name, sink in list(self._sinks.items()):
+            self._attempt(name, sink.close)
+
+    def _attempt(self, name: str, call: Callable[[], None]) -> None:
+        try:
+            with users_code():
+                call()
+        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+            del self._sinks[name]
+            self.missed[name] = 0
+            self._warn(
+                f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
+            )
+
+
+def open_sinks(
+    names: Sequence[str], folder: Path, *, warn: Callable[[str], None], keep_through: int | None = None
+) -> MetricSinks:
+    """`metrics.jsonl` and the sinks of `metrics.sinks`.
+
+    `keep_through` is the checkpoint's iteration on resume: what files hold of later ones is dropped. A service that
+    can't be reached now is left out, with a warning.
+    """
+    sinks: dict[str, MetricSink] = {}
+    try:
+        sinks["jsonl"] = MetricsFile(folder / "metrics.jsonl", keep_through=keep_through)
+        for name in names:
+            if name in sinks:
+                raise UserError(
+                    f"metrics.sinks must name each sink once, besides metrics.jsonl, got {name!r}. Remove it."
+                )
+            sink = _open(name, folder, warn, keep_through)
+            if sink is not None:
+                sinks[name] = sink
+    except OSError as error:
+        problem = one_line(error)
+        raise UserError(f"run.folder must be writable, got {problem}. Choose another run.folder.") from error
+    return MetricSinks(sinks, warn)
+
+
+def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: int | None) -> MetricSink | None:
+    if ":" in name:
+        return _own_sink(name, folder)
+    if name == "tensorboard":
+        return TensorBoardSink(folder, keep_through=keep_through)
+    services: dict[str, Callable[[Path], MetricSink]] = {"wandb": WandbSink, "trackio": TrackioSink}
+    if name not in services:
+        raise UserError(
+            f"metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}. Correct it."
+        )
+    try:
+        return services[name](folder)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  a network's failure, in whatever form, is no reason not to train
+        warn(f"metrics sink {name} failed: {one_line(error)}. It gets nothing; the database still gets everything.")
+        return None
+
+
+def _own_sink(name: str, folder: Path) -> MetricSink:
+    sink_class = load_class(name, what="metrics.sinks")
+    for method, arguments in (("log", (None, 1, {})), ("close", (None,))):
+        function: Any = getattr(sink_class, method, None)
+        try:
+            inspect.signature(function).bind(*arguments)  # None has no signature: a TypeError
+        except TypeError as error:
+            raise UserError(
+                f"metrics.sinks must name a class with log(iteration, metrics) and close(), got {name!r} whose "
+                f"{method} does not fit: {error}."
+            ) from None
+    try:
+        with users_code():
+            sink: MetricSink = sink_class(folder)
+    except UserCodeFailed as failed:
+        raise UserError(
+            f"metrics.sinks must name a class that can be made with the run folder, got {name!r} with {failed}."
+        ) from failed
+    return sink
+
+
+class MetricsFile:
+    """One JSON object per iteration in a file: `{"iteration": 3, "actor/entropy": 1.25, ...}`."""
+
+    def __init__(self, path: Path, *, keep_through: int | None = None) -> None:
+        """Goes on with `path`: its iterations up to `keep_through` (None: all) stay, a torn line goes."""
+        _keep_whole_lines(path, keep_through)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        # JSON has no NaN or infinity; unknown is null, never 0.
+        finite = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"iteration": iteration, **finite}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _keep_whole_lines(path: Path, keep_through: int | None) -> None:
+    """Rewrite `path` beside itself, then rename: a crash here loses nothing. Untouched when all is well."""
+    content = path.read_bytes() if path.exists() else b""
+    kept = b"".join(line for line in content.splitlines(keepends=True) if _is_kept(line, keep_through))
+    if kept != content:
+        beside = path.with_name(path.name + ".tmp")
+        with open(beside, "wb") as file:
+            file.write(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+
+
+def _is_kept(line: bytes, keep_through: int | None) -> bool:
+    try:
+        iteration = int(json.loads(line)["iteration"])
+    except (ValueError, TypeError, KeyError):
+        return False
+    return line.endswith(b"\n") and (keep_through is None or iteration <= keep_through)
+
+
+def _package(module: str, sink: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"metrics.sinks must name what is installed, got {sink} without its package. Install the extra: pip "
+            f"install 'agentloop-replay[{sink}]', or remove it."
+        ) from error
+
+
+def _known(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+class TensorBoardSink:
+    """Each metric as a scalar at its iteration; what is unknown (NaN) is no point."""
+
+    def __init__(self, folder: Path, *, keep_through: int | None = None) -> None:
+        """TensorBoard no longer shows what earlier files in `folder` say of iterations after `keep_through`."""
+        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        purged = None if keep_through is None else keep_through + 1
+        self._writer: Any = writer(str(folder / "tensorboard"), purge_step=purged)
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        for name, value in _known(metrics).items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Offline unless WANDB_MODE says otherwise: training never waits for a network that nobody asked for.
+
+    WANDB_PROJECT, WANDB_ENTITY and the rest of W&B's environment hold. The run has our run's id, so that a resumed
+    one goes on in the same; W&B ignores iterations it has already, which a resume repeats with the same values.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError for a missing package or key, and what W&B raises where its server can't be reached."""
+        wandb = _package("wandb", "wandb")
+        made: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        mode = os.environ.get("WANDB_MODE", "offline")
+        # Where it would keep logs of its own; nothing is written outside the run folder.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        # Seconds that the end of an online run waits for uploads; W&B's own default is without end.
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")
+        try:
+            self._run: Any = wandb.init(
+                mode=mode,
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                id=made["id"],
+                name=folder.name,
+                config=made["config"],
+                dir=str(folder),
+                resume="allow" if mode == "online" else None,
+                # The console is the display's, and the code is not W&B's business.
+                settings=wandb.Settings(console="off", silent=True, save_code=False, disable_git=True),
+            )
+        except wandb.errors.UsageError as error:
+            raise UserError(
+                f"WANDB_MODE must be offline where W&B can't be used, got {mode} with {one_line(error)}. "
+                "Unset it, or run wandb login."
+            ) from error
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(_known(metrics), step=iteration)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioSink:
+    """On this machine, where trackio keeps all its runs (TRACKIO_DIR), unless TRACKIO_SPACE_ID or the like is set.
+
+    The run is named after its folder and id, so that a resumed one goes on in the same; iterations that a resume
+    repeats are there twice, with the same values. TRACKIO_PROJECT names another project than `agentloop`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError for a missing package, and what trackio raises where a server of it can't be reached."""
+        self._trackio = _package("trackio", "trackio")
+        made: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        with _silent():
+            self._run: Any = self._trackio.init(
+                os.environ.get("TRACKIO_PROJECT", _PROJECT),
+                name=f"{folder.name}-{made['id'][:8]}",
+                config=made["config"],
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(_known(metrics), step=iteration)
+
+    def close(self) -> None:
+        with _silent():
+            self._trackio.finish()  # rather than the run's own, which would be called once more as the program ends
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep standard output for what programs read of the run."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,116 @@
+"""The first weights of a run: those that `model.path` names, or the built-in model, warmed up on demonstrations."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.context import make_strategy
+from agentloop.config.seeds import derive_seed
+from agentloop.environments import RunEnvironments, load_environments, makes_tasks
+from agentloop.errors import UserError
+from agentloop.models.actor import Actor
+from agentloop.models.loading import load_model, muted_libraries
+from agentloop.models.tiny import build_tiny_model
+from agentloop.rollouts.actors import make_parser
+from agentloop.rollouts.demonstrated import demonstrations
+from agentloop.runs.checkpoint import write_directory
+from agentloop.runs.display import RunDisplay
+from agentloop.runs.run_folder import COMPLETE, RunFolder
+from agentloop.supervised.warm_up import Demonstrator, warm_up
+from context import TokenSequence
+
+_CORPUS_CONVERSATIONS = 400
+_WARM_UP = "warm_up.json"
+
+
+def starting_model(folder: RunFolder, display: RunDisplay) -> Path | str:
+    """Where the run's first weights are; the built-in model is made and warmed up at first use."""
+    config = folder.config
+    if config.model.path is not None:
+        return config.model.path
+    if not (folder.start / COMPLETE).exists():
+        write_directory(folder.start, lambda target: _make_tiny(target, config, display))
+    return folder.start
+
+
+def warm_up_metrics(folder: RunFolder) -> dict[str, float]:
+    """Updates, loss and seconds of the built-in model's warm-up; nothing for a model that came trained."""
+    path = folder.start / _WARM_UP
+    measured: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    return measured
+
+
+def _demonstrating(config: RunConfig) -> RunEnvironments:
+    """The environments of the warm-up. Raises UserError for one that can't show how it is done."""
+    without = [part.environment.name for part in config.parts if not makes_tasks(part.environment.name)]
+    if without:
+        raise UserError(
+            f"model.path must name a model, got null: environment {without[0]!r} makes no tasks of its own to warm the "
+            "built-in one up with. Name one, for example from agentloop sft, or write make_task and demonstrate."
+        )
+    environments = load_environments(config, {}, options=config.warm_up.options)
+    if not environments.can_demonstrate:
+        raise UserError(
+            f"model.path must name a model, got null: environment {environments.where!r} has no demonstrate() "
+            "to warm the built-in model up with. Write one, or set model.path."
+        )
+    return environments
+
+
+def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
+    section, context, environments = config.warm_up, config.context, _demonstrating(config)
+    display.note(f"making and warming up the built-in model, once, for {target.parent}")
+    seed = derive_seed(config.run.seed, "warm-up")
+    display.phase("tokenizer", 0, 1)
+    began = time.perf_counter()
+    with muted_libraries():
+        build_tiny_model(target, config.tiny, corpus=_corpus(environments, seed), seed=seed % 2**31)
+    loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
+    authors = context.author_table()
+    parser = make_parser(context.parser, loaded.template, tools=environments.tools)
+    strategy = make_strategy(context.strategy, context.options)
+
+    def in_turn() -> Iterator[Sequence[TokenSequence]]:
+        """Conversations of one environment after another, as training sequences."""
+        played = [
+            map(
+                Demonstrator(loaded, authors, parser, factory=one, strategy=strategy).sequences,
+                demonstrations(one, seed=seed, strategy=strategy),
+            )
+            for one in environments.all
+        ]
+        for sequences in itertools.cycle(played):
+            yield next(sequences)
+
+    result = warm_up(
+        Actor(loaded.model, compute=config.compute),
+        in_turn(),
+        section,
+        authors=authors,
+        control_ids=loaded.codec.added_ids,
+        progress=lambda update, loss: display.phase("warm-up", update, section.max_updates),
+    )
+    display.note(f"warm-up: {result.updates} updates, copying loss {result.loss:.3f}")
+    with muted_libraries():
+        loaded.model.save_pretrained(target)
+        loaded.tokenizer.save_pretrained(target)  # with the template of `context.template`
+    seconds = time.perf_counter() - began
+    measured = {"warm_up/updates": result.updates, "warm_up/loss": result.loss, "time/warm_up": seconds}
+    (target / _WARM_UP).write_text(json.dumps(measured))
+
+
+def _corpus(environments: RunEnvironments, seed: int) -> list[str]:
+    """What the tokenizer is trained on: demonstrated conversations, and the tools as the prompt shows them."""
+    texts = []
+    for factory in environments.all:
+        texts += [json.dumps(tool["function"]) for tool in factory.tools] * 20
+        for conversation in itertools.islice(demonstrations(factory, seed=seed), _CORPUS_CONVERSATIONS):
+            for message in conversation:
+                texts.append(message.content)
+                texts += [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in message.tool_calls]
+    return texts
