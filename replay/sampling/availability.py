@@ -18,31 +18,28 @@ Positions = npt.NDArray[np.intp]
 
 def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
     index = weights.index
+    tasks = index.codes["task"].names
     weighty = weights.weights > 0.0
     there = np.flatnonzero(weighty)
     whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
     # Of groups of which some member weighs anything.
     first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
-    sizes = index.columns["group_size"][first]
-    by_source_task: Counter[tuple[str, str]] = Counter()
-    by_source_groups: Counter[tuple[str, int]] = Counter()
-    tasks = index.codes["task"].names
-    for name, rows in _by_source(index, there):
+    sizes = index.columns["group_size"]
+
+    def by_task(rows: Positions) -> dict[str, int]:
         counts = _within_caps(index, rows, limits)
-        by_source_task.update({(name, tasks[code]): int(counts[code]) for code in np.flatnonzero(counts).tolist()})
-    for name, rows in _by_source(index, first):
-        by_source_groups.update((name, size) for size in index.columns["group_size"][rows].tolist())
-    by_source: Counter[str] = Counter()
-    for (name, _), count in by_source_task.items():
-        by_source[name] += count
-    counts = _within_caps(index, there, limits)
+        return {tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    of_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
+    groups = Counter((name, size) for name, rows in _by_source(index, first) for size in sizes[rows].tolist())
+    all_tasks = by_task(there)
     return Availability(
-        rows=int(counts.sum()),
-        by_source=dict(by_source),
-        by_task={tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()},
-        by_source_task=dict(by_source_task),
-        groups=dict(Counter(sizes.tolist())),
-        by_source_groups=dict(by_source_groups),
+        rows=sum(all_tasks.values()),
+        by_source={name: sum(counts.values()) for name, counts in of_source.items()},
+        by_task=all_tasks,
+        by_source_task={(name, task): n for name, counts in of_source.items() for task, n in counts.items()},
+        groups=dict(Counter(sizes[first].tolist())),
+        by_source_groups=dict(groups),
         by_task_reward=_by_task_reward(index, there),
         unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
         incomparable=_incomparable(index, limits),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,8 @@ class Codes:
 
     def of(self, names: Iterable[str]) -> list[int]:
         codes = self._codes
-        found = []
-        for name in names:
-            code = codes.get(name)
-            if code is None:
-                code = codes[name] = len(codes)
-                self.names.append(name)
-            found.append(code)
+        found = [codes.setdefault(name, len(codes)) for name in names]
+        self.names += [*islice(reversed(codes), len(codes) - len(self.names))][::-1]
         return found
 
     def get(self, name: str) -> int:
@@ -68,15 +64,14 @@ class Codes:
 
 
 class EligibleIndex:
-    """The eligible rows that a run may draw: its own, those that were imported, and those of runs that it names.
+    """The eligible rows that a run may draw: its own, those that were imported, and those of the runs `others`.
 
     Rows stand in an order that depends on their content alone: those of other runs first, by run; within a run by
-    iteration, slot and id. So what the drawing run collects is added at the end, and row order, clocks and the
-    history of refreshes leave no trace in a draw.
+    iteration, slot and id. So what the drawing run collects is added at the end, and clocks and the history of
+    refreshes leave no trace in a draw.
     """
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
-        """`others`: the runs that are named; names of anything else do no harm."""
         self.run = run
         self.ids: list[str] = []
         self.codes = {name: Codes() for name in _CODES}
@@ -129,8 +124,8 @@ class EligibleIndex:
     def _changed(self, connection: sa.Connection, newest: int) -> Iterator[list[Sequence[Any]]]:
         """Columns of the rows, in parts; the first time only of those that count.
 
-        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come. A greater one
-        than the newest is damage, which must not hide what is still to come.
+        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come, and one above
+        the newest is damage, which must not hide what is still to come.
         """
         if self.is_filled:
             result = connection.execute(self._since, {"since": self._last, "newest": newest})
@@ -222,7 +217,7 @@ class _Batch:
         self._codes = codes
 
     def columns(self) -> dict[str, Column]:
-        """By name, of all that were added. Parts are let go of: both together would fill memory twice over."""
+        """By name, of all that were added. Parts are let go of: both together would take twice the memory."""
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
@@ -247,7 +242,7 @@ class _Batch:
 def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
     """Queries for the eligible rows of these runs and imported ones, and for what has changed among all of those.
 
-    Each part of the union finds its rows by an index: rows of other runs are not looked at.
+    Each part of a union finds its rows by an index.
     """
     listed = list(runs)
     columns = (*_TEXTS, *(column for column, _ in _NUMBERS.values()), _rows.state)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from context.wording import nearest
 from replay.mixing.mix_settings import SAME_TASK, Unit
@@ -20,9 +19,8 @@ from replay.sampling.groups import whole_groups
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Sampler
 from replay.sampling.selection import SelectedRow, Selection
+from replay.sampling.staleness import Mask
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
-
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class TrialDraw:
         return self._eligible.index
 
     @property
-    def drawable(self) -> _Mask:
+    def drawable(self) -> Mask:
         """[N]: rows that the limits allow and the sampler gives a weight."""
         return self._weights[None].weights > 0.0
 
@@ -80,16 +78,13 @@ class TrialDraw:
         codes = self.index.codes["source"].names
         known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
         asked = self._request.limits.sources
-        reasons = {
-            name: self._why_empty(name, known, unit, group_size)
-            for name in (*(known if asked is None else asked), *named)
-        }
-        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons.items() if reason]
+        names = dict.fromkeys((*(known if asked is None else asked), *named))
+        reasons = [(name, self._why_empty(name, known, unit, group_size)) for name in names]
+        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons if reason]
 
     def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
         columns = self.index.columns
-        earlier = ~columns["own"] | (columns["iteration"] < self._now.iteration)
-        left = of_source(self.index, (name,)) & earlier
+        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._now.iteration))
         if not left.any():
             similar = nearest(name, known)
             reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
@@ -111,14 +106,7 @@ class TrialDraw:
             return f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
         return None
 
-    def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
-        """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
-
-        Not for a sampler that asks the current policy: there is none here.
-        """
+    def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
+        """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
         selection = Selection(self._weights, self._sampler, self._request.limits, self._now)
-        found = []
-        for _ in range(times):
-            selection.begin_again()
-            found.append([row for pick in picks for row in selection.choose(pick)])
-        return found
+        return [row for pick in picks for row in selection.choose(pick)]

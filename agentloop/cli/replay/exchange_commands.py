@@ -21,8 +21,8 @@ from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching
 from replay.locate import run_identity, start_folder
 from replay.questions.filters import condition
 
-_ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
-_CHAT_ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
+_ENDINGS = ".jsonl, .jsonl.gz or .parquet"
+_CHAT_ENDINGS = ".jsonl or .jsonl.gz"
 
 
 @app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
