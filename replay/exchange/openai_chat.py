@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from context.conversation_file import check_tools, read_message
 from context.messages import Message
@@ -47,21 +47,9 @@ class ChatLogProbs(_Open):
 _Given = dict[str, JsonValue]
 
 
-class ChatChoice(_Open):
-    message: _Given
-    logprobs: ChatLogProbs | None = None
-
-
-def _one(choices: Any) -> Any:
-    if isinstance(choices, list) and len(choices) != 1:
-        raise ValueError("should hold one response: write a row per choice")
-    return choices
-
-
 class ChatRow(_Open):
     messages: Annotated[list[_Given], Field(fail_fast=True)]
     tools: Annotated[list[_Given], Field(fail_fast=True)] | None = None
-    choices: Annotated[list[ChatChoice] | None, BeforeValidator(_one)] = None
     reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None
     success: bool | None = None
 
@@ -94,10 +82,7 @@ def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
     """Raises BadRow, or RenderError for a message that is none. `ignored` counts fields that are not looked at."""
     row = typed(ChatRow, json_line(line))
     ignored.update((row.model_extra or {}).keys())
-    given: list[tuple[_Given, ChatLogProbs | None]] = [(message, None) for message in row.messages]
-    # The message of a response that is kept with its request.
-    given += [(choice.message, choice.logprobs) for choice in row.choices or ()]
-    entries = [_entry(index, message, beside, ignored) for index, (message, beside) in enumerate(given)]
+    entries = [_entry(index, message, ignored) for index, message in enumerate(row.messages)]
     replies = [i for i, entry in enumerate(entries) if entry.message.role == "assistant"]
     trained = [i for i in replies if entries[i].trained]
     if not trained or replies[-1] != len(entries) - 1:
@@ -124,7 +109,7 @@ def _turns(entries: Sequence[TeacherMessage]) -> tuple[tuple[TeacherMessage, tup
     return tuple(turns)
 
 
-def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
+def _entry(index: int, given: _Given, ignored: Counter[str]) -> TeacherMessage:
     ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
     where = f"messages[{index}]"
     for name in _WITHOUT_TOKENS:
@@ -133,6 +118,6 @@ def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Coun
     weight, own = given.get("weight", 1), given.get("logprobs")
     if weight not in (0, 1):
         raise BadRow(f"{where}.weight must be 0 or 1, got {shortened(weight)}.")
-    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else beside
+    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else None
     message = read_message(index, {name: value for name, value in given.items() if name in _READ})
     return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)

@@ -256,7 +256,7 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
 
 
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """Where a trajectory came from, also an evicted one, every update that used it, and the policies that came of it."""
+    """Where a trajectory, also an evicted one, came from, every update that used it, and the policies these made."""
     id = find(store, id_prefix)
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
@@ -300,7 +300,7 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
 def in_few_words(conversation: Sequence[Message]) -> QueryResult:
     asked = list(opening(conversation))
     by_users = [message for message in asked if message.role == "user"]
-    prompt = (by_users or asked or [None])[-1]
+    prompt = next(reversed(by_users or asked), None)
     answers = [message for message in conversation if _is_reply(message)]
     return {
         "prompt": None if prompt is None else in_one_line(prompt.content),

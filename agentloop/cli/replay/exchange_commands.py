@@ -187,7 +187,6 @@ def _about_conversations(report: TeacherReport) -> list[str]:
     replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
     lines = [f"{report.groups:,} groups; {replies}"]
     lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
-    lines += report.refused_at
     if report.without_signal:
         lines.append(
             f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach nothing; "

@@ -81,17 +81,6 @@ def test_preview_takes_nothing(three_iterations: ReplayStore) -> None:
     assert [sql(three_iterations, f"select * from {table} order by 1, 2") for table in tables] == stored
 
 
-def test_preview_follows_a_run_that_goes_on(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite", 2)
-    with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as reader:
-        assert before(reader, **THREE)["funnel"][-1]["left"] == 16
-        iterate(store, 3, make_sampler("uniform", 1))
-        answer = before(reader, **THREE)
-    assert (answer["iteration"], answer["policy_version"]) == (4, 3)
-    assert answer["funnel"][-1]["left"] == 24
-    store.close()
-
-
 def test_funnel_counts_what_each_rule_leaves_out(tmp_path: Path) -> None:
     store = lived(tmp_path / "replay.sqlite")
     # One of the 24 rows is quarantined. Of the 9 successes 3 are of policy 0, which is 3 publishes behind.
@@ -200,13 +189,6 @@ def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: 
     with pytest.raises(ReplayError, match=f"configuration of run run-1 must be one that a run was started with.*{key}"):
         before(store, fraction="0.5")
     store.close()
-
-
-def test_values_that_a_stored_configuration_does_not_mention_are_the_defaults() -> None:
-    own = {"run": {"name": "x"}, "batch": {"group_size": 4, "mini_batch": 8}, "model": {"path": None}}
-    config = StoredConfig.model_validate(own)
-    assert (config.batch.group_size, config.batch.trajectories) == (4, 128)
-    assert config.replay == StoredConfig().replay
 
 
 def test_a_sampler_of_ones_own_is_not_run(tmp_path: Path) -> None:
