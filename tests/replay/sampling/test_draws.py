@@ -63,6 +63,7 @@ def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(s
     assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
     FreshRows(1, rates=(0.5, 0.25)).append_to(file_store)
     program = (
