@@ -35,10 +35,7 @@ COMPLETED: list[tuple[list[Pick], list[tuple[str, float]], dict[tuple[str, float
 
 @pytest.mark.parametrize(("picks", "flat", "stored", "completed"), COMPLETED)
 def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
-    picks: list[Pick],
-    flat: list[tuple[str, float]],
-    stored: dict[tuple[str, float], int],
-    completed: tuple[Pick, ...],
+    picks: list[Pick], flat: list[tuple[str, float]], stored: dict[tuple[str, float], int], completed: tuple[Pick, ...]
 ) -> None:
     assert with_completions(picks, flat, stored) == completed
 

@@ -71,10 +71,7 @@ def row(index: int) -> Any:
         source=("self", "teacher", "import")[index % 3],
     )
     calls = (ToolCall(other, {"name": odd, "list": [{"name": "nested"}, 1]}), ToolCall("lookup", {}))
-    said = (
-        Message("user", odd),
-        Message("assistant", "", reasoning=other, tool_calls=calls[: index % 3]),
-    )
+    said = (Message("user", odd), Message("assistant", "", reasoning=other, tool_calls=calls[: index % 3]))
     return replace(record, messages=said)
 
 
@@ -358,33 +355,18 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
         ),
         ("'l' in tool", "compare tool by ==, !=, in [...], got \"'l' in tool\"."),
         ("task == None", "compare task with a text in quotes, got 'None'. Use `task is None`."),
-        (
-            "error is 'timeout'",
-            "have None behind `is`, got \"'timeout'\". For example: error == 'name'",
-        ),
+        ("error is 'timeout'", "have None behind `is`, got \"'timeout'\". For example: error == 'name'"),
         ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
         ("task == f'{run}'", "compare task with a text in quotes, got \"f'{run}'\"."),
         ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\"."),
         ("task == 'plain", 'be a Python expression, got "\'plain". Python says: unterminated string'),
-        (
-            "reward > 1 tokens < 2",
-            "be a Python expression, got 'tokens < 2'. Python says: invalid syntax",
-        ),
+        ("reward > 1 tokens < 2", "be a Python expression, got 'tokens < 2'. Python says: invalid syntax"),
         ("reward", "compare reward, got 'reward'. For example: reward > 0.5"),
-        (
-            "success and 5",
-            "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text",
-        ),
-        (
-            "__import__('os').system('ls')",
-            "compare a field here, got \"__import__('os').system('ls')\".",
-        ),
+        ("success and 5", "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text"),
+        ("__import__('os').system('ls')", "compare a field here, got \"__import__('os').system('ls')\"."),
         ("task.upper() == 'A'", "name a field here, got \"'A'\"."),
         ("uses in []", "look for uses in a list, got '[]'. For example: uses in [1]"),
-        (
-            "task == 'a\nb'",
-            r"hold such a character as an escape, got '\n'. Leave it out, or write \n bet",
-        ),
+        ("task == 'a\nb'", r"hold such a character as an escape, got '\n'. Leave it out, or write \n bet"),
         ("task == 'a\x00b'", r"hold such a character as an escape, got '\x00'."),
         ("not " * 60 + "success", "nest at most 50 deep"),
         ("'" + "x" * 3_000 + "' in text", "have at most 3,000 characters in all, got 3,010. Shorten it."),

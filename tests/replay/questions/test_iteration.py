@@ -139,22 +139,6 @@ def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
         questions.task(store, "task-1", after="nobody")
 
 
-def test_answers_take_as_many_queries_for_much_as_for_little(location: Location) -> None:
-    store = trained(location, drawn=1)
-    with counted() as few:
-        questions.iteration(store, RUN, 3)
-        questions.task(store, "task-1")
-    other = new_store(location, "run-2")
-    for iteration in (1, 2):
-        FreshRows(iteration, rates=(0.5,) * 40, run="run-2").append_to(other)
-    for iteration in (4, 5):
-        iterate(store, iteration, make_sampler("uniform", 0), count=8)
-    with counted() as many:
-        questions.iteration(store, RUN, 5)
-        questions.task(store, "task-1")
-    assert len(few) == len(many) <= 20
-
-
 def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = trained(path)

@@ -4,7 +4,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,9 @@ from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
-from replay.records import REPLAY, DrawRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.databases import Databases
-from tests.fakes.records import (
-    LLM,
-    RUN,
-    group,
-    iterate,
-    iteration_record,
-    new_store,
-    policy,
-    run_record,
-    sql,
-    task,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.fakes.replay_command import ask
 
 UNPUBLISHED = "run-2"
@@ -211,19 +195,6 @@ def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
     assert [id for page in seen for id in page] == wanted
 
 
-def test_rows_newer_than_their_run_s_policy_come_before_those_of_unknown_staleness(tmp_path: Path) -> None:
-    """A resume leaves such rows, orphaned."""
-    store = new_store(tmp_path / "replay.sqlite")
-    store.add_run(run_record(UNPUBLISHED))
-    append(store, RUN, range(4))  # of policies 0 to 3, where 0 is the newest
-    append(store, UNPUBLISHED, range(4))
-    query = Query(None, (), Sort.staleness)
-    whole = questions.page(store, query)["rows"]
-    assert [each["staleness"] for each in whole] == [0, -1, -2, -3, None, None, None, None]
-    assert [id for page in pages(store, query, 3) for id in page] == [each["id"] for each in whole]
-    store.close()
-
-
 def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplayStore) -> None:
     answer = questions.page(two_runs, Query(UNPUBLISHED, ("slot == 0 and iteration == 2",)))
     assert json.loads(json.dumps(answer)) == answer
@@ -322,15 +293,6 @@ def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, s
     assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
 
 
-@pytest.mark.parametrize("sort", DRIFTS)
-def test_drift_is_looked_up_by_row(file: ReplayStore, sort: Sort) -> None:
-    """It stands with the draws: rows know how often they were drawn, not what came of it."""
-    found = plans(file, lambda: questions.page(file, Query(RUN, ("drift > 1",), sort)))
-    assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
-    assert "SEARCH draws USING INDEX draws_by_trajectory (trajectory=?)" in found[1]
-    assert "SCAN draws" not in found[1]
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -345,37 +307,6 @@ def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
     looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
     assert looks
     assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
-
-
-def test_rows_know_their_uses_whatever_happens_to_their_draws(store: ReplayStore) -> None:
-    sampler = make_sampler("uniform", 0)
-    told = "select id, uses from trajectories order by id"
-    plain = (
-        "select t.id, (select count(*) from draws d where d.trajectory = t.id and d.state = 'committed' "
-        "and d.stream = 'replay') from trajectories t order by t.id"
-    )
-    for iteration in range(1, 5):
-        iterate(store, iteration, sampler, count=3)
-        assert sql(store, told) == sql(store, plain)
-    assert sum(uses for _, uses in sql(store, told)) == 3 * 3
-    store.resume(RUN, 2)
-    assert sql(store, told) == sql(store, plain)
-    assert sum(uses for _, uses in sql(store, told)) == 3
-    iterate(store, 3, sampler, count=3, attempt=1)
-    assert sql(store, told) == sql(store, plain)
-    # Another run learns from four of these rows: they are its uses, too, until it goes back itself.
-    store.add_run(run_record(UNPUBLISHED))
-    drawn = [str(id) for (id,) in sql(store, "select id from trajectories where iteration = 1 order by slot limit 4")]
-    others = [DrawRecord(UNPUBLISHED, 1, slot, id, REPLAY, None, None) for slot, id in enumerate(drawn)]
-    store.reserve_fresh(others)
-    store.commit(replace(iteration_record(1, replay=4), run=UNPUBLISHED), others, sampler_state={})
-    whole = sum(uses for _, uses in sql(store, told))
-    assert sql(store, told) == sql(store, plain)
-    store.resume(RUN, 0)
-    assert sql(store, told) == sql(store, plain)
-    assert sum(uses for _, uses in sql(store, told)) == 4 < whole
-    store.resume(UNPUBLISHED, 0)
-    assert {uses for _, uses in sql(store, told)} == {0}
 
 
 def test_search_that_has_time_fills_its_page(two_runs: ReplayStore) -> None:

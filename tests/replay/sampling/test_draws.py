@@ -166,10 +166,7 @@ def test_orphans_are_never_drawn(store: ReplayStore) -> None:
     iterate(store, 2, sampler, attempt=1)
     drawn = store.draw(request(3, 99), sampler)
     assert len(drawn) == 16
-    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {
-        (1, 0),
-        (2, 1),
-    }
+    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {(1, 0), (2, 1)}
 
 
 def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> FreshRows:
