@@ -148,7 +148,6 @@ def import_chat(
         chat.render_to(spool, progress)
         if not skip_bad:
             report.refuse_bad()
-        chat.check_anchor()
         learner = learner_of(store, teaching.run.id)
         rows = partial(chat.placed, spool)
         import_rows(store, rows, report, source=name, learner=learner, skip_bad=skip_bad, progress=progress)
@@ -191,19 +190,6 @@ class _ChatFile:
         except BadRow as error:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
-
-    def check_anchor(self) -> None:
-        """A run that would stop at the first such row it draws must not get it."""
-        unknown = self._report.replies - self._report.replies_with_log_probs
-        loss = self._setting("loss", "replay", {})
-        trains = self._setting("replay", "mode", "train") == "train"
-        rejects = isinstance(loss, dict) and loss.get("missing_log_probs", "reject") == "reject"
-        if unknown and trains and rejects and loss.get("anchor") == "behavior":
-            raise ExchangeError(
-                f"loss.replay.anchor of run {self._teaching.run.name} must be old to train on this file, got behavior "
-                f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old, or with "
-                "loss.replay.missing_log_probs other than reject."
-            )
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their groups."""

@@ -57,13 +57,7 @@ def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Seque
         log_probs = np.array([part.behavior_log_probs[:same] for part in there])
         gaps = log_probs.max(axis=0) - log_probs.min(axis=0)  # NaN where one is unknown
         gap = float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None
-    return {
-        "position": position,
-        "tokens": lengths,
-        "same": same,
-        "differs": same < max(lengths),
-        "log_prob_gap": gap,
-    }
+    return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths), "log_prob_gap": gap}
 
 
 def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]:

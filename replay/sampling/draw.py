@@ -14,10 +14,9 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import REPLAY, BatchRow, Trajectory
-from replay.sampling.availability import count_available
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.trial_draw import TrialDraw
+from replay.sampling.trial_draw import TrialDraw, count_available
 from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs

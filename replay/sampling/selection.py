@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.mixing.request import Limits, Pick
-from replay.sampling.groups import WholeGroups, whole_groups
 from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
 from replay.sampling.weights import SamplingWeights, Weights
 
@@ -177,3 +176,56 @@ def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> 
         yield from there[early[np.argsort(times[early])]].tolist()
         there, times = there[late], times[late]
     yield from there[np.argsort(times)].tolist()
+
+
+@dataclass(frozen=True)
+class WholeGroups:
+    """[G] groups of which every member is among some rows, in the order of their first members.
+
+    Arrays over all of them, for there may be many thousands.
+    """
+
+    rows: Positions
+    """[N] members of one group after another, each group's in order."""
+    starts: Positions
+    """[G]: where in `rows` each group begins."""
+    sizes: Positions
+    """[G]"""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def first(self) -> Positions:
+        """[G]: the first member of each."""
+        return self.rows[self.starts]
+
+    def members(self, at: int) -> Positions:
+        start = self.starts[at]
+        return self.rows[start : start + self.sizes[at]]
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> WholeGroups:
+        """[G] bool: those, the rows of the others being left where they are."""
+        return WholeGroups(self.rows, self.starts[kept], self.sizes[kept])
+
+    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """[G]: of each group's members, where `values` are those of all rows there are."""
+        means = np.empty(len(self))
+        for size in np.unique(self.sizes).tolist():
+            alike = np.flatnonzero(self.sizes == size)
+            means[alike] = values[self.rows[self.starts[alike][:, None] + np.arange(size)]].mean(axis=1)
+        return means
+
+
+def whole_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.int64]]) -> WholeGroups:
+    """Those that the rows at `positions`, ascending, make up whole."""
+    codes, sizes = columns["group"][positions], columns["group_size"][positions]
+    _, first, group, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+    complete = counts == sizes[first]
+    place = np.empty(len(first), np.intp)
+    place[np.argsort(first)] = np.arange(len(first))
+    kept = complete[group]
+    rows = positions[kept][np.argsort(place[group[kept]], kind="stable")]
+    ordered = np.flatnonzero(complete)[np.argsort(first[complete])]
+    size = counts[ordered].astype(np.intp)
+    return WholeGroups(rows, np.cumsum(size) - size, size)
