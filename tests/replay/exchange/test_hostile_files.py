@@ -6,12 +6,10 @@ import gzip
 import io
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
-from replay.exchange.row_format import BadRow
+from replay.exchange import ExchangeError, export_file, files, import_file, jsonl
 from tests.fakes.altered_rows import altered
 from tests.fakes.records import group, new_store, sql, task, trajectory
 
@@ -68,33 +65,7 @@ def stored(store: ReplayStore) -> int:
     return sum(map(int, counts))
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "sqlite" not in path.name
-    }
-
-
 # Whatever a row calls its run, task or group, a name is never a path.
-NAMES = [
-    *("..", "../../etc/passwd", "/tmp/x", "~/x", "..\\up", "file:///etc/passwd", "%2e%2e/x", "\x00"),
-    *("con", "a" * 5000, ".", " ", "--force", "$(touch x)", "x\ny", "\u202etxt.exe", "\ud800", "replay.sqlite"),
-]
-
-
-def test_names_are_never_paths(three_rows: ReplayStore, tmp_path: Path) -> None:
-    three_rows.append([task(name) for name in NAMES], [group(name, task=name) for name in NAMES], [])
-    three_rows.append([], [], [trajectory(n, group=n, task=n, slot=s, environment=n) for s, n in enumerate(NAMES)])
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    before = tree(tmp_path)
-    for ending in ("jsonl", "parquet"):
-        export_file(three_rows, inside / f"rows.{ending}")
-        with closing(ReplayStore.create(inside / f"{ending}.sqlite")) as other:
-            assert import_file(other, inside / f"rows.{ending}").inserted == len(NAMES) + 3
-    written = {name: data for name, data in tree(tmp_path).items() if name not in before}
-    assert sorted(written) == ["inside/rows.jsonl", "inside/rows.parquet"]
 
 
 def test_export_takes_the_name_at_once_and_only_if_it_is_free(three_rows: ReplayStore, tmp_path: Path) -> None:
@@ -128,30 +99,6 @@ def test_a_place_that_can_not_be_written_is_one_line(three_rows: ReplayStore, tm
     (tmp_path / "rows.jsonl").mkdir()
     with pytest.raises(ExchangeError, match=r"^FILE must[^\n]*$"):
         export_file(three_rows, tmp_path / place, force=True)
-
-
-class Canary:
-    """Says so if it is ever unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.parquet"])
-def test_pickles_under_another_name_are_no_rows(empty: ReplayStore, tmp_path: Path, name: str) -> None:
-    canary = tmp_path / "canary"
-    data = pickle.dumps(Canary(canary))
-    zipped = io.BytesIO()
-    with zipfile.ZipFile(zipped, "w") as archive:
-        archive.writestr("archive/data.pkl", data)
-    for content in (data, zipped.getvalue(), gzip.compress(data)):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ExchangeError, match=r"x\..*:(row )?1: (contents|line) must"):
-            import_file(empty, tmp_path / name)
-    assert not canary.exists()
 
 
 REFUSED = [
@@ -357,26 +304,6 @@ def test_damaged_files_store_nothing(three_rows: ReplayStore, empty: ReplayStore
             continue
     # A flip that nobody noticed changed nothing but unchecked text.
     assert sql(empty, "select count(*) from segments") in ([(0,)], [(3,)])
-
-
-@pytest.mark.parametrize("count", [10, pytest.param(400, marks=pytest.mark.soak)])
-def test_altered_parquet_is_the_rows_or_one_line(
-    three_rows: ReplayStore, tmp_path: Path, count: int, rows: list[Any]
-) -> None:
-    path = tmp_path / "rows.parquet"
-    export_file(three_rows, path)
-    whole, random = path.read_bytes(), np.random.default_rng(16)
-    for _ in range(count):
-        altered = bytearray(whole)
-        for at in random.integers(0, len(whole), size=random.integers(1, 4)):
-            altered[at] = random.integers(256)
-        path.write_bytes(altered)
-        try:
-            found = [row if isinstance(row, BadRow) else json.loads(jsonl.encode(row)) for row in parquet.read(path)]
-        except BadRow as error:
-            found = [error]
-        for row in found:
-            assert row in rows if not isinstance(row, BadRow) else "\n" not in str(row) and " must " in str(row)
 
 
 def test_parquet_of_other_columns_is_refused(three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
     first = questions.page(two_runs, query, limit=5, patience=patience)
     # No time: the first four rows are looked at. Time for all: so many are looked at as patience has rows.
     assert (first["searched"], first["complete"]) == (4, False)
+    whole = questions.page(two_runs, query, limit=50, patience=Patience(seconds=60))
+    assert (len(whole["rows"]), whole["after"], whole["complete"], whole["searched"]) == (10, None, True, SIZE)
     needles = {row(index, RUN).id for index in range(0, SIZE, 3)}
     found = [id for page in pages(two_runs, query, 5, patience=patience) for id in page]
     assert found == [id for id in in_order(two_runs, query) if id in needles]
@@ -241,15 +243,6 @@ def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
         yield asked
     finally:
         sa.event.remove(engine, "before_cursor_execute", note)
-
-
-def test_page_takes_four_statements_however_long_it_is(two_runs: ReplayStore) -> None:
-    for limit in (1, 50):
-        for where in ((), ("group_success == 0.5 and staleness < 9",)):
-            with statements(two_runs) as asked:
-                questions.page(two_runs, Query(RUN, where, Sort.uses), limit=limit)
-            # The newest policy, the places of the page, its rows, what was said in them.
-            assert len(asked) == 4
 
 
 @pytest.fixture(scope="module")
@@ -282,17 +275,6 @@ def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, 
     assert next_one[2] == f"SEARCH trajectories USING COVERING INDEX trajectories_by_run {place}"
 
 
-DRIFTS = (Sort.drift, Sort.drift_max)
-
-
-@pytest.mark.parametrize("sort", [sort for sort in Sort if sort not in (Sort.iteration, *DRIFTS)])
-def test_other_orders_are_found_in_one_look_at_a_run_s_rows(file: ReplayStore, sort: Sort) -> None:
-    """The rows of a page are kept while all are looked at (a sort with a limit), not all of them sorted."""
-    found = plans(file, lambda: questions.page(file, Query(RUN, (), sort)))
-    assert found[1].count("SEARCH") + found[1].count("SCAN") == 1
-    assert "USING COVERING INDEX trajectories_by_run (run=?)" in found[1]
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -307,15 +289,6 @@ def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
     looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
     assert looks
     assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
-
-
-def test_search_that_has_time_fills_its_page(two_runs: ReplayStore) -> None:
-    query = Query(RUN, (f"'{WORD}' in text and tokens > 0",))
-    answer = questions.page(two_runs, query, limit=4, patience=Patience(seconds=60))
-    assert (len(answer["rows"]), answer["complete"], answer["searched"]) == (4, True, SIZE)
-    whole = questions.page(two_runs, query, limit=50, patience=Patience(seconds=60))
-    assert (len(whole["rows"]), whole["after"], whole["complete"]) == (10, None, True)
-    assert questions.page(two_runs, Query(RUN, ("turns == 1",)))["searched"] is None
 
 
 def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
