@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from context.authors import Author, AuthorTable
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
 from replay.storage.counters import LEASE_DRAWS
-from replay.storage.databases import Location
 from tests.fakes.records import (
     AUTHORS,
     RUN,
@@ -220,15 +218,9 @@ SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     tmp_path: Path, name: str, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
-    check_restarts(lambda place: tmp_path / place, name, options, limits)
-
-
-def check_restarts(
-    new_location: Callable[[str], Location], name: str, options: dict[str, Any], limits: dict[str, Any]
-) -> None:
     outcomes = []
     for restarted in (False, True):
-        store = new_store(new_location(f"restarted-{restarted}"))
+        store = new_store(tmp_path / f"restarted-{restarted}")
         store.add_run(run_record("run-0"))
         store.add_policy(policy(0, run="run-0"))
         sampler, found = make_sampler(name, 3, options), []
