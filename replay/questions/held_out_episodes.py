@@ -47,8 +47,8 @@ def held_out(
         query = query if success is None else query.where(episodes.c.success == success)
         query = query if after is None else query.where(episodes.c.number > after)
         found = connection.execute(query.order_by(episodes.c.number).limit(limit + 1)).mappings().all()
-    said = [(_facts(row), _said(row)) for row in found[:limit]]
-    rows = [{**facts, **(NONE if talk is None else in_few_words(talk))} for facts, talk in said]
+    kept = [(_facts(row), _said(row)) for row in found[:limit]]
+    rows = [{**facts, **(NONE if said is None else in_few_words(said))} for facts, said in kept]
     following = rows[-1]["number"] if len(found) > limit else None
     return {"run": run, "iteration": asked, "evaluations": made, "rows": rows, "next": following}
 
@@ -77,8 +77,8 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
             raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
         query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
         found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
-    said = [(_facts(row), _said(row)) for row in found]
-    shown = [{**facts, "messages": talk and [*map(plain_message, talk)]} for facts, talk in said]
+    kept = [(_facts(row), _said(row)) for row in found]
+    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in kept]
     return {"run": run, "task": hashes[0], "episodes": shown}
 
 

@@ -48,9 +48,9 @@ _CODES = ("run", "source", "task", "group")
 class Codes:
     """Small numbers in place of texts, in the order they came."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self.names = list(names)
-        self._codes = {name: code for code, name in enumerate(self.names)}
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
 
     def of(self, names: Iterable[str]) -> list[int]:
         codes = self._codes
@@ -116,7 +116,6 @@ class EligibleIndex:
             del self.columns["own"]
             self._remove(gone)
             self._put(come.ids, come.columns())
-            self._drop_unused_names()
             self._mark_own()
         self._mismatch_of_run = np.array([mismatches[name] for name in self.codes["run"].names], np.int64)
         return True
@@ -177,14 +176,6 @@ class EligibleIndex:
 
     def _mark_own(self) -> None:
         self.columns["own"] = self.columns["run"] == self.codes["run"].get(self.run)
-
-    def _drop_unused_names(self) -> None:
-        """Names that no row has any more go when they are more than half of all: each is looked at a few times only."""
-        for name in _CODES:
-            if len(self.codes[name].names) > 2 * len(self):
-                used, codes = np.unique(self.columns[name], return_inverse=True)
-                self.columns[name] = codes.astype(np.int64)
-                self.codes[name] = Codes(map(self.codes[name].names.__getitem__, used.tolist()))
 
     def _ordered(self, ids: Sequence[str], columns: Mapping[str, Column]) -> npt.NDArray[np.intp]:
         """The places of rows among themselves."""

@@ -83,7 +83,6 @@ class SolvedTasks:
             .where(groups.c.run == run, ~undone)
             .order_by(groups.c.iteration, groups.c.success_rate.desc())
         )
-        self._tasks: list[str] | None = None
         self._rates = np.zeros(0)
         self._iteration = -1
 
@@ -91,12 +90,10 @@ class SolvedTasks:
         """Whether anything has changed."""
         tasks, before = index.codes["task"], self._rates
         # What has no rows is not remembered, so that a task that gets some is asked for.
-        parts = [] if self._tasks is None else [groups.c.iteration >= self._iteration]
-        if self._tasks is not tasks.names:
-            self._tasks, self._rates = tasks.names, np.zeros(0)
-        new = tasks.names[len(self._rates) :]
+        new = tasks.names[len(before) :]
+        parts = [groups.c.iteration >= self._iteration] if len(before) else []
         parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
-        self._rates = np.concatenate([self._rates, np.full(len(new), np.nan)])
+        self._rates = np.concatenate([before, np.full(len(new), np.nan)])
         for part in parts:
             for task, iteration, rate in connection.execute(self._groups.where(part)):
                 self._iteration = max(self._iteration, iteration)
