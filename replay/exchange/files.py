@@ -48,8 +48,10 @@ def is_parquet(path: Path) -> bool:
     name = path.name.lower()
     if name.endswith((PARQUET, *JSONL)):
         return name.endswith(PARQUET)
-    rule = f"FILE must end in {', '.join(JSONL)} or {PARQUET}, got {str(path)!r}."
-    raise ExchangeError(f"{rule} Name it for what it holds: JSONL is one row a line.")
+    raise ExchangeError(
+        f"FILE must end in {', '.join(JSONL)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
+        "one row a line."
+    )
 
 
 def _is_packed(path: Path) -> bool:
