@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -246,53 +246,29 @@ LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def comparisons(draw: st.DrawFn, names: Sequence[str] = NAMES) -> str:
-    field = FIELDS[draw(st.sampled_from(names))]
-    return draw(st.sampled_from(FORMS[field.kind]))(draw, field)
+def comparisons(draw: st.DrawFn) -> str:
+    field = FIELDS[draw(st.sampled_from(NAMES))]
+    values = st.sampled_from(field.choices) if field.choices else LITERALS[field.kind]
+    name, one, two, text = field.name, repr(draw(values)), repr(draw(values)), repr(draw(texts))
+    sign, other = (draw(st.sampled_from(["<", "<=", ">", ">="])) for _ in range(2))
+    forms = {
+        "equality": [f"{name} == {one}", f"{one} == {name}", f"{name} != {one}", f"{one} != {name}"],
+        "membership": [f"{name} in [{one}, {two}]", f"{name} not in [{one}]", f"{name} in ({one},)"],
+        "order": [f"{one} {sign} {name} {other} {two}", f"{one} {sign} {name}", f"{name} {sign} {one}"],
+        "none": [f"{name} is None", f"{name} is not None"],
+        "search": [f"{text} in {name}", f"{text} not in {name}", f"{name}.startswith({text})"],
+        "bare": [name],
+    }
+    return draw(st.sampled_from([form for kind in FORMS[field.kind] for form in forms[kind]]))
 
 
-def equality(draw: st.DrawFn, field: Field) -> str:
-    sides = draw(st.permutations([field.name, literal(draw, field)]))
-    return f"{sides[0]} {draw(st.sampled_from(['==', '!=']))} {sides[1]}"
-
-
-def membership(draw: st.DrawFn, field: Field) -> str:
-    values = ", ".join(literal(draw, field) for _ in range(draw(st.integers(1, 3))))
-    collection = draw(st.sampled_from(["[{}]", "({},)"])).format(values)
-    return f"{field.name} {draw(st.sampled_from(['in', 'not in']))} {collection}"
-
-
-def order(draw: st.DrawFn, field: Field) -> str:
-    sign = st.sampled_from(["<", "<=", ">", ">="])
-    chain = [literal(draw, field), draw(sign), field.name, draw(sign), literal(draw, field)]
-    return " ".join(draw(st.sampled_from([chain, chain[:3], chain[2:]])))
-
-
-def is_none(draw: st.DrawFn, field: Field) -> str:
-    return f"{field.name} {draw(st.sampled_from(['is', 'is not']))} None"
-
-
-def search(draw: st.DrawFn, field: Field) -> str:
-    text = repr(draw(texts))
-    forms = [f"{text} in {field.name}", f"{text} not in {field.name}", f"{field.name}.startswith({text})"]
-    return draw(st.sampled_from(forms))
-
-
-def bare(draw: st.DrawFn, field: Field) -> str:
-    return field.name
-
-
-def literal(draw: st.DrawFn, field: Field) -> str:
-    return repr(draw(st.sampled_from(field.choices) if field.choices else LITERALS[field.kind]))
-
-
-FORMS: dict[FieldKind, list[Callable[[st.DrawFn, Field], str]]] = {
-    FieldKind.number: [equality, membership, order, is_none],
-    FieldKind.whole: [equality, membership, order, is_none],
-    FieldKind.truth: [equality, membership, is_none, bare],
-    FieldKind.text: [equality, membership, search, is_none],
-    FieldKind.messages: [equality, membership, search],
-    FieldKind.calls: [equality, membership],
+FORMS = {
+    FieldKind.number: ("equality", "membership", "order", "none"),
+    FieldKind.whole: ("equality", "membership", "order", "none"),
+    FieldKind.truth: ("equality", "membership", "none", "bare"),
+    FieldKind.text: ("equality", "membership", "search", "none"),
+    FieldKind.messages: ("equality", "membership", "search"),
+    FieldKind.calls: ("equality", "membership"),
 }
 
 

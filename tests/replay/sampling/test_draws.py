@@ -27,11 +27,6 @@ from tests.fakes.records import (
 )
 
 
-def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:
-    """(iteration, slot): what stays the same when a run is resumed and ids change."""
-    return [(row.record.iteration, row.record.slot) for row in store.read(ids)]
-
-
 def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) -> None:
     FreshRows(1, rates=(0.5, 0.75)).append_to(store)
     drawn = store.draw(request(3, 4), make_sampler("success", 0))
