@@ -117,8 +117,8 @@ def import_rows(
 ) -> None:
     """Store the rows, which `rows` reads from the start at each call, batch by batch, each whole or not at all.
 
-    `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError before anything is
-    stored; with `skip_bad` it is left out. So do rows of which `learner` can learn from none. `report` gets the counts.
+    `source` is written into every new row; None: each keeps its own. `report` gets the counts. Raises ExchangeError
+    before anything is stored: for a bad row, which `skip_bad` leaves out, and where `learner` can learn from no row.
     """
     report.learner = None if learner is None else learner.run
     check, bad, done = _Check(store, source), set[str](), 0

@@ -127,14 +127,14 @@ def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
         counts = _within_caps(index, rows, limits)
         return {tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
 
-    of_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
+    by_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
     groups = Counter((name, size) for name, rows in _by_source(index, first) for size in sizes[rows].tolist())
     all_tasks = by_task(there)
     return Availability(
         rows=sum(all_tasks.values()),
-        by_source={name: sum(counts.values()) for name, counts in of_source.items()},
+        by_source={name: sum(counts.values()) for name, counts in by_source.items()},
         by_task=all_tasks,
-        by_source_task={(name, task): n for name, counts in of_source.items() for task, n in counts.items()},
+        by_source_task={(name, task): n for name, counts in by_source.items() for task, n in counts.items()},
         groups=dict(Counter(sizes[first].tolist())),
         by_source_groups=dict(groups),
         by_task_reward=_by_task_reward(index, there),
