@@ -12,6 +12,7 @@ import pytest
 
 from context.authors import Author, AuthorTable
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay.sampling.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
 from tests.fakes.records import (
     AUTHORS,
@@ -58,6 +59,10 @@ def test_max_staleness_leaves_older_rows_out(store: ReplayStore) -> None:
     # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
     assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
     assert available(store, 8, max_staleness=3) == 8
+
+
+def test_groups_are_fresh_within_the_bound_also_where_a_resume_took_weights_back() -> None:
+    assert [may_be_fresh(ages, 2) for ages in ([0, 2], [1, 3], [-2, 0], [-3])] == [True, False, True, False]
 
 
 def test_rows_of_other_runs_have_unknown_staleness_which_can_be_refused(store: ReplayStore) -> None:
