@@ -55,7 +55,7 @@ class TaskPool(_RunSection):
 class TaskData(_RunSection):
     data: str | None = Field(
         None,
-        description="Rows to make tasks of: a .jsonl (also .jsonl.gz, .jsonl.zst) or .parquet file, `{split}` in its "
+        description="Rows to make tasks of: a .jsonl (also .jsonl.gz) or .parquet file, `{split}` in its "
         "path standing for the split, or hf:NAME for a Hugging Face data set, a hub id or a folder; null: the "
         "environment makes tasks up.",
     )

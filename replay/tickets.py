@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from replay.records import HeldOutEpisode, TaskRecord, Trajectory
+from replay.sampling.staleness import may_be_fresh
 from replay.storage import write
 from replay.storage.collecting import finish, fresh_groups, leases, planned_batches
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
@@ -151,7 +152,7 @@ class Tickets:
 
     def draw_fresh(self, request: FreshRequest) -> FreshDraw:
         """Reserve the rows of a planned batch; groups beyond the bound become eligible for replay, counted as late."""
-        return self._write(lambda connection: fresh_groups.draw_fresh(connection, request), request.run)
+        return self._write(lambda connection: fresh_groups.draw_fresh(connection, request, may_be_fresh), request.run)
 
     def counts(self, run: str) -> TicketCounts:
         """Where every training episode is, at one moment."""

@@ -40,12 +40,11 @@ def export_file(
 
     Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
     counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
-    `run` and `where` choose among the rows; None: all of them. `limit` takes the first ones. `line_of` makes another
-    format of lines; no import reads it.
+    `limit` takes the first of those that `run` and `where` choose. `line_of` makes lines that no import reads.
     """
     as_parquet = is_parquet(path)
     if as_parquet and line_of is not None:
-        raise ExchangeError(f"FILE must end in .jsonl, .jsonl.gz or .jsonl.zst, got {str(path)!r}. Rename it.")
+        raise ExchangeError(f"FILE must end in .jsonl or .jsonl.gz, got {str(path)!r}. Rename it.")
     left = NotExported()
     with store.naming_damage(), replaced(path, force=force) as target:
         ids = exportable(store, left, run=run, where=where)[:limit]

@@ -10,26 +10,18 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal, TypeVar
-
-import zstandard
+from typing import IO, TypeVar
 
 from replay.errors import ReplayError
 from replay.exchange.row_format import BadRow
 from replay.storage.databases.disk import flush
 
 _Row = TypeVar("_Row")
-Packing = Literal["", "gz", "zst"]
-_PACKINGS: dict[str, Packing] = {".jsonl": "", ".jsonl.gz": "gz", ".jsonl.zst": "zst"}
+JSONL = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
-
 MOST_LINE = 32 << 20
 """Bytes of one JSONL line: a trajectory of about a million tokens."""
 _AT_ONCE = 1 << 16
-_ZSTD_AT_ONCE = 128
-"""Packed bytes: four of them can stand for 128 kB."""
-_MOST_WINDOW = 8 << 20
-"""Bytes a zstd frame may ask for; level 19 does, `--ultra` and `--long` ask for more."""
 
 
 class ExchangeError(ReplayError):
@@ -54,17 +46,16 @@ def batched(rows: Iterable[_Row], size: Callable[[_Row], int], *, most: int, roo
 def is_parquet(path: Path) -> bool:
     """False: JSONL. Raises ExchangeError for a name that says neither, before the file is opened."""
     name = path.name.lower()
-    if name.endswith((PARQUET, *_PACKINGS)):
+    if name.endswith((PARQUET, *JSONL)):
         return name.endswith(PARQUET)
     raise ExchangeError(
-        f"FILE must end in {', '.join(_PACKINGS)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
+        f"FILE must end in {', '.join(JSONL)} or {PARQUET}, got {str(path)!r}. Name it for what it holds: JSONL is "
         "one row a line."
     )
 
 
-def _packing(path: Path) -> Packing:
-    name = path.name.lower()
-    return next(packing for ending, packing in _PACKINGS.items() if name.endswith(ending))
+def _is_packed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
 
 
 @contextmanager
@@ -75,9 +66,9 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
         raise ExchangeError(f"FILE must be a file, got the folder {str(path)!r}. Name a file in it.")
     try:
         number, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".unfinished", dir=path.parent)
+        os.close(number)
     except (OSError, ValueError) as error:
-        raise ExchangeError(f"FILE must be writable, got {str(path)!r} ({_reason(error)}). Choose another.") from error
-    os.close(number)
+        raise _unwritable(path, error) from error
     unfinished = Path(name)
     try:
         yield unfinished
@@ -86,7 +77,7 @@ def replaced(path: Path, *, force: bool) -> Iterator[Path]:
         os.replace(unfinished, path)
         flush(path.parent)
     except OSError as error:
-        raise ExchangeError(f"FILE must be writable, got {str(path)!r} ({_reason(error)}). Choose another.") from error
+        raise _unwritable(path, error) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -96,6 +87,10 @@ def _refuse_existing(path: Path, force: bool) -> None:
         raise ExchangeError(f"FILE must not exist, got {str(path)!r}. Choose another name, or overwrite with --force.")
 
 
+def _unwritable(path: Path, error: Exception) -> ExchangeError:
+    return ExchangeError(f"FILE must be writable, got {str(path)!r} ({_reason(error)}). Choose another.")
+
+
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
@@ -103,16 +98,12 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def packed(path: Path, target: Path) -> Iterator[IO[bytes]]:
     """Write to `target` as the ending of `path` says; the same bytes on every day and machine."""
-    packing = _packing(path)
     with target.open("wb") as raw:
-        if packing == "gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as stream:
-                yield stream  # type: ignore[misc]  # a stream of bytes by another name
-        elif packing == "zst":
-            with zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(raw, closefd=False) as stream:
-                yield stream
-        else:
+        if not _is_packed(path):
             yield raw
+            return
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as stream:
+            yield stream  # type: ignore[misc]  # a stream of bytes by another name
 
 
 @contextmanager
@@ -135,10 +126,10 @@ def lines(path: Path) -> Iterator[bytes]:
     piece by piece.
     """
     if is_parquet(path):
-        raise ExchangeError(f"FILE must end in {', '.join(_PACKINGS)}, got {str(path)!r}. Write one row a line.")
+        raise ExchangeError(f"FILE must end in {', '.join(JSONL)}, got {str(path)!r}. Write one row a line.")
     line = bytearray()
     with opened(path) as raw:
-        for piece in _pieces(raw, _packing(path)):
+        for piece in _pieces(raw, is_packed=_is_packed(path)):
             *ends, begun = piece.split(b"\n")
             for end in ends:
                 yield _checked(line + end)
@@ -155,32 +146,10 @@ def _checked(line: bytearray) -> bytes:
     return bytes(line)
 
 
-def _pieces(raw: IO[bytes], packing: Packing) -> Iterator[bytes]:
+def _pieces(raw: IO[bytes], *, is_packed: bool) -> Iterator[bytes]:
+    stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed else raw
     try:
-        if packing == "zst":
-            yield from _unpacked_frames(raw)
-            return
-        stream = gzip.GzipFile(fileobj=raw, mode="rb") if packing == "gz" else raw
         while piece := stream.read(_AT_ONCE):
             yield piece
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadRow(f"contents must unpack, got a damaged or cut file ({str(error).splitlines()[0]}).") from None
-
-
-def _unpacked_frames(raw: IO[bytes]) -> Iterator[bytes]:
-    """Frame by frame, a few bytes at a time.
-
-    zstandard ignores limits of size where a frame declares its own, and its streams end without a word where a
-    file is cut.
-    """
-    reader = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW)
-    frame = None
-    while piece := raw.read(_ZSTD_AT_ONCE):
-        while piece:
-            frame = frame or reader.decompressobj()
-            yield frame.decompress(piece)
-            piece = frame.unused_data
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise EOFError("its last frame has no end")

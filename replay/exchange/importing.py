@@ -117,9 +117,8 @@ def import_rows(
 ) -> None:
     """Store the rows, which `rows` reads from the start at each call, batch by batch, each whole or not at all.
 
-    `source` is written into every new row; None: each keeps its own. A bad row raises ExchangeError, and then
-    nothing of the file has been stored; with `skip_bad` it is counted and left out. Rows that are all others than
-    those `learner` can learn from are refused too. `report` gets the counts.
+    `source` is written into every new row; None: each keeps its own. `report` gets the counts. Raises ExchangeError
+    before anything is stored: for a bad row, which `skip_bad` leaves out, and where `learner` can learn from no row.
     """
     report.learner = None if learner is None else learner.run
     check, bad, done = _Check(store, source), set[str](), 0
@@ -208,9 +207,7 @@ class _Check:
             except (BadRow, InvalidRecord) as error:
                 yield place, _problem(error)
         if self._refused([bundle for _, bundle in alone]):  # one by one only where something is wrong
-            for place, bundle in alone:
-                if problem := self._refused([bundle]):
-                    yield place, problem
+            yield from ((place, problem) for place, bundle in alone if (problem := self._refused([bundle])))
 
     def _refused(self, bundles: Sequence[Bundle]) -> str | None:
         tables = {bundle.run.id: author_table(bundle.run.authors) for bundle in bundles}
@@ -225,11 +222,8 @@ class _Check:
         for policy in bundle.policies:
             self._check_policy(policy)
         record = bundle.trajectory.record
-        for kind, key, value in (
-            ("task", record.task, bundle.task),
-            ("group", record.group, bundle.group),
-            ("trajectory", record.id, record),
-        ):
+        parts = {"task": (record.task, bundle.task), "group": (record.group, bundle.group)}
+        for kind, (key, value) in {**parts, "trajectory": (record.id, record)}.items():
             digest = hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if self._digests.setdefault((kind, key), digest) != digest:
                 raise BadRow(f"{kind} must be the same in every row, got {shortened(key)} with two contents.")
@@ -265,18 +259,13 @@ def _problem(error: Exception) -> str:
 
 
 def _with_source(bundle: Bundle, source: str | None) -> Bundle:
-    if source is None:
-        return bundle
     row = bundle.trajectory
-    return replace(bundle, trajectory=replace(row, record=replace(row.record, source=source)))
+    named = row.record if source is None else replace(row.record, source=source)
+    return replace(bundle, trajectory=replace(row, record=named))
 
 
 def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ignore[type-arg]  # what append takes
-    return (
-        [bundle.task for bundle in bundles],
-        [bundle.group for bundle in bundles],
-        [bundle.trajectory for bundle in bundles],
-    )
+    return [row.task for row in bundles], [row.group for row in bundles], [row.trajectory for row in bundles]
 
 
 def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) -> None:

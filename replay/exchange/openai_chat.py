@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from context.conversation_file import check_tools, read_message
 from context.messages import Message
-from context.templates.rendering.contents import with_thought
 from replay.errors import shortened
 from replay.exchange.row_format import BadRow, Part, json_line, typed
 from replay.records import Finite
@@ -48,21 +47,9 @@ class ChatLogProbs(_Open):
 _Given = dict[str, JsonValue]
 
 
-class ChatChoice(_Open):
-    message: _Given
-    logprobs: ChatLogProbs | None = None
-
-
-def _one(choices: Any) -> Any:
-    if isinstance(choices, list) and len(choices) != 1:
-        raise ValueError("should hold one response: write a row per choice")
-    return choices
-
-
 class ChatRow(_Open):
     messages: Annotated[list[_Given], Field(fail_fast=True)]
     tools: Annotated[list[_Given], Field(fail_fast=True)] | None = None
-    choices: Annotated[list[ChatChoice] | None, BeforeValidator(_one)] = None
     reward: Annotated[float, Field(ge=-1e300, le=1e300)] | None = None
     success: bool | None = None
 
@@ -95,14 +82,9 @@ def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
     """Raises BadRow, or RenderError for a message that is none. `ignored` counts fields that are not looked at."""
     row = typed(ChatRow, json_line(line))
     ignored.update((row.model_extra or {}).keys())
-    given: list[tuple[_Given, ChatLogProbs | None]] = [(message, None) for message in row.messages]
-    # The message of a response that stands beside its request.
-    given += [(choice.message, choice.logprobs) for choice in row.choices or ()]
-    entries = [_entry(index, message, beside, ignored) for index, (message, beside) in enumerate(given)]
+    entries = [_entry(index, message, ignored) for index, message in enumerate(row.messages)]
     replies = [i for i, entry in enumerate(entries) if entry.message.role == "assistant"]
     trained = [i for i in replies if entries[i].trained]
-    if row.choices and len(entries) > 1 and entries[-2].message.role == "assistant":
-        raise BadRow("choices must answer a message, got one of the assistant's before it. Make one message of both.")
     if not trained or replies[-1] != len(entries) - 1:
         raise BadRow("messages must end in a reply of the assistant, and one of them be trained, got none.")
     task = next((entry.message.content for entry in entries if entry.message.role == "user"), None)
@@ -114,41 +96,20 @@ def read_line(line: bytes, ignored: Counter[str]) -> Conversation:
 
 
 def _turns(entries: Sequence[TeacherMessage]) -> tuple[tuple[TeacherMessage, tuple[Message, ...]], ...]:
-    """Of entries that begin with a reply. Messages of the assistant in a row are one."""
+    """Each reply with the messages behind it; the entries begin with a reply."""
     turns: list[tuple[TeacherMessage, tuple[Message, ...]]] = []
     for entry in entries:
-        reply, answers = turns[-1] if turns else (entry, ())
         if entry.message.role != "assistant":
+            reply, answers = turns[-1]
             turns[-1] = reply, (*answers, entry.message)
-        elif answers or not turns:
-            turns.append((entry, ()))
+        elif turns and not turns[-1][1]:
+            raise BadRow("messages must hold no two of the assistant in a row, got some. Make one message of them.")
         else:
-            turns[-1] = _joined_replies(reply, entry), ()
+            turns.append((entry, ()))
     return tuple(turns)
 
 
-def _joined_replies(first: TeacherMessage, second: TeacherMessage) -> TeacherMessage:
-    """What a policy would say at once; texts have a line break between them. Raises BadRow where it would be another.
-
-    A reply is its thoughts, then its text, then its calls: what was said in another order is no reply.
-    """
-    one, other = first.message, second.message
-    before, after = ((said.reasoning, said.content, said.tool_calls) for said in (one, other))
-    last = max((place for place, part in enumerate(before) if part), default=0)
-    thinks_again = any(before) and with_thought(other) is not other
-    if any(after[:last]) or thinks_again or first.trained != second.trained or one.name != other.name:
-        raise BadRow(
-            "messages of the assistant in a row must be one reply: thoughts, then text, then calls, of one name and "
-            "weight, got others. Put what was answered between them, or make one message of them."
-        )
-    reasoning, content = ("\n".join(filter(None, texts)) for texts in zip(before[:2], after[:2], strict=True))
-    message = replace(
-        one, reasoning=reasoning or None, content=content, tool_calls=(*one.tool_calls, *other.tool_calls)
-    )
-    return replace(first, message=message, log_probs=[*(first.log_probs or ()), *(second.log_probs or ())] or None)
-
-
-def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Counter[str]) -> TeacherMessage:
+def _entry(index: int, given: _Given, ignored: Counter[str]) -> TeacherMessage:
     ignored.update(f"messages.{name}" for name in given.keys() - _READ - {"weight", "logprobs", *_WITHOUT_TOKENS})
     where = f"messages[{index}]"
     for name in _WITHOUT_TOKENS:
@@ -157,6 +118,6 @@ def _entry(index: int, given: _Given, beside: ChatLogProbs | None, ignored: Coun
     weight, own = given.get("weight", 1), given.get("logprobs")
     if weight not in (0, 1):
         raise BadRow(f"{where}.weight must be 0 or 1, got {shortened(weight)}.")
-    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else beside
+    log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else None
     message = read_message(index, {name: value for name, value in given.items() if name in _READ})
     return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)

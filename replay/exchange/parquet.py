@@ -93,12 +93,11 @@ def _check_columns(found: Any, wanted: Any) -> None:
     for field in found:
         if field.name not in wanted.names:
             raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
-        kind = wanted.field(field.name).type
-        if not field.type.equals(kind):
+        if not field.type.equals(kind := wanted.field(field.name).type):
             raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
-    missing = [name for name in wanted.names if name not in found.names]
-    if missing or len(found) != len(wanted):
-        raise BadRow(f"columns must hold {', '.join(map(repr, missing))}, got none.")
+    if len(found) != len(wanted):
+        missing = [name for name in wanted.names if name not in found.names]
+        raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 
 def _with_texts(value: Any, change: Callable[[str], str | None]) -> Any:

@@ -1,8 +1,7 @@
 """One exchanged row: a trajectory with everything it refers to, as plain columns and lists.
 
-Every row is complete in itself: rows can be cut, shuffled and joined with any tool. What has no fixed shape (a run's
-configuration, a task's payload, a call's arguments) is JSON text, so that all rows have one schema. The columns of a
-record are its fields, of the types they are annotated with.
+Every row is complete in itself, so that rows can be cut, shuffled and joined with any tool. What has no fixed shape (a
+run's configuration, a task's payload, a call's arguments) is JSON text. The columns of a record are its fields.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ _WITH_CONSTANTS = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
 def read_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """The value of a JSON text in which no object has a key twice; with `constants`, NaN and Infinity are numbers.
-
-    Raises ValueError.
-    """
+    """The value of a JSON text without repeated keys; with `constants`, NaN and Infinity too. Raises ValueError."""
     given = text if isinstance(text, str) else text.decode()
     try:
         return (_WITH_CONSTANTS if constants else _STRICT).decode(given)
@@ -106,7 +102,7 @@ def read_object(text: object, *, constants: bool = True) -> Any:
 
 
 def _numbers(dtype: type[np.generic], value: object) -> npt.NDArray[Any]:
-    """A list of numbers, null for an unknown one, as an array; an array stays as it is."""
+    """A list of numbers, null for an unknown one, as an array."""
     if isinstance(value, np.ndarray):
         return value
     is_real = dtype is np.float32
@@ -174,13 +170,16 @@ class PolicyColumns(Part):
     template_hash: str
 
 
+_Int32 = Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
+
+
 class SegmentColumns(Part):
     reason: str
     behavior_context: str
-    token_ids: Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
+    token_ids: _Int32
     authors: Annotated[Any, PlainValidator(partial(_numbers, np.uint8))]
     behavior_log_probs: Annotated[Any, PlainValidator(partial(_numbers, np.float32))]
-    policy_versions: Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
+    policy_versions: _Int32
 
 
 class _RunObjects(Part):

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 import sqlalchemy as sa
 
 from replay.exchange.row_format import Bundle
-from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, Trajectory
-from replay.storage.format.column_types import restored_column
+from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
 from replay.storage.format.schema import groups, policies, runs, trajectories
 from replay.storage.read import load, task_records
@@ -23,9 +22,10 @@ from replay.store import ReplayStore
 
 _AT_ONCE = 64
 """Whole trajectories of one transaction, and in memory."""
-_IDS_AT_ONCE = 10_000
-"""Ids of one transaction."""
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
+_Known = dict[str, tuple[RunRecord, dict[int, PolicyRecord]]]
+"""Runs with their policies, by id."""
+_rows = trajectories.c
 
 
 @dataclass
@@ -41,44 +41,15 @@ class NotExported:
 def exportable(
     store: ReplayStore, left: NotExported, *, run: str | None, where: sa.ColumnElement[bool] | None
 ) -> list[str]:
-    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row.
-
-    Rows that are written meanwhile may be among them or not.
-    """
-    asked = [] if run is None else [trajectories.c.run == run]
-    asked += [] if where is None else [where]
-    found: list[tuple[str, int, int, str]] = []
-    first: str | None = ""
-    while first is not None:
-        with store.reading() as connection:
-            last = connection.scalar(_IDS.where(_id > first).offset(_IDS_AT_ONCE - 1).limit(1))
-            between = [_id > first] if last is None else [_id > first, _id <= last]
-            found += _page(connection, left, [*between, *asked])
-        first = last
-    return [id for *_, id in sorted(found)]
-
-
-# As the database has them: it orders texts its own way, and ExactText is slow a row at a time.
-_TEXTS = [trajectories.c[name] for name in ("run", "id", "state")]
-_in_run, _id, _state = (sa.type_coerce(column, sa.Text) for column in _TEXTS)
-_IDS = sa.select(_id).order_by(_id)
-
-
-def _page(
-    connection: sa.Connection, left: NotExported, asked: Sequence[sa.ColumnElement[bool]]
-) -> list[tuple[str, int, int, str]]:
-    """Run, iteration, slot and id of the rows asked for."""
-    query = sa.select(_in_run, _id, _state, trajectories.c.iteration, trajectories.c.slot).where(*asked)
-    found = connection.execute(query).all()
-    if not found:
-        return []
-    names, ids, states = map(restored_column, _TEXTS, zip(*found, strict=True))
-    left.states.update(state for state in states if state not in _EXCHANGED)
-    return [
-        (name, row.iteration, row.slot, id)
-        for name, id, state, row in zip(names, ids, states, found, strict=True)
-        if state in _EXCHANGED
-    ]
+    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row."""
+    query = sa.select(_rows.run, _rows.iteration, _rows.slot, _rows.id, _rows.state)
+    query = query if run is None else query.where(_rows.run == run)
+    query = query if where is None else query.where(where)
+    with store.reading() as connection:
+        found = connection.execute(query).all()
+    left.states.update(row.state for row in found if row.state not in _EXCHANGED)
+    # Sorted here, as databases order texts in ways of their own.
+    return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
 
 
 def bundles(store: ReplayStore, ids: Sequence[str], left: NotExported) -> Iterator[Bundle]:
@@ -86,46 +57,40 @@ def bundles(store: ReplayStore, ids: Sequence[str], left: NotExported) -> Iterat
 
     One that is no longer there, or was evicted since its id was read, is counted.
     """
-    known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]] = {}
+    known: _Known = {}
     for start in range(0, len(ids), _AT_ONCE):
         with store.reading() as connection:
             page = _bundles(connection, ids[start : start + _AT_ONCE], left, known)
         yield from page
 
 
-def _bundles(
-    connection: sa.Connection,
-    ids: Sequence[str],
-    left: NotExported,
-    known: dict[str, tuple[RunRecord, dict[int, PolicyRecord]]],
-) -> list[Bundle]:
+def _bundles(connection: sa.Connection, ids: Sequence[str], left: NotExported, known: _Known) -> list[Bundle]:
     loaded = load(connection, ids)
     left.corrupt.update(loaded.corrupt)
-    rows = [row for id in ids if (row := loaded.whole.get(id)) is not None and row.record.state in _EXCHANGED]
-    went = [id for id in ids if id not in loaded.whole and id not in loaded.corrupt]
-    left.states.update([EVICTED] * len(went))
-    left.states.update(row.record.state for row in loaded.whole.values() if row.record.state not in _EXCHANGED)
+    found = [loaded.whole[id] for id in ids if id in loaded.whole]
+    left.states.update([EVICTED] * sum(id not in loaded.whole and id not in loaded.corrupt for id in ids))
+    left.states.update(row.record.state for row in found if row.record.state not in _EXCHANGED)
+    rows = [row for row in found if row.record.state in _EXCHANGED]
     for record in (row.record for row in rows):
         # A policy may have been published since they were read.
         if record.run not in known or record.policy_version_max not in known[record.run][1]:
             run = known_runs(connection, record.run)[record.run]
             known[record.run] = run, known_policies(connection, record.run)
-    of_groups = _groups(connection, rows)
-    of_tasks = task_records(connection, [row.record.task for row in rows])
-    found = []
-    for row in rows:
-        run_record, published = known[row.record.run]
-        group = of_groups[row.record.group]
-        task = of_tasks[row.record.task]
-        found.append(Bundle(row, group, task, run_record, _sampled_by(row, published)))
-    return found
+    of_groups = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
+    by_group = {row[0]: GroupRecord(*list(row)) for row in of_groups}
+    by_task = task_records(connection, [row.record.task for row in rows])
+    return [_bundle(row, by_group[row.record.group], by_task[row.record.task], known[row.record.run]) for row in rows]
 
 
-def _sampled_by(row: Trajectory, published: dict[int, PolicyRecord]) -> tuple[PolicyRecord, ...]:
-    """Rows that no policy sampled have one too: the tokenizer is the policy's."""
+def _bundle(
+    row: Trajectory, group: GroupRecord, task: TaskRecord, of_run: tuple[RunRecord, dict[int, PolicyRecord]]
+) -> Bundle:
+    """Rows that no policy sampled name one too: the tokenizer is the policy's."""
+    run, published = of_run
     versions = {version for part in row.segments for version in part.tokens.policy_versions.tolist()}
     versions |= {row.record.policy_version_min, row.record.policy_version_max}
-    return tuple(published[version] for version in sorted(versions) if version in published)
+    by = tuple(published[version] for version in sorted(versions) if version in published)
+    return Bundle(row, group, task, run, by)
 
 
 def known_runs(connection: sa.Connection, id: str | None = None) -> dict[str, RunRecord]:
@@ -139,11 +104,6 @@ def known_policies(connection: sa.Connection, run: str) -> dict[int, PolicyRecor
     columns = [policies.c[field.name] for field in fields(PolicyRecord)]
     found = connection.execute(sa.select(*columns).where(policies.c.run == run))
     return {row.version: PolicyRecord(*row) for row in found}
-
-
-def _groups(connection: sa.Connection, rows: Sequence[Trajectory]) -> dict[str, GroupRecord]:
-    found = selected(connection, GROUP_COLUMNS, groups.c.id, [row.record.group for row in rows])
-    return {row[0]: GroupRecord(*list(row)) for row in found}
 
 
 def stored_sources(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:

@@ -46,7 +46,6 @@ from replay.store import ReplayStore
 
 SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
-_MOST_NAMED = 20
 _ENDLESS = 1 << 30
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
@@ -75,8 +74,6 @@ class TeacherReport(ImportReport):
     replies_with_log_probs: int = 0
     log_probs_refused: dict[str, int] = field(default_factory=dict)
     """Replies whose log-probs in the file could not be taken, by reason."""
-    refused_at: list[str] = field(default_factory=list)
-    """The first of them, `FILE:LINE: reason`."""
     groups: int = 0
     without_signal: int = 0
     """Rows of advantage 0: nothing is learned from them by a loss that weighs by advantage."""
@@ -96,7 +93,7 @@ def teaching_of(
 ) -> Teaching:
     """For the run of that id, or the only one that is no set of conversations itself.
 
-    `own` is the folder of the run's tokenizer and template, and `model` another one, which has to hold the same.
+    `own` is the folder of the run's tokenizer and template, `model` another one, which has to hold the same.
     """
     with store.reading() as connection:
         known = known_runs(connection)
@@ -151,7 +148,6 @@ def import_chat(
         chat.render_to(spool, progress)
         if not skip_bad:
             report.refuse_bad()
-        chat.check_anchor()
         learner = learner_of(store, teaching.run.id)
         rows = partial(chat.placed, spool)
         import_rows(store, rows, report, source=name, learner=learner, skip_bad=skip_bad, progress=progress)
@@ -195,19 +191,6 @@ class _ChatFile:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
-    def check_anchor(self) -> None:
-        """A run that would stop at the first such row it draws must not get it."""
-        unknown = self._report.replies - self._report.replies_with_log_probs
-        loss = self._setting("loss", "replay", {})
-        trains = self._setting("replay", "mode", "train") == "train"
-        rejects = isinstance(loss, dict) and loss.get("missing_log_probs", "reject") == "reject"
-        if unknown and trains and rejects and loss.get("anchor") == "behavior":
-            raise ExchangeError(
-                f"loss.replay.anchor of run {self._teaching.run.name} must be old to train on this file, got behavior "
-                f"and {unknown:,} replies without log-probs. Nothing was stored; start a run with anchor: old, or with "
-                "loss.replay.missing_log_probs other than reject."
-            )
-
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
         """The rows with their groups."""
         spool.seek(0)
@@ -241,10 +224,11 @@ class _ChatFile:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
-        segments, messages = self._trained_turns(conversation, number, refused)
+        segments, messages = self._trained_turns(conversation, refused)
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
         threshold = self._setting("rollout", "success_reward", 1.0)
         success = reward >= threshold if conversation.success is None else conversation.success
+        called = conversation.turns[-1][0].message.tool_calls
         record = TrajectoryRecord(
             id=_identify(self._run.id, number),
             run=self._run.id,
@@ -257,9 +241,7 @@ class _ChatFile:
             reward=reward,
             success=success,
             advantage=0.0,
-            stop_reason=str(
-                StopReason.CALLED_LAST if conversation.turns[-1][0].message.tool_calls else StopReason.ANSWERED
-            ),
+            stop_reason=str(StopReason.CALLED_LAST if called else StopReason.ANSWERED),
             num_turns=len(conversation.turns),
             num_tool_calls=sum(len(reply.message.tool_calls) for reply, _ in conversation.turns),
             temperature=1.0,
@@ -279,7 +261,7 @@ class _ChatFile:
         )
 
     def _trained_turns(
-        self, conversation: Conversation, number: int, refused: Counter[str]
+        self, conversation: Conversation, refused: Counter[str]
     ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
         given = KnownReply()
         untrained = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
@@ -295,24 +277,21 @@ class _ChatFile:
             ids = self._renderer.reply(reply.message)
             if len(ids) > context.room:
                 raise BadRow("conversation must fit context.max_tokens, got one that is longer.")
-            context.record_reply(ids, self._log_probs(reply, ids, number, refused), policy_version=0)
+            context.record_reply(ids, self._log_probs(reply, ids, refused), policy_version=0)
             if answers and (problem := context.observe(answers)) is not None:
                 raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
         return context.segments(), context.messages
 
-    def _log_probs(self, reply: TeacherMessage, ids: Sequence[int], number: int, refused: Counter[str]) -> list[float]:
+    def _log_probs(self, reply: TeacherMessage, ids: Sequence[int], refused: Counter[str]) -> list[float]:
         self._report.replies += 1
         unknown = [math.nan] * len(ids)
         if reply.log_probs is None:
             return unknown
-        reason = self._mismatch(reply, ids)
-        if reason is None:
-            self._report.replies_with_log_probs += 1
-            return [entry.logprob for entry in reply.log_probs]
-        refused[reason] += 1
-        if len(self._report.refused_at) < _MOST_NAMED:
-            self._report.refused_at.append(f"{self._path}:{number}: {reason}")
-        return unknown
+        if reason := self._mismatch(reply, ids):
+            refused[reason] += 1
+            return unknown
+        self._report.replies_with_log_probs += 1
+        return [entry.logprob for entry in reply.log_probs]
 
     def _mismatch(self, reply: TeacherMessage, ids: Sequence[int]) -> str | None:
         """Why a reply's log-probs are not those of our tokens."""
@@ -339,14 +318,8 @@ def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:
     """A set is a run of its own: staleness and resuming are about a run's own rows."""
     with opened(path) as raw:
         digest = hashlib.file_digest(raw, "sha256")  # type: ignore[arg-type]  # any stream of bytes will do
-    made = {
-        "format": ENVIRONMENT,
-        "name": name,
-        "sha256": digest.hexdigest(),
-        "reward": teaching.reward,
-        "advantage": teaching.advantage,
-        "learner": teaching.run.id,
-    }
+    made: dict[str, Any] = {"format": ENVIRONMENT, "name": name, "sha256": digest.hexdigest()}
+    made |= {"reward": teaching.reward, "advantage": teaching.advantage, "learner": teaching.run.id}
     id = content_hash(made)[:32]
     return replace(teaching.run, id=id, name=name, config={"import": made})
 

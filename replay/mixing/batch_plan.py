@@ -161,12 +161,10 @@ class _Composition:
         for slot, (task, wanted) in enumerate(zip(self.tasks, members, strict=True)):
             sources = self._by_source(wanted)
             planned.update(sources)
-            given = {source: self.stock.take_rows(count, source, task) for source, count in sources.items()}
-            mine = _picks(Pick(count, source, task) for source, count in given.items())
+            mine = _picks(Pick(self.stock.take_rows(n, source, task), source, task) for source, n in sources.items())
             picks += mine
-            starved += sum(given.values()) < wanted
-            size = self._fresh_part(self.rule.group_size, wanted, mine)
-            if size:
+            starved += sum(pick.count for pick in mine) < wanted
+            if size := self._fresh_part(self.rule.group_size, wanted, mine):
                 groups.append((slot, size))
         return self._plan(planned, picks, groups, num_tasks=len(self.tasks), starved_groups=starved)
 

@@ -68,8 +68,7 @@ class MixSection(Section):
     )
     ess: EssRule = Field(default_factory=EssRule, description="How the controller `ess` acts.")
     mode: Literal["train", "observe"] = Field(
-        "train",
-        description="train: replayed tokens carry loss; observe: they come on top and are only measured.",
+        "train", description="train: replayed tokens carry loss; observe: they come on top and are only measured."
     )
     unit: Unit = Field(
         "any",

@@ -53,11 +53,9 @@ class Mixer:
     def plan(self, *, iteration: int, available: Availability, tasks: Sequence[str] = ()) -> BatchPlan:
         """The batch of 1-based `iteration`; once per iteration, in order.
 
-        `tasks` are the hashes of the next `num_tasks` tasks. Remainders of all roundings are carried to the next
-        iteration, so that sums over iterations follow the declared shares. What the buffer lacks is not carried: a
-        starved run would end in a flood of replay.
-
-        Raises ReplayStarved under `shortfall: error`.
+        `tasks` are the hashes of the next `num_tasks` tasks. Remainders of all roundings are carried on, so that sums
+        over iterations follow the declared shares; what the buffer lacks is not. Raises ReplayStarved under
+        `shortfall: error`.
         """
         if len(tasks) != self.num_tasks:
             raise ValueError(f"tasks must be the next {self.num_tasks}, got {len(tasks)}.")
@@ -90,8 +88,8 @@ class Mixer:
 
     def state(self) -> dict[str, Any]:
         """JSON-able and exact."""
-        counted = {name: getattr(self, name) for name in _STATE}
-        return {"unit": self.rule.unit, **counted, "remainders": self._remainders.state()}
+        numbers = {name: getattr(self, name) for name in _STATE}
+        return {"unit": self.rule.unit, **numbers, "remainders": self._remainders.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for the state of another unit, whose remainders are of something else."""

@@ -29,8 +29,7 @@ class LimitSection(Section):
     per_task: Positive | None = Field(None, description="Most rows of one task in one batch; null: any number.")
     per_group: Positive | None = Field(None, description="Most rows of one group in one batch; null: any number.")
     retire_solved: Fraction | None = Field(
-        None,
-        description="A task's rows rest while its newest group has at least this success rate; null: never.",
+        None, description="A task's rows rest while its newest group has at least this success rate; null: never."
     )
     allow_mismatch: tuple[str, ...] = Field(
         (),

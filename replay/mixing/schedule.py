@@ -34,22 +34,18 @@ class Schedule(Section):
 
     @model_validator(mode="after")
     def _fits_its_shape(self) -> Self:
-        sloping = self.shape in ("linear", "cosine")
+        shape, sloping = self.shape, self.shape in ("linear", "cosine")
         if sloping and self.final is None:
-            raise ValueError(f"replay.schedule.final must be a share when shape is {self.shape}, got null. Set it.")
-        if self.shape == "step" and not self.steps:
+            raise ValueError(f"replay.schedule.final must be a share when shape is {shape}, got null. Set it.")
+        if shape == "step" and not self.steps:
             raise ValueError(
                 "replay.schedule.steps must hold a pair when shape is step, got []. Set [[0.5, 0.1]], say."
             )
-        unused: dict[str, object] = (
-            {"steps": self.steps} if sloping else {"final": self.final, "begin": self.begin, "end": self.end}
-        )
-        if self.shape == "constant":
-            unused["steps"] = self.steps
-        for name, value in unused.items():
-            if value not in (None, ()):
+        used = ("final", "begin", "end") if sloping else ("steps",) if shape == "step" else ()
+        for name in ("final", "begin", "end", "steps"):
+            if name not in used and (value := getattr(self, name)) not in (None, ()):
                 raise ValueError(
-                    f"replay.schedule.{name} must be left out when replay.schedule.shape is {self.shape}, got {value}. "
+                    f"replay.schedule.{name} must be left out when replay.schedule.shape is {shape}, got {value}. "
                     "Remove it, or set the shape that uses it."
                 )
         if self.begin is not None and self.end is not None and self.begin >= self.end:

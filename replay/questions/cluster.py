@@ -18,17 +18,7 @@ from replay.storage.collecting.planned_batches import count_tickets
 from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import draws, iterations, runs, tickets, workers
 from replay.store import ReplayStore
-from replay.ticket_records import (
-    EVALUATION,
-    FAILED,
-    LEASED,
-    QUEUED,
-    REVOKED,
-    TICKET_STATES,
-    TRAIN,
-    UNENDED,
-    Participant,
-)
+from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED, TICKET_STATES, TRAIN, UNENDED
 
 PARTS = ("fresh", "late", "unused", "waiting", "open")
 """What can become of a finished training episode; the counts add up to those that are done."""
@@ -44,42 +34,40 @@ _UNDER_WAY = _ticket.closed_at.is_(None) & _ticket.state.in_(UNENDED)
 
 
 def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
-    """All of one moment, over all iterations.
+    """The run at one moment, over all iterations: `waits`, `leader`, `workers` and `engines`, and counts of episodes.
 
     `counts` are of training tickets, and `adds_up` where nothing that was acknowledged is lost: the finished ones are
     the sum of what became of their rows. `late_share` is of the rows that were to be fresh and are not waited for.
-    Ages are in seconds by the database's clock; a fact that a participant does not report is None. Workers and engines
-    that have been silent for longest come first.
+    Ages are in seconds by the database's clock. Participants that have been silent for longest come first.
     """
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
+    id = run.id
     with store.reading() as connection:
-        counts = count_tickets(connection, run.id)
-        evaluations = _evaluation_states(connection, run.id)
-        newest = (
-            connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run.id)) or 0
-        )
-        ended, leader = _leader(connection, run.id)
-        batch = _open_batch(connection, run.id)
+        counts, evaluations = count_tickets(connection, id), _evaluation_states(connection, id)
+        last = sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == id)
+        newest = connection.scalar(last) or 0
+        ended, leader = _leader(connection, id)
+        batch = _open_batch(connection, id)
         standing = Standing(
             ended=ended,
             leader=leader,
             iteration=newest + 1,
-            is_updating=_is_updating(connection, run.id, newest + 1),
+            is_updating=_is_updating(connection, id, newest + 1),
             batch=batch,
-            first=_first_wanted(connection, run.id, batch["number"] if batch else None),
+            first=_first_wanted(connection, id, batch["number"] if batch else None),
             evaluations=evaluations[QUEUED] + evaluations[LEASED],
             under_way=counts.queued + counts.leased + evaluations[QUEUED] + evaluations[LEASED],
             issued=sum(getattr(counts, state) + evaluations[state] for state in TICKET_STATES),
-            workers=_workers(connection, run.id, lease_s=lease_s),
-            engines=_participants(connection, run.id, "engine", _ENGINE),
+            workers=_workers(connection, id, lease_s=lease_s),
+            engines=_participants(connection, id, "engine", _ENGINE),
         )
         used = counts.fresh + counts.late
         return {
-            "run": run.id,
+            "run": id,
             "by_workers": _has_any(connection, run),
             "ended": ended,
             "iteration": newest,
-            "waits": asdict(who_waits(standing)),
+            "waits": who_waits(standing)._asdict(),
             "leader": leader,
             "lease_s": lease_s,
             "workers": list(standing.workers),
@@ -87,7 +75,7 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
             "counts": {**asdict(counts), "rows": counts.rows, "adds_up": counts.rows == counts.done},
             "late_share": counts.late / used if used else None,
             "evaluations": evaluations,
-            "reasons": _end_reasons(connection, run.id),
+            "reasons": _end_reasons(connection, id),
         }
 
 
@@ -106,10 +94,9 @@ def _has_any(connection: sa.Connection, run: RunRecord) -> bool:
 def _leader(connection: sa.Connection, run: str) -> tuple[bool, QueryResult | None]:
     """True if the run has ended; and its learner, with the seconds its lease still holds, below 0 where it is over."""
     left: Any = sa.type_coerce(runs.c.leader_due - seconds_now(), sa.Double)
-    row = connection.execute(sa.select(runs.c.ended, runs.c.leader, left.label("lease")).where(runs.c.id == run)).one()
-    if row.leader is None or row.lease is None:
-        return bool(row.ended), None
-    return bool(row.ended), {"id": row.leader, "lease_s": row.lease, "holds": row.lease >= 0}
+    ended, id, lease_s = connection.execute(sa.select(runs.c.ended, runs.c.leader, left).where(runs.c.id == run)).one()
+    known = id is not None and lease_s is not None
+    return bool(ended), {"id": id, "lease_s": lease_s, "holds": lease_s >= 0} if known else None
 
 
 def _is_updating(connection: sa.Connection, run: str, iteration: int) -> bool:
@@ -199,10 +186,14 @@ def _workers(connection: sa.Connection, run: str, *, lease_s: float) -> list[Que
 def _participants(
     connection: sa.Connection, run: str, role: str, kinds: _Kinds, *, lease_s: float = math.inf
 ) -> list[QueryResult]:
-    def known(each: Participant) -> QueryResult:
-        facts = {name: kind(each.facts.get(name)) for name, kind in kinds.items()}
-        ages = {"silent_s": max(0.0, each.silent_s), "age_s": max(0.0, each.age_s)}
-        return {"id": each.id, **facts, **ages, "gone": each.is_gone(lease_s)}
-
-    listed = map(known, list_participants(connection, TABLES[role], run))
+    listed = [
+        {
+            "id": each.id,
+            **{name: kind(each.facts.get(name)) for name, kind in kinds.items()},
+            "silent_s": max(0.0, each.silent_s),
+            "age_s": max(0.0, each.age_s),
+            "gone": each.is_gone(lease_s),
+        }
+        for each in list_participants(connection, TABLES[role], run)
+    ]
     return sorted(listed, key=lambda each: (-each["silent_s"], each["id"]))

@@ -50,21 +50,14 @@ def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Seque
     same, gap = min(lengths), None
     if same:
         there = [part for part in parts if part is not None]
-        columns = [
-            (part.token_ids[:same], _names(part, table)[:same]) for part, table in zip(there, tables, strict=True)
-        ]
-        differs = np.any([(ids != columns[0][0]) | (names != columns[0][1]) for ids, names in columns], axis=0)
+        ids = np.array([part.token_ids[:same] for part in there])
+        names = np.array([_names(part, table)[:same] for part, table in zip(there, tables, strict=True)])
+        differs = ((ids != ids[0]) | (names != names[0])).any(axis=0)
         same = int(np.argmax(differs)) if differs.any() else same
         log_probs = np.array([part.behavior_log_probs[:same] for part in there])
         gaps = log_probs.max(axis=0) - log_probs.min(axis=0)  # NaN where one is unknown
         gap = float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None
-    return {
-        "position": position,
-        "tokens": lengths,
-        "same": same,
-        "differs": same < max(lengths),
-        "log_prob_gap": gap,
-    }
+    return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths), "log_prob_gap": gap}
 
 
 def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]:

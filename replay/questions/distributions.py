@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.questions.filters import FIELDS, conditions
-from replay.questions.filters.fields import FieldKind
+from replay.questions.filters import FIELDS, FieldKind, conditions
 from replay.questions.filters.query import Query, QueryResult, newest_versions, run_is, staleness
 from replay.questions.summary import buffer_staleness
 from replay.storage.format import schema
@@ -24,7 +21,7 @@ from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
 
-SPREAD = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
+FIELDS_SHOWN = ("reward", "tokens", "staleness", "uses", "group_success", "turns")
 """Fields that are shown as bars. `group_success` is how difficult a task was for the policy that collected the row."""
 CHOICES = ("state", "source", "stop_reason", "run")
 """Texts to choose from."""
@@ -32,31 +29,13 @@ _BARS = 12
 _KINDS = 200
 """Combinations of these texts that are counted, the most frequent ones."""
 _FETCHED = 200
-"""Rows that are fetched at once: too few for Python's garbage collector to begin, which looks at all that a server
-holds."""
-
-
-@dataclass(frozen=True)
-class ValueRange:
-    """low <= value < high, or just the one value where both are the same."""
-
-    low: Decimal
-    high: Decimal
-
-    def filter(self, field: str) -> str:
-        low, high = (repr(_number(edge)) for edge in (self.low, self.high))
-        if self.low == self.high:
-            return f"{field} == {low}"
-        if math.isinf(self.low):
-            return f"{field} < {high}"
-        return f"{low} <= {field}" + (f" < {high}" if math.isfinite(self.high) else "")
+"""Rows that are fetched at once: too few for Python's garbage collector to begin, which looks at all a server holds."""
 
 
 def distributions(store: ReplayStore, query: Query) -> QueryResult:
     """The values of all rows a query is about, whatever its order.
 
-    `total`; `fields`, each with the count of `unknown` and `bars` (`low`, `high`, `count` and the `filter` that chooses
-    them; where low equals high the bar is that one value); `choices` with counts, the most frequent first; `staleness`
+    `total`; `fields`, each with the count of `unknown` and `bars` (see `bars_of`); `choices` with counts; `staleness`
     of those that can be drawn. All None where filters ask what was said: counting would read every conversation.
     """
     with store.reading() as connection:
@@ -68,7 +47,7 @@ def distributions(store: ReplayStore, query: Query) -> QueryResult:
         values = _values(connection, mine, age)
         return {
             "total": len(values),
-            "fields": {name: _field(name, column) for name, column in zip(SPREAD, values.T, strict=True)},
+            "fields": {name: _field(name, column) for name, column in zip(FIELDS_SHOWN, values.T, strict=True)},
             "choices": _choices(connection, mine),
             "staleness": buffer_staleness(connection, age, mine),
         }
@@ -82,19 +61,16 @@ def _values(
     query = sa.select(*(sa.cast(column, sa.Double) for column in columns)).where(mine)
     joined = query.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
     found = [np.array(rows, np.float64) for rows in connection.execute(joined).partitions(_FETCHED)]
-    return np.concatenate([np.empty((0, len(SPREAD))), *found])
+    return np.concatenate([np.empty((0, len(FIELDS_SHOWN))), *found])
 
 
 def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:
     """The bars of a field, and how many values are unknown."""
     known, counts = np.unique(values[np.isfinite(values)], return_counts=True)
-    bars = bars_of(known.tolist(), whole=FIELDS[name].kind is FieldKind.whole)
-    places = np.searchsorted([float(bar.low) for bar in bars], known, side="right") - 1
-    inside = np.bincount(places, counts, len(bars)).astype(int).tolist() if bars else []
-    shown = [
-        {"low": _number(bar.low), "high": _number(bar.high), "count": count, "filter": bar.filter(name)}
-        for bar, count in zip(bars, inside, strict=True)
-    ]
+    bars = bars_of(name, known.tolist())
+    places = np.searchsorted([bar["low"] for bar in bars[1:]], known, side="right")
+    inside = np.bincount(places, counts, len(bars)).astype(int).tolist()
+    shown = [{**bar, "count": count} for bar, count in zip(bars, inside, strict=True)]
     return {"unknown": len(values) - int(counts.sum()), "bars": shown}
 
 
@@ -110,43 +86,32 @@ def _choices(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> dict[st
     return {name: dict(sorted(counts.items(), key=lambda each: -each[1])) for name, counts in found.items()}
 
 
-def bars_of(values: Sequence[float], *, whole: bool, few: int = _BARS) -> list[ValueRange]:
-    """One bar for each of a few values; else bars of the same round width, next to each other, that hold them all.
+def bars_of(field: str, values: Sequence[float]) -> list[QueryResult]:
+    """`low`, `high` and `filter` of one bar for each of a few values; else of bars of one round width, side by side.
 
-    `values` are different and ascending.
+    `values` are different and ascending. A bar holds what is at least `low` and below `high`; the first and the last
+    one also what rounding has put beyond them.
     """
-    if len(values) <= few:
-        return [ValueRange(value, value) for value in map(_decimal, values)]
-    low, high = _decimal(values[0]), _decimal(values[-1])
-    width = _round_width((high - low) / _BARS, whole=whole)
-    first, last = (low / width).to_integral_value("ROUND_FLOOR"), (high / width).to_integral_value("ROUND_FLOOR")
-    edges = [_edge(Decimal(at) * width) for at in range(int(first), int(last) + 2)]
-    if float(edges[-1]) <= float(high):
-        # Of values a few units in the last place apart, the greatest is what its edge is rounded to.
-        edges[-1] += width
-    return [ValueRange(low, high) for low, high in pairwise(edges)]
-
-
-def _decimal(value: float) -> Decimal:
-    return Decimal(repr(value))
-
-
-def _edge(value: Decimal) -> Decimal:
-    """Beyond the largest numbers there is no other edge than infinity."""
-    return value if math.isfinite(float(value)) else Decimal("inf").copy_sign(value)
+    if len(values) <= _BARS:
+        numbers = map(_number, values)
+        return [{"low": value, "high": value, "filter": f"{field} == {value!r}"} for value in numbers]
+    low, high = Decimal(repr(values[0])), Decimal(repr(values[-1]))
+    width = _round_width((high - low) / _BARS, whole=FIELDS[field].kind is FieldKind.whole)
+    first, last = (int((edge / width).to_integral_value("ROUND_FLOOR")) for edge in (low, high))
+    edges = [_number(float(at * width)) for at in range(first, last + 2)]
+    bars = [{"low": a, "high": b, "filter": f"{a!r} <= {field} < {b!r}"} for a, b in pairwise(edges)]
+    bars[0]["filter"], bars[-1]["filter"] = f"{field} < {edges[1]!r}", f"{edges[-2]!r} <= {field}"
+    return bars
 
 
 def _round_width(least: Decimal, *, whole: bool) -> Decimal:
     """1, 2 or 5 times a power of ten; of whole numbers at least 1."""
-    if least <= 0:
-        return Decimal(1)
     power = Decimal(10) ** math.floor(least.log10())
     width = next(power * times for times in (1, 2, 5, 10) if power * times >= least)
     return max(width, Decimal(1)) if whole else width
 
 
-def _number(value: Decimal) -> Any:
-    """JSON has no infinity: the largest number stands for it."""
-    if not math.isfinite(value):
-        return math.copysign(sys.float_info.max, value)
-    return int(value) if value == value.to_integral_value() and abs(value) < 2**53 else float(value)
+def _number(value: float) -> float:
+    """JSON has no infinity: the largest number stands for it. Whole numbers are shown as such."""
+    value = min(max(value, -sys.float_info.max), sys.float_info.max)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from context.messages import Message, plain_message
@@ -46,15 +44,11 @@ def held_out(
                 f"got {asked}. evaluation.keep_episodes says how many are."
             )
         query = _QUERY.where(episodes.c.run == run, episodes.c.iteration == asked)
-        if success is not None:
-            query = query.where(episodes.c.success == success)
-        if after is not None:
-            query = query.where(episodes.c.number > after)
+        query = query if success is None else query.where(episodes.c.success == success)
+        query = query if after is None else query.where(episodes.c.number > after)
         found = connection.execute(query.order_by(episodes.c.number).limit(limit + 1)).mappings().all()
-    rows = []
-    for row in found[:limit]:
-        said = _said(row)
-        rows.append({**_facts(row), **(NONE if said is None else in_few_words(said))})
+    kept = [(_facts(row), _said(row)) for row in found[:limit]]
+    rows = [{**facts, **(NONE if said is None else in_few_words(said))} for facts, said in kept]
     following = rows[-1]["number"] if len(found) > limit else None
     return {"run": run, "iteration": asked, "evaluations": made, "rows": rows, "next": following}
 
@@ -81,11 +75,10 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
         if len(hashes) != 1:
             which = "several" if hashes else "none"
             raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
-        query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0])
-        found = (
-            connection.execute(query.order_by(episodes.c.iteration, episodes.c.number).limit(limit)).mappings().all()
-        )
-    shown = [{**_facts(row), "messages": _plain(_said(row))} for row in found]
+        query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
+        found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
+    kept = [(_facts(row), _said(row)) for row in found]
+    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in kept]
     return {"run": run, "task": hashes[0], "episodes": shown}
 
 
@@ -99,7 +92,3 @@ def _said(row: sa.RowMapping) -> tuple[Message, ...] | None:
         return messages_of(*(row[name] for name in SAID))
     except BlobError:
         return None
-
-
-def _plain(said: tuple[Message, ...] | None) -> list[dict[str, Any]] | None:
-    return None if said is None else [*map(plain_message, said)]

@@ -17,8 +17,7 @@ from replay.store import ReplayStore
 
 
 def iteration(store: ReplayStore, run: str, number: int) -> QueryResult:
-    """What one update learned from, in the order of its slots, with the groups of these rows and its metrics; the
-    policy it made, None where it was never published; and the committed iterations before and after it."""
+    """What one update learned from, its metrics, the policy it made (None: never published), and its neighbours."""
     with store.reading() as connection:
         record = committed(connection, run, number)
         rows = fed(connection, run, first=number, last=number)

@@ -25,21 +25,10 @@ from replay.storage.statements import selected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c
-_LARGEST = sys.float_info.max
-_LEAST, _GREATEST = -(2**62), 2**62
-"""Before and behind every whole number there is; a row that a resume orphaned may be newer than its run's policy."""
+_GREATEST = 2**62
+"""Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
-_COLUMNS: dict[Sort, sa.ColumnElement[Any]] = {
-    Sort.reward: _rows.reward,
-    Sort.advantage: _rows.advantage,
-    Sort.success: _rows.success,
-    Sort.turns: _rows.num_turns,
-    Sort.tools: _rows.num_tool_calls,
-    Sort.tokens: _rows.num_tokens,
-    Sort.uses: _rows.uses,
-    Sort.stop_reason: _rows.stop_reason,
-    Sort.source: _rows.source,
-}
+_COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
@@ -68,11 +57,10 @@ def page(
     before: str | None = None,
     patience: Patience = Patience(),
 ) -> QueryResult:
-    """At most `limit` rows that come `after` the row of that id, or `before` it.
+    """At most `limit` rows that come `after` the row of that id, or `before` it, and where the pages beside it begin.
 
-    `rows`, each with its `prompt` and last `answer` in few words; `after` and `before` of the pages next to this one,
-    None where there is none. Where filters ask what was said: `searched`, how many rows were looked at, and `complete`:
-    False where patience ended before the page was full; then `after` (or `before`) goes on from there.
+    Where filters ask what was said: `searched`, how many rows were looked at, and `complete`: False where patience
+    ended before the page was full; then `after` (or `before`) goes on from there.
     """
     backwards = before is not None
     with store.reading() as connection:
@@ -115,13 +103,13 @@ class _Listing:
         columns: list[sa.ColumnElement[Any]] = [_rows.iteration, _rows.slot, _rows.run, _rows.id]
         if query.run is not None:
             columns.remove(_rows.run)
-        if query.sort is Sort.staleness:
-            columns.insert(0, sa.func.coalesce(self._staleness, _GREATEST if query.ascending else _LEAST))
-        elif query.sort in _DRIFTS:
-            last = sa.literal(_LARGEST if query.ascending else -_LARGEST, sa.Double)
-            columns.insert(0, sa.func.coalesce(_DRIFTS[query.sort], last))
-        elif query.sort is not Sort.iteration:
-            columns.insert(0, _COLUMNS[query.sort])
+        sort, last = query.sort, 1 if query.ascending else -1
+        if sort is Sort.staleness:
+            columns.insert(0, sa.func.coalesce(self._staleness, last * _GREATEST))
+        elif sort in _DRIFTS:
+            columns.insert(0, sa.func.coalesce(_DRIFTS[sort], sa.literal(last * sys.float_info.max, sa.Double)))
+        elif sort is not Sort.iteration:
+            columns.insert(0, _rows[_COUNTED.get(sort, sort.value)])
         self._place = columns
 
     def place(self, id: str, name: str) -> Place:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,25 +50,16 @@ class OpenBuffer:
 def open_buffer(run: str | None, *, read_only: bool = True) -> Iterator[OpenBuffer]:
     """What RUN names: a run's folder, a database file or URL, or the newest run. Raises ReplayError."""
     location, folder, id = place(run)
-    store = ReplayStore.open(location, read_only=read_only)
-    try:
-        with store.naming_damage():
-            yield OpenBuffer(store, folder, id, _once_written(folder), run or str(folder))
-    finally:
-        store.close()
-
-
-def _once_written(folder: Path | None) -> Callable[[], TokenCodec | None]:
-    """Looks for it when it is asked for, until it is there: a run that begins writes it after its database."""
     found: TokenCodec | None = None
 
-    def find() -> TokenCodec | None:
+    def own_tokenizer() -> TokenCodec | None:
+        """Looked for until it is there: a run that begins writes it after its database."""
         nonlocal found
-        if found is None:
-            found = tokenizer(folder)
+        found = found or tokenizer(folder)
         return found
 
-    return find
+    with closing(ReplayStore.open(location, read_only=read_only)) as store, store.naming_damage():
+        yield OpenBuffer(store, folder, id, own_tokenizer, run or str(folder))
 
 
 def asked_run(buffer: OpenBuffer, name: str | None) -> str:

@@ -74,29 +74,20 @@ class _RunState:
             mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
         return mixer
 
-    def go_on(self, sampler: Sampler) -> bool:
-        """The run's own random state for a sampler of the same name; whether there was one."""
-        if self.sampler is None or self.sampler.get("name") != sampler.title:
-            return False
-        sampler.load_state(self.sampler)
-        return True
-
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
     version = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)) or 0
-    of_newest = (metrics.c.run == run) & (metrics.c.iteration == newest)
-    found = connection.execute(sa.select(metrics.c.name, metrics.c.value).where(of_newest)).all()
-    state = connection.scalar(
-        sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == newest)
-    )
+    measured = sa.select(metrics.c.name, metrics.c.value).where(metrics.c.run == run, metrics.c.iteration == newest)
+    after = (sampler_state.c.run == run) & (sampler_state.c.iteration == newest)
+    state = connection.scalar(sa.select(sampler_state.c.state).where(after))
     replayed = sa.exists().where(iterations.c.run == run, iterations.c.planned_replay > 0)
     best = sa.select(sa.func.max(metrics.c.value)).where(metrics.c.run == run, metrics.c.name == _SUCCESS)
     return _RunState(
         run=run,
         iteration=newest + 1,
         policy_version=version,
-        metrics={name: value for name, value in found if value is not None},
+        metrics={name: value for name, value in connection.execute(measured) if value is not None},
         sampler=None if state is None else json.loads(state),
         has_replayed=bool(connection.scalar(sa.select(replayed))),
         best_success=connection.scalar(best),
@@ -104,13 +95,11 @@ def _run_state(connection: sa.Connection, run: str) -> _RunState:
 
 
 def _saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
-    """The mixer of that unit in a run folder's checkpoint after `iteration`; None: there is no such checkpoint, or none
-    whole, or what it rounded off was of another unit."""
+    """The mixer in a run folder's checkpoint after `iteration`; None: there is none whole, or it is of another unit."""
     if folder is None:
         return None
     try:
-        values = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())
-        mixer = values["mixer"]
+        mixer = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())["mixer"]
     except (OSError, ValueError, KeyError, TypeError):
         # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
         return None
@@ -146,7 +135,9 @@ def preview(
     sampler = sampler or _built_in(config)
     if isinstance(sampler, RankedSampler) and sampler.measured:
         raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
-    goes_on = now.go_on(sampler)
+    goes_on = now.sampler is not None and now.sampler.get("name") == sampler.title
+    if now.sampler is not None and goes_on:
+        sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
@@ -155,7 +146,7 @@ def preview(
             plan = mixer.plan(iteration=now.iteration, available=available, tasks=upcoming)
         except ReplayError as error:
             raise wrong(str(error)) from error
-        rows = trial.draws(plan.picks, 1)[0] if plan.replay else []
+        rows = trial.draw(plan.picks) if plan.replay else []
         return {
             "run": record.id,
             "iteration": now.iteration,
@@ -166,7 +157,6 @@ def preview(
                 **_plan(plan, mixer, available),
                 "assumed_tasks": len(upcoming),
                 "new_tasks": sum(task not in tried for task in upcoming),
-                "remainders": is_exact,
             },
             "funnel": _funnel(trial, available, gone, mixer, upcoming),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
@@ -184,12 +174,9 @@ def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> l
     The order within a pass is the run's own affair, and a curriculum's order is not known here.
     """
     pool = config.task_pool
-    if pool != "unlimited":
-        new = max(0, pool - len(tried))
-    elif config.has_rows and tried:
-        new = 0
-    else:
+    if pool == "unlimited" and not (config.has_rows and tried):
         return [f"new {place}" for place in range(count)]  # every task is new
+    new = 0 if pool == "unlimited" else max(0, pool - len(tried))
     whole = new + len(tried)
     return [f"new {place}" if place < new else tried[place - new] for place in (at % whole for at in range(count))]
 
@@ -239,8 +226,7 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
     with ExitStack() as stack:
         try:
             trial = stack.enter_context(store.trial_draw(request, sampler, sources=list(config.replay.sources)))
-        except ValueError as error:
-            # Options can be so large or so small that no weight is left that is a number.
+        except ValueError as error:  # options so large or small that no weight is left that is a number
             given = json.dumps(config.replay.sampler_options)
             raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
         yield trial
@@ -253,7 +239,7 @@ def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
 
 
 def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:
-    names = ("fraction", "planned_fresh", "planned_replay", "fresh", "replay", "shortfall", "starved_groups")
+    names = ("fraction", "planned_fresh", "planned_replay", "fresh", "replay", "shortfall")
     return {
         **{name: getattr(plan, name) for name in names},
         "groups": sorted(map(list, Counter(size for _, size in plan.groups).items()), reverse=True),
@@ -263,7 +249,6 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
         "started": mixer.started,
         "picks": [asdict(pick) for pick in plan.picks],
         "unknown_priority": available.unknown_priority,
-        "incomparable": dict(available.incomparable),
     }
 
 
@@ -290,26 +275,20 @@ def _funnel(
 
 def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) -> list[QueryResult]:
     """The rows of the drawn batch."""
-    index = trial.index
-    columns, codes = index.columns, index.codes
-
-    def described(row: SelectedRow) -> QueryResult:
-        at = row.position
-        own = bool(columns["own"][at])
-        names = {name: codes[name].names[int(columns[name][at])] for name in ("run", "source", "task", "group")}
-        return {
-            "id": index.ids[at],
-            **names,
-            "iteration": int(columns["iteration"][at]),
-            "staleness": now.policy_version - int(columns["policy_version"][at]) if own else None,
-            "reward": float(columns["reward"][at]),
-            "success": bool(columns["success"][at]),
-            "advantage": float(columns["advantage"][at]),
-            "probability": row.probability,
-            "replayed": int(columns["uses"][at]),
-        }
-
-    return [*map(described, rows)]
+    index, found = trial.index, []
+    for row in rows:
+        of: dict[str, Any] = {name: column[row.position].item() for name, column in index.columns.items()}
+        found.append(
+            {
+                "id": index.ids[row.position],
+                **{name: index.codes[name].names[of[name]] for name in ("run", "source", "task", "group")},
+                **{name: of[name] for name in ("iteration", "reward", "success", "advantage")},
+                "staleness": now.policy_version - of["policy_version"] if of["own"] else None,
+                "probability": row.probability,
+                "replayed": of["uses"],
+            }
+        )
+    return found
 
 
 _Bins = tuple[list[str], npt.NDArray[np.intp]]
@@ -321,12 +300,14 @@ def _spreads(index: EligibleIndex, drawn: Sequence[int], now: _RunState) -> list
 
     Difficulty is the success rate of the group a row was collected in.
     """
-    columns, found = index.columns, []
-    for name, (labels, places) in (
-        ("staleness", _ages(columns["own"], now.policy_version - columns["policy_version"])),
-        ("reward", _ranges(columns["reward"])),
-        ("difficulty", _ranges(columns["group_success_rate"])),
-    ):
+    columns = index.columns
+    binned = {
+        "staleness": _ages(columns["own"], now.policy_version - columns["policy_version"]),
+        "reward": _ranges(columns["reward"]),
+        "difficulty": _ranges(columns["group_success_rate"]),
+    }
+    found = []
+    for name, (labels, places) in binned.items():
         whole = np.bincount(places, minlength=len(labels)).tolist()
         part = np.bincount(places[np.array(drawn, np.intp)], minlength=len(labels)).tolist()
         bins = [

@@ -56,17 +56,15 @@ def as_yaml(replay: ReplayConfig) -> str:
 def options_of(sampler: str) -> list[dict[str, Any]]:
     """Name, default and, where there are some, choices of each option of a built-in sampler."""
     kind = SAMPLERS[sampler].Options
-    types = typing.get_type_hints(kind)
-    made = kind()
+    types, made = typing.get_type_hints(kind), kind()
     return [
         {
             "name": field.name,
             "default": getattr(made, field.name),
-            "choices": list(typing.get_args(types[field.name]))
-            if typing.get_origin(types[field.name]) is Literal
-            else None,
+            "choices": list(typing.get_args(given)) if typing.get_origin(given) is Literal else None,
         }
         for field in fields(kind)
+        for given in (types[field.name],)
     ]
 
 

@@ -51,7 +51,7 @@ def run_names(store: ReplayStore) -> dict[str, str]:
 
 
 LIVE, FINISHED, STOPPED, IMPORTED = "live", "finished", "stopped", "imported"
-_SECONDS, _EVALUATED, _GAVE_UP = "time/iteration", "eval/success", "run/stopped"
+_SECONDS, _GAVE_UP = "time/iteration", "run/stopped"
 _LATE = 4.0
 """A run that has written nothing for so many of its longest iterations, evaluations included, has stopped;"""
 _LEAST_SECONDS = 20.0
@@ -74,11 +74,12 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     seconds_since = None if written is None else max(0.0, time.time() - written)
     planned = stored_setting(run.config, "run.iterations", int)
     target = stored_setting(run.config, "run.stop_at_success", float)
+    reached = target is not None and len(evaluated) == 2 and min(evaluated) >= target
     if folder is not None and _is_locked(folder / LOCK):
         state = LIVE
     elif newest == 0 and planned is None:
         state = IMPORTED
-    elif (planned is not None and newest >= planned) or _reached(evaluated, target):
+    elif (planned is not None and newest >= planned) or reached:
         state = FINISHED
     elif gave_up or seconds_since is None or seconds_since > max(_LEAST_SECONDS, _LATE * longest):
         state = STOPPED
@@ -101,8 +102,7 @@ def newest_logged(store: ReplayStore, run: str) -> int:
 
 
 def _newest_metrics(connection: sa.Connection, run: str) -> tuple[int, int]:
-    """That iteration and the number of its metrics, which come in two parts: with its update, and after its
-    evaluation."""
+    """The newest iteration with metrics and their number; they come with its update, and after its evaluation."""
     query = sa.select(metrics.c.iteration, sa.func.count()).where(metrics.c.run == run).group_by(metrics.c.iteration)
     found = connection.execute(query.order_by(metrics.c.iteration.desc()).limit(1)).one_or_none()
     return (-1, 0) if found is None else (found[0], found[1])
@@ -118,10 +118,9 @@ def _iterations(connection: sa.Connection, run: str) -> tuple[int, float, bool]:
 
 
 def _last_evaluations(connection: sa.Connection, run: str) -> Sequence[float]:
-    mine = (metrics.c.run == run) & (metrics.c.name == _EVALUATED) & metrics.c.value.is_not(None)
-    return connection.scalars(
-        sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc()).limit(2)
-    ).all()
+    mine = (metrics.c.run == run) & (metrics.c.name == _SUCCESS) & metrics.c.value.is_not(None)
+    query = sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc())
+    return connection.scalars(query.limit(2)).all()
 
 
 def _last_published(connection: sa.Connection, run: str) -> float | None:
@@ -139,10 +138,6 @@ def _last_written(folder: Path) -> float | None:
     return max(((folder / name).stat().st_mtime for name in names if (folder / name).is_file()), default=None)
 
 
-def _reached(evaluated: Sequence[float], target: float | None) -> bool:
-    return target is not None and len(evaluated) == 2 and min(evaluated) >= target
-
-
 def _is_locked(path: Path) -> bool:
     """Whether a process of this machine holds it. To try for the lock would keep a trainer from it for a moment."""
     try:
@@ -150,8 +145,7 @@ def _is_locked(path: Path) -> bool:
         held = Path("/proc/locks").read_text(encoding="ascii")
     except OSError:
         return False
-    device = about.st_dev
-    file = f"{os.major(device):02x}:{os.minor(device):02x}:{about.st_ino}"
+    file = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
     return any(file in line.split() for line in held.splitlines())
 
 
@@ -181,8 +175,8 @@ def metric_series(
     """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
 
     Of these `names`, and of those that begin like one of `families`; of all where neither is given. Each point is
-    `merged` iterations, named by the first; one that stands half within is there whole, and what came before training
-    is apart. Its value is their mean; of metrics that are largest values (`..._max`) the largest: no peak is lost.
+    `merged` iterations, named by the first, whole where it stands half within. Its value is their mean, and the largest
+    of metrics that are largest values (`..._max`).
     """
     iteration = metrics.c.iteration
     place: sa.ColumnElement[int] = iteration
@@ -219,10 +213,9 @@ def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
 
 def merging(store: ReplayStore, runs: Sequence[str], within: range = ALL) -> int:
     """How many iterations to show as one point, for curves of these runs to stay short: a power of two, mostly 1."""
-    newest = [sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run == run) for run in runs]
     with store.reading() as connection:
-        last = min(within.stop - 1, max((connection.scalar(query) or 0) for query in newest))
-    return merged_to(last - max(1, within.start) + 1)
+        newest = connection.scalar(sa.select(sa.func.max(metrics.c.iteration)).where(metrics.c.run.in_(runs))) or 0
+    return merged_to(min(within.stop - 1, newest) - max(1, within.start) + 1)
 
 
 def merged_to(iterations: int) -> int:

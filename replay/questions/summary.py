@@ -37,9 +37,7 @@ _SUMS = {
 
 
 def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = None) -> QueryResult:
-    """The buffer in numbers, over every stored row; `states` and `sources` tell the same apart.
-
-    `run` None: all runs of the database.
+    """The buffer in numbers, over every stored row of a run (None: of all) and by state and source.
 
     `filter`: over the rows it holds for (`replay.questions.filters`), their groups, tasks and draws. Rows that were
     `reclaimed`, of which a few numbers are left, are counted apart, whatever the filter.
@@ -68,10 +66,7 @@ def summary(store: ReplayStore, run: str | None = None, *, filter: str | None = 
 def buffer_staleness(
     connection: sa.Connection, age: sa.ColumnElement[int], rows: sa.ColumnElement[bool]
 ) -> QueryResult:
-    """Mean and most of those of the rows that can be drawn, and of how many it is `known`.
-
-    `age`: publishes of their runs since their oldest tokens (`questions.filters.query.staleness`).
-    """
+    """Mean and largest staleness `age` of the rows that can be drawn, and of how many it is `known`."""
     known = sa.select(
         sa.func.avg(sa.cast(age, sa.Double)).label("mean"),
         sa.cast(sa.func.max(age), sa.BigInteger).label("max"),

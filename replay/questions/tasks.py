@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,9 +59,8 @@ def task(
 
     Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
     and in the totals, as they were collected. `versions`: success of stored rows by the policies that tried it.
-    `groups`: its attempts over time, the newest first. `difficulty`: the buckets of the sampler of that name, by
-    successes among so many members. `trajectories`: newest first, `limit` of them, those behind the row `after`; `next`
-    is the last one's id if there are more.
+    `difficulty`: groups by successes among so many members. `trajectories`: newest first, `limit` of them, those behind
+    the row `after`; `next` is the last one's id if there are more.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
@@ -87,9 +87,8 @@ def task(
 
 def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
     begins = sa.func.substr(tasks.c.hash, 1, len(hash_prefix), type_=ExactText) == hash_prefix
-    query = sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)
     rows = connection.execute(sa.select(tasks).where(tasks.c.hash == hash_prefix)).mappings().all()
-    rows = rows or connection.execute(query).mappings().all()
+    rows = rows or connection.execute(sa.select(tasks).where(begins).order_by(tasks.c.hash).limit(2)).mappings().all()
     if not hash_prefix or len(rows) != 1:
         which = "none" if not (rows and hash_prefix) else "more than one: " + ", ".join(row["hash"] for row in rows)
         raise ReplayError(
@@ -98,8 +97,7 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
         )
     (row,) = rows
     removed = row["payload"] == REMOVED_TASK
-    payload = None if removed else json.loads(row["payload"])
-    return {"hash": row["hash"], "environment": row["environment"], "payload": payload, "removed": removed}
+    return {**row, "payload": None if removed else json.loads(row["payload"]), "removed": removed}
 
 
 def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> QueryResult:
@@ -121,44 +119,38 @@ def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> QueryRes
 
 def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult] | None:
     """What the newest attempt that still has its messages was asked: all before the first reply."""
-    query = (
-        sa.select(messages.c.num_messages, messages.c.said, messages.c.checksum)
-        .join_from(schema.trajectories, messages, _rows.id == messages.c.trajectory)
-        .where(mine)
-        .order_by(_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
-        .limit(1)
-    )
-    row = connection.execute(query).one_or_none()
+    columns = (messages.c.num_messages, messages.c.said, messages.c.checksum)
+    query = sa.select(*columns).join_from(schema.trajectories, messages, _rows.id == messages.c.trajectory).where(mine)
+    row = connection.execute(query.order_by(*_NEWEST_FIRST).limit(1)).one_or_none()
     if row is None:
         return None
     try:
-        conversation = messages_of(*row)
+        asked = opening(messages_of(*row))
+        return [{"author": each.author, "role": each.role, "content": each.content} for each in asked]
     except BlobError:
         return None
-    return [{"author": each.author, "role": each.role, "content": each.content} for each in opening(conversation)]
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """By run and policy; as many policies together as keep the list short."""
+    """Success by run and policy; as many policies together as keep the list short."""
     version = _rows.policy_version_min
-    least, greatest = sa.func.min(version), sa.func.max(version)
-    width = (greatest - least) // sa.literal(_MOST_VERSIONS, sa.BigInteger) + 1
-    spans = sa.select(_rows.run, least.label("least"), greatest.label("greatest"), width.label("width"))
-    span = spans.where(mine, _TRIED).group_by(_rows.run).subquery()
-    step = ((version - span.c.least) // span.c.width).label("step")
-    query = sa.select(_rows.run, *(span.c[name] for name in ("least", "greatest", "width")), step, *_COUNTS)
-    query = query.join_from(schema.trajectories, span, span.c.run == _rows.run).where(mine, _TRIED)
-    query = query.group_by(_rows.run, span.c.least, span.c.greatest, span.c.width, "step").order_by(_rows.run, "step")
+    query = sa.select(_rows.run, version, *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
     found: list[QueryResult] = []
-    for row in connection.execute(query).mappings():
-        first = row["least"] + row["step"] * row["width"]
-        counts = {name: row[name] for name in ("attempts", "successes", "reward_mean")}
-        found.append(
-            {"run": row["run"], "first": first, "last": min(first + row["width"] - 1, row["greatest"]), **counts}
-        )
+    by_run = connection.execute(query.order_by(_rows.run, version)).mappings()
+    for run, policies in groupby(by_run, key=lambda row: row["run"]):
+        rows = list(policies)
+        least, greatest = rows[0]["policy_version_min"], rows[-1]["policy_version_min"]
+        width = (greatest - least) // _MOST_VERSIONS + 1
+        for step, together in groupby(rows, key=lambda row: (row["policy_version_min"] - least) // width):
+            some, first = list(together), least + step * width
+            attempts, successes = (sum(row[name] for row in some) for name in ("attempts", "successes"))
+            rewards = sum(row["attempts"] * row["reward_mean"] for row in some)
+            counts = {"attempts": attempts, "successes": successes, "reward_mean": rewards / attempts}
+            found.append({"run": run, "first": first, "last": min(first + width - 1, greatest), **counts})
     return found
 
 
+_NEWEST_FIRST = (_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
 _GROUP = ("id", "run", "iteration", "size", "reward_mean", "reward_std", "success_rate")
 # An import's iteration was another database's; a live run's newest may not be committed yet.
 _MADE = (
@@ -172,9 +164,9 @@ _MADE = (
 def _groups_of(
     connection: sa.Connection, task: str, run: str | None, mine: sa.ColumnElement[bool]
 ) -> tuple[list[QueryResult], list[QueryResult]]:
-    """As they were collected, what is left of them, and how often their rows were drawn since; the newest first.
+    """The task's groups, the newest first, and those of them of which no row is stored any more.
 
-    All of them, and those of which no row is stored any more: one that a resume undid is there once its rows are gone.
+    A group that a resume undid is there once its rows are gone.
     """
     left = (
         sa.select(_rows.group.label("id"), _count_of(_rows.state == ELIGIBLE).label("eligible"))
@@ -185,9 +177,8 @@ def _groups_of(
     is_gone = ~sa.exists().where(_rows.group == groups.c.id)
     eligible = sa.func.coalesce(left.c.eligible, 0).label("eligible")
     query = sa.select(*(groups.c[name] for name in _GROUP), eligible, _MADE, left.c.id.label("left"))
-    query = query.outerjoin(left, left.c.id == groups.c.id).where(groups.c.task == task)
-    query = query.where(left.c.id.is_not(None) | is_gone)
-    query = query.where(run_is(run, groups.c.run))
+    query = query.outerjoin(left, left.c.id == groups.c.id)
+    query = query.where(groups.c.task == task, left.c.id.is_not(None) | is_gone, run_is(run, groups.c.run))
     drawn = (
         sa.select(_rows.group, sa.func.count())
         .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
@@ -229,14 +220,12 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
     """By (successes, size): groups, rows that can be drawn, and draws; `newest`: where the last group fell."""
     buckets: dict[tuple[int, int], QueryResult] = {}
     for group in tried:
-        key = (group["successes"], group["size"])
-        bucket = buckets.setdefault(
-            key, {"successes": key[0], "size": key[1], "groups": 0, "eligible": 0, "replayed": 0, "newest": not buckets}
-        )
+        new = {"size": group["size"], "successes": group["successes"], "groups": 0, "newest": not buckets}
+        bucket = buckets.setdefault((group["size"], group["successes"]), {**new, "eligible": 0, "replayed": 0})
         bucket["groups"] += 1
         bucket["eligible"] += group["eligible"]
         bucket["replayed"] += group["replayed"]
-    return sorted(buckets.values(), key=lambda bucket: (bucket["size"], bucket["successes"]))
+    return [buckets[key] for key in sorted(buckets)]
 
 
 def _listed(
@@ -252,7 +241,7 @@ def _listed(
         iteration, *rest = place
         later = sa.tuple_(_rows.run, _rows.slot, _rows.id) > sa.tuple_(*rest)
         query = query.where((_rows.iteration < iteration) | ((_rows.iteration == iteration) & later))
-    query = query.order_by(_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id).limit(limit + 1)
+    query = query.order_by(*_NEWEST_FIRST).limit(limit + 1)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
@@ -342,19 +331,15 @@ def _gone(connection: sa.Connection, run: str | None) -> Iterable[QueryResult]:
 
 
 def _drawn(connection: sa.Connection, run: str | None) -> list[QueryResult]:
-    query = (
-        sa.select(
-            groups.c.task.label("hash"),
-            sa.func.count().label("replayed"),
-            mean(draws.c.drift_mean).label("drift_mean"),
-            sa.func.max(draws.c.drift_max).label("drift_max"),
-        )
-        .select_from(with_collected(draws, draws.c.trajectory))
-        .where(draws.c.state == COMMITTED, draws.c.stream == REPLAY, groups.c.task.is_not(None))
-        .where(run_is(run, groups.c.run))
-        .group_by(groups.c.task)
-    )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = sa.select(
+        groups.c.task.label("hash"),
+        sa.func.count().label("replayed"),
+        mean(draws.c.drift_mean).label("drift_mean"),
+        sa.func.max(draws.c.drift_max).label("drift_max"),
+    ).select_from(with_collected(draws, draws.c.trajectory))
+    used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
+    found = connection.execute(query.where(used, run_is(run, groups.c.run)).group_by(groups.c.task))
+    return [dict(row) for row in found.mappings()]
 
 
 def _named(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
@@ -363,20 +348,15 @@ def _named(connection: sa.Connection, rows: Sequence[QueryResult], run: str | No
     environments = {row.hash: row.environment for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
     newest = _newest(connection, hashes, run)
     said = excerpts_of(connection, list(newest.values()))
-    return [
-        {
-            **row,
-            "environment": environments.get(row["hash"]),
-            "prompt": said.get(newest.get(row["hash"], ""), NONE)["prompt"],
-        }
-        for row in rows
-    ]
+    for row in rows:
+        row["environment"] = environments.get(row["hash"])
+        row["prompt"] = said.get(newest.get(row["hash"], ""), NONE)["prompt"]
+    return list(rows)
 
 
 def _newest(connection: sa.Connection, hashes: Sequence[str], run: str | None) -> dict[str, str]:
     """The id of each one's newest stored attempt."""
-    order = (_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
-    place = sa.func.row_number().over(partition_by=_rows.task, order_by=order).label("place")
+    place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")
     found: dict[str, str] = {}
     for chunk in chunked(hashes):
         mine = sa.select(_rows.task, _rows.id, place).where(_TRIED, _rows.task.in_(chunk), run_is(run, _rows.run))

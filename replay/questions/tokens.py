@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,19 +49,16 @@ def tokens(
 ) -> QueryResult:
     """Up to `count` tokens of a segment from token `first` on, one list per quantity; entry t is of token first + t.
 
-    texts: what a token spells; None where it is a part of the character before; `texts` is None where `codec_of` knows
-    no tokenizer of the row's run.
+    texts: None for a token that is part of the character before, and as a whole without a tokenizer.
     authors: positions in `author_names`. log-probs in nats; None where no policy sampled the token. current_log_probs
     and drift = exp(clamp(current - behavior, -20, 20)): None as a whole where `replay rescore` has not scored the
-    segment. advantages: of the trajectory, at its last draw or else within its group, on trained tokens. turns: the
-    reply a token belongs to, None for what the policy did not say.
-
-    Raises CorruptTrajectory and ContentGone where there are no tokens to show.
+    segment. advantages: at the last draw or else within the group, on trained tokens. turns: None for what the policy
+    did not say. Raises CorruptTrajectory and ContentGone where there are no tokens to show.
     """
     with store.reading() as connection:
         (found,) = load(connection, [id], with_messages=False).in_order([id])
         authors = author_table(connection, found.record.run)
-        score = connection.execute(_score_of(id).where(token_scores.c.position == segment)).mappings().one_or_none()
+        score = _scores_of(connection, id).get(segment)
         advantage = _advantage(connection, found)
     if not 0 <= segment < len(found.segments):
         raise ReplayError(f"segment must be from 0 to {len(found.segments) - 1}, got {segment}.")
@@ -90,7 +86,7 @@ def tokens(
         "behavior_log_probs": _numbers(behavior),
         "current_log_probs": None if current is None else _numbers(current[part]),
         "drift": None if current is None else _numbers(_drift(current[part], behavior)),
-        "scored_by": None if score is None else {"run": score["run"], "policy_version": score["policy_version"]},
+        "scored_by": _scorer(score),
         "score_problem": problem,
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
         "advantage": advantage,
@@ -99,8 +95,14 @@ def tokens(
     }
 
 
-def _score_of(id: str) -> sa.Select[Any]:
-    return sa.select(token_scores).where(token_scores.c.trajectory == id)
+def _scores_of(connection: sa.Connection, id: str) -> dict[int, sa.RowMapping]:
+    """By segment."""
+    query = sa.select(token_scores).where(token_scores.c.trajectory == id)
+    return {row["position"]: row for row in connection.execute(query).mappings()}
+
+
+def _scorer(score: sa.RowMapping | None) -> QueryResult | None:
+    return None if score is None else {"run": score["run"], "policy_version": score["policy_version"]}
 
 
 def _advantage(connection: sa.Connection, found: Trajectory) -> QueryResult:
@@ -150,11 +152,10 @@ def _texts(ids: npt.NDArray[np.int32], first: int, last: int, codec: Decoder) ->
 
 
 def replies(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int32]]:
-    """[T] per segment: the turn a token belongs to, -1 for none.
+    """[T] per segment: the turn a token belongs to, -1 for none, and everywhere if there are fewer replies than turns.
 
-    A reply is a maximal run of action tokens in a segment of the conversation itself; the last runs are the turns, and
-    what stands before the first was spoken in the policy's place. All -1 where there are fewer runs than turns: which
-    is which is then unknown.
+    A reply is a maximal run of action tokens in a segment of the conversation itself; the last ones are the turns, and
+    what stands before the first was spoken in the policy's place.
     """
     turns = [np.full(len(segment.tokens), _NO_TURN, np.int32) for segment in found.segments]
     runs_of = [
@@ -172,8 +173,8 @@ def replies(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int3
 
 def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """[start, end) of the maximal runs of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    return [(int(start), int(end)) for start, end in pairwise(edges)][::2]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
@@ -185,7 +186,7 @@ def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> i
 
 def whole_segments(connection: sa.Connection, found: Trajectory, authors: AuthorTable) -> list[QueryResult]:
     """Every token of every segment, for programs: numbers as they are stored, without text."""
-    scores = {row["position"]: row for row in connection.execute(_score_of(found.id)).mappings()}
+    scores = _scores_of(connection, found.id)
     return [_whole(found, position, authors, scores.get(position)) for position in range(len(found.segments))]
 
 
@@ -201,6 +202,6 @@ def _whole(found: Trajectory, position: int, authors: AuthorTable, score: sa.Row
         "behavior_log_probs": [known(value) for value in tokens.behavior_log_probs.tolist()],
         "policy_versions": tokens.policy_versions.tolist(),
         "current_log_probs": None if current is None else [known(value) for value in current.tolist()],
-        "scored_by": None if score is None else {"run": score["run"], "policy_version": score["policy_version"]},
+        "scored_by": _scorer(score),
         "score_problem": problem,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import sqlalchemy as sa
@@ -63,10 +64,8 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     """All but the tokens, whatever state the row is in.
 
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is shown that can't be trusted, and
-    `record`, `group` and `task` are None; of one that was stored without its tokens only these are missing. Of an
-    evicted one `record` is None and `reclaimed` says what is left. `iteration_committed`: whether the iteration it was
-    collected in is one that can be asked for; that of an import is not. Where there is a tokenizer, what was shown
-    where a segment parts from the one before is also given as text.
+    `record`, `group` and `task` are None; of an evicted one `record` is None and `reclaimed` says what is left.
+    `iteration_committed`: whether the iteration it was collected in can be asked for; that of an import can't.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
@@ -97,7 +96,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         "record": record_of(found),
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
-        "scored": _scored(scores),
+        "scored": max(scores.values(), key=lambda score: int(score["policy_version"]), default=None),
         "messages": [*map(plain_message, found.messages)],
     }
 
@@ -134,9 +133,9 @@ def _children(connection: sa.Connection, id: str) -> list[str]:
 
 def _left(connection: sa.Connection, id: str) -> QueryResult:
     """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
-    columns = (*(reclaimed.c[name] for name in FACTS), reclaimed.c.state_reason)
-    left = connection.execute(sa.select(*columns).where(reclaimed.c.id == id)).one()
-    facts = dict(zip((*FACTS, "state_reason"), left, strict=True))
+    names = (*FACTS, "state_reason")
+    left = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
+    facts = dict(zip(names, left, strict=True))
     group = _row_of(connection, groups.c.id, facts["group"])
     return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
 
@@ -173,10 +172,7 @@ def _row_of(connection: sa.Connection, key: sa.Column[str], value: str) -> Query
 
 
 def _uses(connection: sa.Connection, id: str, *more: sa.Column[Any]) -> list[QueryResult]:
-    """Every draw that fed an update, with what the update did to it and the policy it made, in order.
-
-    `more`: columns of that policy.
-    """
+    """Every draw that fed an update, in order; `more`: columns of the policy that the update made."""
     made = iterations.c.policy_version + 1
     same = (iterations.c.run == draws.c.run) & (iterations.c.iteration == draws.c.iteration)
     published = (policies.c.run == draws.c.run) & (policies.c.version == made)
@@ -211,18 +207,11 @@ def _collected(connection: sa.Connection, run: str, iteration: int, task: str, p
     }
 
 
-_SCORE = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
-
-
 def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
     """Who scored which segment."""
-    found = connection.execute(sa.select(*_SCORE).where(token_scores.c.trajectory == id)).mappings()
-    return {row["position"]: {"run": row["run"], "policy_version": row["policy_version"]} for row in found}
-
-
-def _scored(scores: dict[int, QueryResult]) -> QueryResult | None:
-    """By the newest policy that scored any of it."""
-    return max(scores.values(), key=lambda score: int(score["policy_version"]), default=None)
+    columns = (token_scores.c.position, token_scores.c.run, token_scores.c.policy_version)
+    found = connection.execute(sa.select(*columns).where(token_scores.c.trajectory == id))
+    return {position: {"run": run, "policy_version": version} for position, run, version in found}
 
 
 def _parts(
@@ -267,10 +256,7 @@ def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResul
 
 
 def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
-    """Where a trajectory came from, every update that used it, how far it had drifted, and the policy that came of it.
-
-    It works for rows that were evicted, pruned or forgotten.
-    """
+    """Where a trajectory, also an evicted one, came from, every update that used it, and the policies these made."""
     id = find(store, id_prefix)
     with store.reading() as connection:
         asked = sa.select(sa.literal(id, ExactText).label("id")).subquery()
@@ -296,11 +282,10 @@ def excerpts(store: ReplayStore, ids: Sequence[str]) -> dict[str, QueryResult]:
 
 
 def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, QueryResult]:
-    """By id, of the rows whose messages are stored.
+    """`prompt` and `answer` by id, of the rows whose messages are stored.
 
-    `prompt`: the last message of a user before the policy's first reply. `answer`: its last reply; where that only
-    called tools, the calls. None where nothing of the kind was said, or where it does not read as it was written, which
-    `replay verify` finds.
+    The prompt is the last message of a user before the policy's first reply, the answer its last reply; where that only
+    called tools, the calls. None where nothing of the kind was said, or where the messages are damaged.
     """
     columns = (messages.c.trajectory, messages.c.num_messages, messages.c.said, messages.c.checksum)
     found = {}
@@ -314,9 +299,8 @@ def excerpts_of(connection: sa.Connection, ids: Sequence[str]) -> dict[str, Quer
 
 def in_few_words(conversation: Sequence[Message]) -> QueryResult:
     asked = list(opening(conversation))
-    prompt = next((message for message in reversed(asked) if message.role == "user"), None) or (
-        asked[-1] if asked else None
-    )
+    by_users = [message for message in asked if message.role == "user"]
+    prompt = next(reversed(by_users or asked), None)
     answers = [message for message in conversation if _is_reply(message)]
     return {
         "prompt": None if prompt is None else in_one_line(prompt.content),
@@ -326,10 +310,7 @@ def in_few_words(conversation: Sequence[Message]) -> QueryResult:
 
 def opening(conversation: Iterable[Message]) -> Iterator[Message]:
     """All before the policy's first reply; what an assistant of the task's own history said is among it."""
-    for message in conversation:
-        if _is_reply(message):
-            return
-        yield message
+    return takewhile(lambda message: not _is_reply(message), conversation)
 
 
 def in_one_line(text: str, most: int = MOST_SHORT) -> str:

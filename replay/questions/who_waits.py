@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from context.wording import excerpt
 from replay.questions.filters.query import QueryResult
 from replay.ticket_records import SERVING
 
 _LONGEST_NAME = 60
-
-
-class Waiter(StrEnum):
-    learner = "learner"
-    workers = "workers"
-    nobody = "nobody"
-
-
-class Advice(StrEnum):
-    """What would help, where somebody has to do something."""
-
-    worker = "worker"
-    learner = "learner"
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 @dataclass(frozen=True)
@@ -49,73 +37,54 @@ class Standing:
     workers: Sequence[QueryResult]
     engines: Sequence[QueryResult]
 
-    @property
-    def is_led(self) -> bool:
-        return self.leader is not None and bool(self.leader["holds"])
 
-
-@dataclass(frozen=True)
-class WhoWaits:
-    who: Waiter
+class Waits(NamedTuple):
+    who: str
+    """learner, workers or nobody."""
     text: str
-    advice: Advice | None = None
+    advice: str | None = None
+    """worker or learner: what to start where nothing goes on by itself."""
 
 
-def who_waits(standing: Standing) -> WhoWaits:
-    """The learner, the workers or nobody, for whom and since when; and what to do where nothing goes on by itself."""
-    if standing.ended:
-        return WhoWaits(Waiter.nobody, "The run has ended: nobody waits.")
-    if not standing.issued and not standing.workers:
-        return WhoWaits(Waiter.nobody, "No ticket has been issued: the training process collects by itself.")
-    if not standing.is_led:
-        return _without_learner(standing)
-    needed = _needed(standing)
-    if needed is not None:
-        return _for_episodes(standing, f"The learner waits for {needed}")
-    gone = _no_worker(standing)
-    if not standing.under_way:
-        why = "the learner updates" if standing.issued else "the learner has issued none yet"
-        return WhoWaits(Waiter.workers, f"Workers wait for tickets: {why}.")
-    count = counted(standing.under_way, "issued episode")
+def who_waits(run: Standing) -> Waits:
+    """The learner, the workers or nobody, for whom and since when; and what to start where nothing goes on."""
+    if run.ended:
+        return Waits("nobody", "The run has ended: nobody waits.")
+    if not run.issued and not run.workers:
+        return Waits("nobody", "No ticket has been issued: the training process collects by itself.")
+    count, gone, idle = counted(run.under_way, "issued episode"), _no_worker(run), _no_engine(run)
+    if run.leader is None or not run.leader["holds"]:
+        reason = "no learner leads this run" if run.leader is None else _over(run.leader)
+        if run.under_way and not gone:
+            return Waits("nobody", f"Workers still collect {count}, but {reason}.", "learner")
+        return Waits("workers", f"Workers wait for a learner: {reason}.", "learner")
+    if needed := _needed(run):
+        why = f", and {gone or idle}" if gone or idle else _of_oldest(run.first)
+        return Waits("learner", f"The learner waits for {needed}{why}.", "worker" if gone else None)
+    if not run.under_way:
+        why = "the learner updates" if run.issued else "the learner has issued none yet"
+        return Waits("workers", f"Workers wait for tickets: {why}.")
     if gone:
-        return WhoWaits(Waiter.nobody, f"The learner updates, but nobody collects {count}: {gone}.", Advice.worker)
-    idle = _no_engine(standing)
+        return Waits("nobody", f"The learner updates, but nobody collects {count}: {gone}.", "worker")
     if idle:
-        return WhoWaits(Waiter.workers, f"The learner updates, and workers wait for an engine: {idle}.")
-    return WhoWaits(Waiter.nobody, f"Nobody waits: the learner updates, and workers collect {count}.")
+        return Waits("workers", f"The learner updates, and workers wait for an engine: {idle}.")
+    return Waits("nobody", f"Nobody waits: the learner updates, and workers collect {count}.")
 
 
-def _without_learner(standing: Standing) -> WhoWaits:
-    leader = standing.leader
-    if leader is None:
-        reason = "no learner leads this run"
-    else:
-        reason = f"the lease of the learner {_name(leader['id'])} is over since {seconds(-leader['lease_s'])}"
-    if standing.under_way and not _no_worker(standing):
-        text = f"Workers still collect {counted(standing.under_way, 'issued episode')}, but {reason}."
-        return WhoWaits(Waiter.nobody, text, Advice.learner)
-    return WhoWaits(Waiter.workers, f"Workers wait for a learner: {reason}.", Advice.learner)
+def _over(leader: QueryResult) -> str:
+    name = excerpt(leader["id"], _LONGEST_NAME)
+    return f"the lease of the learner {name} is over since {seconds(-leader['lease_s'])}"
 
 
-def _needed(standing: Standing) -> str | None:
+def _needed(run: Standing) -> str | None:
     """What the learner can't go on without. A batch that is composed needs nothing; a later one is not waited for."""
-    if standing.evaluations:
-        return counted(standing.evaluations, "evaluation episode")
-    batch = standing.batch
+    if run.evaluations:
+        return counted(run.evaluations, "evaluation episode")
+    batch = run.batch
     # Batches are counted apart from iterations, some of which learn from replayed rows alone: it is never ahead.
-    if batch is None or not batch["missing_groups"] or standing.is_updating or batch["number"] > standing.iteration:
+    if batch is None or not batch["missing_groups"] or run.is_updating or batch["number"] > run.iteration:
         return None
     return f"{batch['missing_groups']} of {counted(batch['groups'], 'group')} of batch {batch['number']}"
-
-
-def _for_episodes(standing: Standing, begin: str) -> WhoWaits:
-    gone = _no_worker(standing)
-    if gone:
-        return WhoWaits(Waiter.learner, f"{begin}, and {gone}.", Advice.worker)
-    idle = _no_engine(standing)
-    if idle:
-        return WhoWaits(Waiter.learner, f"{begin}, and {idle}.")
-    return WhoWaits(Waiter.learner, f"{begin}{_of_oldest(standing.first)}.")
 
 
 def _of_oldest(episode: QueryResult | None) -> str:
@@ -124,36 +93,28 @@ def _of_oldest(episode: QueryResult | None) -> str:
     begin = f"; the oldest episode was issued {seconds(episode['age_s'])} ago"
     if episode["holder"] is None:
         return f"{begin}, and no worker has claimed it"
+    holder = excerpt(episode["holder"], _LONGEST_NAME)
     if episode["lease_s"] is not None and episode["lease_s"] < 0:
-        return f"{begin}, and the lease of {_name(episode['holder'])} on it is over: another worker may claim it"
-    return f"{begin} and is with {_name(episode['holder'])}"
+        return f"{begin}, and the lease of {holder} on it is over: another worker may claim it"
+    return f"{begin} and is with {holder}"
 
 
-def _no_worker(standing: Standing) -> str | None:
+def _no_worker(run: Standing) -> str | None:
     """Why none of them can be counted on; None: one can."""
-    if not standing.workers:
+    if not run.workers:
         return "no worker takes part"
-    if not all(each["gone"] for each in standing.workers):
-        return None
-    return f"no worker has reported for {seconds(min(each['silent_s'] for each in standing.workers))}"
+    silent = seconds(min(each["silent_s"] for each in run.workers))
+    return f"no worker has reported for {silent}" if all(each["gone"] for each in run.workers) else None
 
 
-def _no_engine(standing: Standing) -> str | None:
+def _no_engine(run: Standing) -> str | None:
     """Why no engine answers; one is reported when a policy is brought to it, so that silence says nothing."""
-    if not standing.engines or any(each["state"] == SERVING for each in standing.engines):
-        return None
-    return "no engine is serving"
-
-
-def _name(id: str) -> str:
-    return excerpt(id, _LONGEST_NAME)
+    serving = not run.engines or any(each["state"] == SERVING for each in run.engines)
+    return None if serving else "no engine is serving"
 
 
 def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def seconds(value: float) -> str:
@@ -166,6 +127,6 @@ def seconds(value: float) -> str:
 
 def advised_command(advice: str | None, folder: Path | None) -> list[str]:
     """What somebody could type, with the run's folder where that is known."""
-    if advice == Advice.worker:
+    if advice == "worker":
         return ["agentloop", "worker", "--run", "RUN" if folder is None else str(folder)]
-    return ["agentloop", "train", "CONFIG", "--resume"] if advice == Advice.learner else []
+    return ["agentloop", "train", "CONFIG", "--resume"] if advice == "learner" else []

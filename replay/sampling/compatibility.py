@@ -77,10 +77,7 @@ def record_mismatch(record: TrajectoryRecord) -> int:
 
 
 def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:
-    """Bits of RUN_FIELDS and AUTHORS of `others`, against the run `mine`.
-
-    Of a run that the database does not know, neither authors nor tokenizer are known.
-    """
+    """Bits of RUN_FIELDS and AUTHORS of `others`, against the run `mine`; an unknown run differs in both."""
     known = meanings(connection, [mine, *others])
     unknown = AUTHORS | bits(("tokenizer",))
     return {run: known[run].mismatch(known[mine]) if {run, mine} <= known.keys() else unknown for run in others}

@@ -14,10 +14,9 @@ import sqlalchemy as sa
 from replay.errors import ReplayError
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import REPLAY, BatchRow, Trajectory
-from replay.sampling.availability import count_available
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.trial_draw import TrialDraw
+from replay.sampling.trial_draw import TrialDraw, count_available
 from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
 from replay.storage.draws import release, reserve
 from replay.storage.format.schema import runs
@@ -42,12 +41,10 @@ class Candidates:
 
 
 class RunDraws:
-    """What one run draws from, kept between its draws."""
+    """What one run draws from, kept between its draws. `others`: runs that rows are asked of; sources do no harm."""
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
-        """`others`: other runs that rows are asked of; names of sources do no harm."""
-        self.run = run
-        self.others = others
+        self.run, self.others = run, others
         self._eligible = EligibleRows(run, others)
         self._weights: dict[str | None, SamplingWeights] = {}
         """By the source that a pick asks for, of one moment, sampler and set of limits."""
@@ -94,12 +91,12 @@ class RunDraws:
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
-        drawn: list[tuple[SelectedRow, Trajectory]] = []
         chosen = [
             self._best(selection, pick, candidates, at) if candidates else selection.choose(pick)
             for at, pick in enumerate(request.picks)
         ]
         loaded = self._load(connection, [row for rows in chosen for row in rows])
+        drawn: list[tuple[SelectedRow, Trajectory]] = []
         for pick, rows in zip(request.picks, chosen, strict=True):
             drawn += self._replaced(connection, selection, pick, rows, loaded)
         largest = max((row.correction for row, _ in drawn), default=1.0)
@@ -109,14 +106,8 @@ class RunDraws:
         ]
         reserve(connection, records)
         return [
-            BatchRow(
-                trajectory,
-                record,
-                advantage=trajectory.record.advantage,
-                reward=trajectory.record.reward,
-                weight=record.weight,
-            )
-            for record, (_, trajectory) in zip(records, drawn, strict=True)
+            BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward, weight=record.weight)
+            for record, (_, row) in zip(records, drawn, strict=True)
         ]
 
     def measured(
@@ -124,11 +115,8 @@ class RunDraws:
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
         self.refresh(connection, request)
-        selection = self._selection(request, sampler)
-        ids = [
-            [self._eligible.index.ids[position] for position in selection.candidates(pick, sampler.pool).tolist()]
-            for pick in request.picks
-        ]
+        selection, names = self._selection(request, sampler), self._eligible.index.ids
+        ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
         loaded = load(connection, together, with_messages=False)
         return ids, loaded.whole, loaded.corrupt
@@ -155,8 +143,7 @@ class RunDraws:
 
     def _refuse_missing(self, connection: sa.Connection) -> None:
         """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
-        sources = self._eligible.index.codes["source"]
-        names = [name for name in sorted(self.others) if sources.get(name) < 0]
+        names = [name for name in sorted(self.others) if self._eligible.index.codes["source"].get(name) < 0]
         query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
         found = {row.id: row.name for row in connection.execute(query)}
         for name in names:
@@ -191,11 +178,11 @@ class RunDraws:
     ) -> list[tuple[SelectedRow, Trajectory]]:
         """The rows of a pick with others in place of those that can't be read; a group that lacks one goes whole."""
         kept: list[tuple[SelectedRow, Trajectory]] = []
+        groups = self._eligible.index.columns["group"]
         while rows:
+            broken = {int(groups[row.position]) for row in rows if row.position not in loaded}
             good = [row for row in rows if row.position in loaded]
-            if pick.unit == "group" and len(good) < len(rows):
-                groups = self._eligible.index.columns["group"]
-                broken = {int(groups[row.position]) for row in rows if row.position not in loaded}
+            if pick.unit == "group":
                 good = [row for row in good if int(groups[row.position]) not in broken]
             kept += [(row, loaded[row.position]) for row in good]
             if len(good) == len(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,14 @@ _CODES = ("run", "source", "task", "group")
 class Codes:
     """Small numbers in place of texts, in the order they came."""
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self.names = list(names)
-        self._codes = {name: code for code, name in enumerate(self.names)}
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
 
     def of(self, names: Iterable[str]) -> list[int]:
         codes = self._codes
-        found = []
-        for name in names:
-            code = codes.get(name)
-            if code is None:
-                code = codes[name] = len(codes)
-                self.names.append(name)
-            found.append(code)
+        found = [codes.setdefault(name, len(codes)) for name in names]
+        self.names += [*islice(reversed(codes), len(codes) - len(self.names))][::-1]
         return found
 
     def get(self, name: str) -> int:
@@ -68,15 +64,14 @@ class Codes:
 
 
 class EligibleIndex:
-    """The eligible rows that a run may draw: its own, those that were imported, and those of runs that it names.
+    """The eligible rows that a run may draw: its own, those that were imported, and those of the runs `others`.
 
     Rows stand in an order that depends on their content alone: those of other runs first, by run; within a run by
-    iteration, slot and id. So what the drawing run collects is added at the end, and row order, clocks and the
-    history of refreshes leave no trace in a draw.
+    iteration, slot and id. So what the drawing run collects is added at the end, and clocks and the history of
+    refreshes leave no trace in a draw.
     """
 
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
-        """`others`: the runs that are named; names of anything else do no harm."""
         self.run = run
         self.ids: list[str] = []
         self.codes = {name: Codes() for name in _CODES}
@@ -121,7 +116,6 @@ class EligibleIndex:
             del self.columns["own"]
             self._remove(gone)
             self._put(come.ids, come.columns())
-            self._drop_unused_names()
             self._mark_own()
         self._mismatch_of_run = np.array([mismatches[name] for name in self.codes["run"].names], np.int64)
         return True
@@ -129,8 +123,8 @@ class EligibleIndex:
     def _changed(self, connection: sa.Connection, newest: int) -> Iterator[list[Sequence[Any]]]:
         """Columns of the rows, in parts; the first time only of those that count.
 
-        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come. A greater one
-        than the newest is damage, which must not hide what is still to come.
+        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come, and one above
+        the newest is damage, which must not hide what is still to come.
         """
         if self.is_filled:
             result = connection.execute(self._since, {"since": self._last, "newest": newest})
@@ -183,14 +177,6 @@ class EligibleIndex:
     def _mark_own(self) -> None:
         self.columns["own"] = self.columns["run"] == self.codes["run"].get(self.run)
 
-    def _drop_unused_names(self) -> None:
-        """Names that no row has any more go when they are more than half of all: each is looked at a few times only."""
-        for name in _CODES:
-            if len(self.codes[name].names) > 2 * len(self):
-                used, codes = np.unique(self.columns[name], return_inverse=True)
-                self.columns[name] = codes.astype(np.int64)
-                self.codes[name] = Codes(map(self.codes[name].names.__getitem__, used.tolist()))
-
     def _ordered(self, ids: Sequence[str], columns: Mapping[str, Column]) -> npt.NDArray[np.intp]:
         """The places of rows among themselves."""
         names = self.codes["run"].names
@@ -222,7 +208,7 @@ class _Batch:
         self._codes = codes
 
     def columns(self) -> dict[str, Column]:
-        """By name, of all that were added. Parts are let go of: both together would fill memory twice over."""
+        """By name, of all that were added. Parts are let go of: both together would take twice the memory."""
         return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
 
     def add(self, columns: Sequence[Sequence[Any]]) -> list[str]:
@@ -247,7 +233,7 @@ class _Batch:
 def _queries(runs: Iterable[str]) -> tuple[sa.CompoundSelect[Any], sa.CompoundSelect[Any]]:
     """Queries for the eligible rows of these runs and imported ones, and for what has changed among all of those.
 
-    Each part of the union finds its rows by an index: rows of other runs are not looked at.
+    Each part of a union finds its rows by an index.
     """
     listed = list(runs)
     columns = (*_TEXTS, *(column for column, _ in _NUMBERS.values()), _rows.state)

@@ -79,25 +79,21 @@ class Rows:
         return np.where(self.own, float(self.now.policy_version) - self.policy_version, np.nan)
 
 
-_MADE_UP: dict[str, npt.NDArray[Any]] = {
-    "own": np.array([True, False]),
-    "iteration": np.array([1, 1]),
-    "policy_version": np.array([0, 0]),
-    "success": np.array([True, False]),
+_MADE_UP = {
+    **{name: np.array([True, False]) for name in ("own", "success")},
+    **{name: np.array([1, 1]) for name in ("iteration", "policy_version")},
+    **{name: np.array([0, 0]) for name in ("group", "task")},
+    **{name: np.array([0.5, 0.5]) for name in ("group_success_rate", "group_reward_std")},
     "reward": np.array([1.0, 0.0]),
     "advantage": np.array([1.0, -1.0]),
     "num_action_tokens": np.array([3, 4]),
     "mean_entropy": np.array([0.5, np.nan]),
-    "group": np.array([0, 0]),
-    "task": np.array([0, 0]),
     "group_size": np.array([2, 2]),
-    "group_success_rate": np.array([0.5, 0.5]),
-    "group_reward_std": np.array([0.5, 0.5]),
 }
 
 
 def _checked_options(declared: type, given: Mapping[str, Any], *, sampler: str) -> Any:
-    """An instance of the options class. Raises ValueError, of one line, for what it does not declare or allow."""
+    """An instance of the options class. Raises ValueError for what it does not declare or allow."""
     kinds = _model(declared).model_fields
     unknown = next((name for name in given if name not in kinds), None)
     if unknown is not None:

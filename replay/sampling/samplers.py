@@ -66,10 +66,9 @@ class FifoWindowSampler(Sampler):
 class SuccessSampler(Sampler):
     """Weight 1 - success rate of the row's group: what is still hard comes back.
 
-    Groups of constant reward weigh 0, the solved and the hopeless alike: their advantages are 0 and nothing can be
-    learned from them. A group of one (hindsight) or of another run (a teacher's, an import's) does not say how often
-    the policy fails: its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0 if their advantage is 0.
-    No signal: where no row has a weight nothing is drawn.
+    Groups of constant reward weigh 0: their advantages are 0. A group of one (hindsight) or of another run does not say
+    how often the policy fails: its rows weigh Laplace's estimate, (failures + 1) / (members + 2), or 0 if their
+    advantage is 0. No signal: where no row has a weight nothing is drawn.
     """
 
     name = "success"
@@ -89,10 +88,9 @@ def successes(success_rate: Any, group_size: Any) -> Any:
 class DifficultySampler(Sampler):
     """Rows in buckets by the success count k of their group of n.
 
-    gaussian: weight exp(-(k - n/2)^2 / (2 sigma^2)), most for groups solved half of the time (after ExGRPO,
-    arXiv:2510.02245, whose buckets have these weights; here each of a bucket's rows has).
-    uniform_buckets: weight 1 / rows of the same k and n that can be drawn, every bucket alike.
-    hard: weight 1 - k/n. easy: weight k/n. No signal: one bucket is uniform.
+    gaussian: weight exp(-(k - n/2)^2 / (2 sigma^2)) (after ExGRPO, arXiv:2510.02245, where buckets have these weights,
+    not their rows). uniform_buckets: 1 / rows of the same k and n that can be drawn. hard: 1 - k/n. easy: k/n.
+    No signal: one bucket is uniform.
     """
 
     name = "difficulty"
@@ -147,11 +145,10 @@ class MaxVarianceGroupSampler(Sampler):
 
 class AdvantageSampler(Sampler):
     """Weight |advantage|^exponent, corrected by importance weights (N probability)^-beta over the largest of the draw
-    (prioritised experience replay, Schaul et al. 2016, arXiv:1511.05952).
+    (prioritised experience replay, Schaul et al. 2016, arXiv:1511.05952), which multiply the rows' loss.
 
-    The weight comes with the row and multiplies its loss; beta 1 undoes the priority, 0 corrects nothing. The formula
-    is that of draws with replacement, which draws of a small share of the buffer are close to. No signal: rows of
-    advantage 0 are never drawn, as they teach nothing.
+    The formula is that of draws with replacement, which draws of a small share of the buffer are close to. No signal:
+    rows of advantage 0 are never drawn.
     """
 
     name = "advantage"
@@ -170,12 +167,11 @@ class AdvantageSampler(Sampler):
 
 
 class EntropySampler(RankedSampler):
-    """Takes, of `pool` random candidates per row asked for, those of lowest mean entropy (ExGRPO, arXiv:2510.02245,
-    which takes the surest of a task's solutions), or of the highest.
+    """Takes, of `pool` random candidates per row asked for, those of lowest mean entropy (ExGRPO, arXiv:2510.02245),
+    or of the highest; with mode random, every row of known entropy alike.
 
-    policy: stored is the entropy when the row was sampled, and unknown where no generator gave it; current is
-    measured by the policy that is about to learn, for every candidate. mode random: every row of known entropy alike.
-    Equal entropies are uniform. A row taken by rank has no probability.
+    policy: stored is the entropy when the row was sampled; current is measured by the policy that is about to learn.
+    No signal: equal entropies are uniform. A row taken by rank has no probability.
     """
 
     name = "entropy"
@@ -218,8 +214,7 @@ class EntropySampler(RankedSampler):
 class FreshnessSampler(Sampler):
     """Another sampler's weight x exp(-staleness / tau): a priority that ages (freshness-aware PER).
 
-    Unknown: rows of other runs, which have no staleness, and what is unknown to the other sampler. No signal: as the
-    other sampler.
+    Unknown: rows of other runs, and what is unknown to the other sampler. No signal: as the other sampler.
     """
 
     name = "freshness"
@@ -256,20 +251,11 @@ class FreshnessSampler(Sampler):
         return self._other.correction(probability, rows)
 
 
-_PLAIN: dict[str, type[Sampler]] = {
-    kind.name: kind
-    for kind in (
-        UniformSampler,
-        RecencySampler,
-        FifoWindowSampler,
-        SuccessSampler,
-        DifficultySampler,
-        EntropySampler,
-        AdvantageSampler,
-        RewardSampler,
-        MaxVarianceGroupSampler,
-    )
-}
+_KINDS: tuple[type[Sampler], ...] = (
+    *(UniformSampler, RecencySampler, FifoWindowSampler, SuccessSampler, DifficultySampler, EntropySampler),
+    *(AdvantageSampler, RewardSampler, MaxVarianceGroupSampler),
+)
+_PLAIN = {kind.name: kind for kind in _KINDS}
 SAMPLERS: dict[str, type[Sampler]] = {**_PLAIN, FreshnessSampler.name: FreshnessSampler}
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.mixing.request import Limits, Pick
-from replay.sampling.groups import WholeGroups, whole_groups
 from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
 from replay.sampling.weights import SamplingWeights, Weights
 
@@ -36,20 +35,14 @@ class Selection:
         self, by_source: Mapping[str | None, SamplingWeights], sampler: Sampler, limits: Limits, now: DrawClock
     ) -> None:
         self._by_source = by_source
-        self._sampler = sampler
-        self._random = sampler.random
-        self._limits = limits
-        self._now = now
+        self._sampler, self._random = sampler, sampler.random
+        self._limits, self._now = limits, now
         self._index = next(iter(by_source.values())).index
         self._columns = self._index.columns
         self._taken: list[int] = []
-        self._per_task: Counter[int] = Counter()
-        self._per_group: Counter[int] = Counter()
+        self._counts: dict[str, Counter[int]] = {"task": Counter(), "group": Counter()}
+        self._caps = {"task": limits.per_task, "group": limits.per_group}
         self._whole: dict[Pick, tuple[WholeGroups, Weights]] = {}
-
-    def begin_again(self) -> None:
-        """As if nothing had been chosen; random numbers go on, and what was found out about groups is kept."""
-        self._taken, self._per_task, self._per_group = [], Counter(), Counter()
 
     def choose(self, pick: Pick) -> list[SelectedRow]:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
@@ -87,18 +80,18 @@ class Selection:
     def release(self, positions: Iterable[int]) -> None:
         """Rows that could not be drawn after all: they fill no cap, and are not chosen again."""
         for position in positions:
-            self._per_task[int(self._columns["task"][position])] -= 1
-            self._per_group[int(self._columns["group"][position])] -= 1
+            for name, counts in self._counts.items():
+                counts[int(self._columns[name][position])] -= 1
 
     def _asked(self, pick: Pick) -> npt.NDArray[np.bool_] | None:
         """Rows of the pick's task, group size and reward; None: all of them."""
-        conditions = []
+        columns, conditions = self._columns, []
         if pick.task is not None:
-            conditions.append(self._columns["task"] == self._index.codes["task"].get(pick.task))
+            conditions.append(columns["task"] == self._index.codes["task"].get(pick.task))
         if pick.size is not None:
-            conditions.append(self._columns["group_size"] == pick.size)
+            conditions.append(columns["group_size"] == pick.size)
         if pick.reward_other_than is not None:
-            conditions.append(self._columns["reward"] != pick.reward_other_than)
+            conditions.append(columns["reward"] != pick.reward_other_than)
         return np.logical_and.reduce(conditions) if conditions else None
 
     def _left(self, pick: Pick) -> tuple[Positions, Weights]:
@@ -153,22 +146,15 @@ class Selection:
 
     def _take(self, positions: list[int]) -> bool:
         """All of them or none, if the caps allow it."""
-        capped = self._limits.per_task is not None or self._limits.per_group is not None
-        if capped:
-            for name, counts, cap in self._caps():
-                codes = Counter(self._columns[name][positions].tolist())
-                if cap is not None and any(counts[code] + more > cap for code, more in codes.items()):
+        if any(cap is not None for cap in self._caps.values()):
+            more = {name: Counter(self._columns[name][positions].tolist()) for name in self._caps}
+            for name, cap in self._caps.items():
+                if cap is not None and any(self._counts[name][code] + n > cap for code, n in more[name].items()):
                     return False
-            for name, counts, _ in self._caps():
-                counts.update(self._columns[name][positions].tolist())
+            for name, codes in more.items():
+                self._counts[name].update(codes)
         self._taken += positions
         return True
-
-    def _caps(self) -> tuple[tuple[str, Counter[int], int | None], ...]:
-        return (
-            ("task", self._per_task, self._limits.per_task),
-            ("group", self._per_group, self._limits.per_group),
-        )
 
     def _number(self, weights: npt.NDArray[np.float64]) -> int:
         """How many rows could be drawn; counted for samplers that ask for it."""
@@ -178,8 +164,8 @@ class Selection:
 def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> Iterator[int]:
     """All positions of weight > 0, one after another in proportion to the weights that are left.
 
-    Each one's exponential waiting time is divided by its weight, and the earliest comes first (an exponential race:
-    Efraimidis and Spirakis 2006). The `first` are found without sorting the others.
+    An exponential race (Efraimidis and Spirakis 2006): waiting times are divided by weights, and the earliest comes
+    first. The `first` are found without sorting the others.
     """
     there = np.flatnonzero(weights > 0.0)
     with np.errstate(over="ignore"):
@@ -190,3 +176,56 @@ def drawn_in_turn(weights: Weights, first: int, random: np.random.Generator) -> 
         yield from there[early[np.argsort(times[early])]].tolist()
         there, times = there[late], times[late]
     yield from there[np.argsort(times)].tolist()
+
+
+@dataclass(frozen=True)
+class WholeGroups:
+    """[G] groups of which every member is among some rows, in the order of their first members.
+
+    Arrays over all of them, for there may be many thousands.
+    """
+
+    rows: Positions
+    """[N] members of one group after another, each group's in order."""
+    starts: Positions
+    """[G]: where in `rows` each group begins."""
+    sizes: Positions
+    """[G]"""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def first(self) -> Positions:
+        """[G]: the first member of each."""
+        return self.rows[self.starts]
+
+    def members(self, at: int) -> Positions:
+        start = self.starts[at]
+        return self.rows[start : start + self.sizes[at]]
+
+    def only(self, kept: npt.NDArray[np.bool_]) -> WholeGroups:
+        """[G] bool: those, the rows of the others being left where they are."""
+        return WholeGroups(self.rows, self.starts[kept], self.sizes[kept])
+
+    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """[G]: of each group's members, where `values` are those of all rows there are."""
+        means = np.empty(len(self))
+        for size in np.unique(self.sizes).tolist():
+            alike = np.flatnonzero(self.sizes == size)
+            means[alike] = values[self.rows[self.starts[alike][:, None] + np.arange(size)]].mean(axis=1)
+        return means
+
+
+def whole_groups(positions: Positions, columns: Mapping[str, npt.NDArray[np.int64]]) -> WholeGroups:
+    """Those that the rows at `positions`, ascending, make up whole."""
+    codes, sizes = columns["group"][positions], columns["group_size"][positions]
+    _, first, group, counts = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+    complete = counts == sizes[first]
+    place = np.empty(len(first), np.intp)
+    place[np.argsort(first)] = np.arange(len(first))
+    kept = complete[group]
+    rows = positions[kept][np.argsort(place[group[kept]], kind="stable")]
+    ordered = np.flatnonzero(complete)[np.argsort(first[complete])]
+    size = counts[ordered].astype(np.intp)
+    return WholeGroups(rows, np.cumsum(size) - size, size)

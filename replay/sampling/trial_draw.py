@@ -1,10 +1,11 @@
-"""A run's next draw, tried out: what it could take, what its limits leave out, and rows it might take.
+"""A run's next draw, tried out: how much it could take, what its limits leave out, and rows it might take.
 
 Nothing is reserved and nothing is written, so a database that is open to be read only will do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,16 +14,14 @@ import numpy.typing as npt
 
 from context.wording import nearest
 from replay.mixing.mix_settings import SAME_TASK, Unit
-from replay.mixing.request import Availability, DrawRequest, Pick
+from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import OWN_SOURCES
-from replay.sampling.availability import count_available
-from replay.sampling.groups import whole_groups
+from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Sampler
-from replay.sampling.selection import SelectedRow, Selection
+from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
+from replay.sampling.staleness import Mask
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
-
-_Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class TrialDraw:
         return self._eligible.index
 
     @property
-    def drawable(self) -> _Mask:
+    def drawable(self) -> Mask:
         """[N]: rows that the limits allow and the sampler gives a weight."""
         return self._weights[None].weights > 0.0
 
@@ -80,16 +79,13 @@ class TrialDraw:
         codes = self.index.codes["source"].names
         known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
         asked = self._request.limits.sources
-        reasons = {
-            name: self._why_empty(name, known, unit, group_size)
-            for name in (*(known if asked is None else asked), *named)
-        }
-        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons.items() if reason]
+        names = dict.fromkeys((*(known if asked is None else asked), *named))
+        reasons = [(name, self._why_empty(name, known, unit, group_size)) for name in names]
+        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons if reason]
 
     def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
         columns = self.index.columns
-        earlier = ~columns["own"] | (columns["iteration"] < self._now.iteration)
-        left = of_source(self.index, (name,)) & earlier
+        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._now.iteration))
         if not left.any():
             similar = nearest(name, known)
             reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
@@ -111,14 +107,79 @@ class TrialDraw:
             return f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
         return None
 
-    def draws(self, picks: Sequence[Pick], times: int) -> list[list[SelectedRow]]:
-        """What so many draws would take, each as if it were the next; the sampler's random numbers go on between them.
-
-        Not for a sampler that asks the current policy: there is none here.
-        """
+    def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
+        """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
         selection = Selection(self._weights, self._sampler, self._request.limits, self._now)
-        found = []
-        for _ in range(times):
-            selection.begin_again()
-            found.append([row for pick in picks for row in selection.choose(pick)])
-        return found
+        return [row for pick in picks for row in selection.choose(pick)]
+
+
+def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
+    index = weights.index
+    tasks = index.codes["task"].names
+    weighty = weights.weights > 0.0
+    there = np.flatnonzero(weighty)
+    whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
+    # Of groups of which some member weighs anything.
+    first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
+    sizes = index.columns["group_size"]
+
+    def by_task(rows: Positions) -> dict[str, int]:
+        counts = _within_caps(index, rows, limits)
+        return {tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    by_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
+    groups = Counter((name, size) for name, rows in _by_source(index, first) for size in sizes[rows].tolist())
+    all_tasks = by_task(there)
+    return Availability(
+        rows=sum(all_tasks.values()),
+        by_source={name: sum(counts.values()) for name, counts in by_source.items()},
+        by_task=all_tasks,
+        by_source_task={(name, task): n for name, counts in by_source.items() for task, n in counts.items()},
+        groups=dict(Counter(sizes[first].tolist())),
+        by_source_groups=dict(groups),
+        by_task_reward=_by_task_reward(index, there),
+        unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
+        incomparable=_incomparable(index, limits),
+    )
+
+
+def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
+    """Under every name a pick may call them."""
+    found = []
+    for column in ("source", "run"):
+        codes = index.columns[column][rows]
+        for code in np.unique(codes).tolist():
+            name = index.codes[column].names[code]
+            if column == "source" or name != index.run:
+                found.append((name, rows[of_source(index, (name,), rows)]))
+    return found
+
+
+def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, float], int]:
+    tasks, rewards = index.columns["task"][rows], index.columns["reward"][rows]
+    values, reward = np.unique(rewards, return_inverse=True)
+    pairs, counts = np.unique(tasks * max(1, len(values)) + reward, return_counts=True)
+    names = index.codes["task"].names
+    found = zip(pairs.tolist(), counts.tolist(), strict=True)
+    return {(names[pair // len(values)], float(values[pair % len(values)])): count for pair, count in found}
+
+
+def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:
+    """How many of the rows one draw could take, by task code."""
+    counts: npt.NDArray[np.int64]
+    if limits.per_group is None:
+        counts = np.bincount(index.columns["task"][rows])
+    else:
+        _, first, members = np.unique(index.columns["group"][rows], return_index=True, return_counts=True)
+        within = np.minimum(members, limits.per_group)
+        counts = np.bincount(index.columns["task"][rows[first]], weights=within).astype(np.int64)
+    return counts if limits.per_task is None else np.minimum(counts, limits.per_task)
+
+
+def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
+    found = index.mismatches() & ~bits(limits.allow_mismatch)
+    if not found.any():
+        return {}
+    places = [*(1 << place for place in range(len(MISMATCHES))), AUTHORS]
+    counts = {names_of(place)[0]: int(np.count_nonzero(found & place)) for place in places}
+    return {name: count for name, count in counts.items() if count}

@@ -1,10 +1,9 @@
-"""What every row weighs for one sampler under some limits, and the limits themselves: what rests by use, by cooldown or
-because its task is solved, staleness, sources."""
+"""What every row weighs for one sampler under the limits, and what rests by use, cooldown or as its task is solved."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Rows, Sampler
+from replay.sampling.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import chunked
@@ -50,18 +50,19 @@ class Uses:
 
     def reserved(self, index: EligibleIndex) -> npt.NDArray[np.int64]:
         """[N]: reservations of each row that may still be committed."""
-        counts = np.zeros(len(index), np.int64)
-        for id, count in self._reserved.items():
-            position = index.position(id)
-            if position is not None:
-                counts[position] = count
-        return counts
+        return _by_row(index, self._reserved)
 
-    def resting(self, index: EligibleIndex) -> npt.NDArray[np.bool_]:
+    def resting(self, index: EligibleIndex) -> Mask:
         """[N]: rows that the run has drawn in the iterations of its cooldown."""
-        found = np.zeros(len(index), np.bool_)
-        found[[position for position in map(index.position, self._resting) if position is not None]] = True
-        return found
+        return _by_row(index, dict.fromkeys(self._resting, 1)) > 0
+
+
+def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    found = np.zeros(len(index), np.int64)
+    for id, count in counts.items():
+        if (position := index.position(id)) is not None:
+            found[position] = count
+    return found
 
 
 def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
@@ -82,7 +83,6 @@ class SolvedTasks:
             .where(groups.c.run == run, ~undone)
             .order_by(groups.c.iteration, groups.c.success_rate.desc())
         )
-        self._tasks: list[str] | None = None
         self._rates = np.zeros(0)
         self._iteration = -1
 
@@ -90,12 +90,10 @@ class SolvedTasks:
         """Whether anything has changed."""
         tasks, before = index.codes["task"], self._rates
         # What has no rows is not remembered, so that a task that gets some is asked for.
-        parts = [] if self._tasks is None else [groups.c.iteration >= self._iteration]
-        if self._tasks is not tasks.names:
-            self._tasks, self._rates = tasks.names, np.zeros(0)
-        new = tasks.names[len(self._rates) :]
+        new = tasks.names[len(before) :]
+        parts = [groups.c.iteration >= self._iteration] if len(before) else []
         parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
-        self._rates = np.concatenate([self._rates, np.full(len(new), np.nan)])
+        self._rates = np.concatenate([before, np.full(len(new), np.nan)])
         for part in parts:
             for task, iteration, rate in connection.execute(self._groups.where(part)):
                 self._iteration = max(self._iteration, iteration)
@@ -109,7 +107,6 @@ class SolvedTasks:
         return self._rates >= threshold
 
 
-Mask = npt.NDArray[np.bool_]
 Weights = npt.NDArray[np.float64]
 
 
@@ -133,23 +130,17 @@ class EligibleRows:
 
 
 def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tuple[str, Mask]]:
-    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take.
-
-    Staleness of replayed rows is bounded here; that of fresh ones in `replay.storage.collecting.fresh_groups`.
-    """
+    """Every limit there is, by its name in the configuration, with the rows that it lets a draw take."""
     index = eligible.index
     columns = index.columns
-    own = known = columns["own"]
+    own = columns["own"]
     yield "allow_mismatch", (index.mismatches() & ~bits(limits.allow_mismatch)) == 0
     yield "iteration", ~own | (columns["iteration"] < now.iteration)
     if limits.successful_only:
         yield "successful_only", columns["success"]
     if limits.sources is not None:
         yield "sources", of_source(index, limits.sources)
-    if limits.unknown_staleness == "refuse":
-        yield "unknown_staleness", known
-    if limits.max_staleness is not None:
-        yield "max_staleness", ~known | (now.policy_version - columns["policy_version"] <= limits.max_staleness)
+    yield from may_be_replayed(limits, own, now.policy_version - columns["policy_version"])
     if limits.hindsight_window is not None:
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
         yield "hindsight.window", ~relabelled | (now.iteration - columns["iteration"] <= limits.hindsight_window)
@@ -161,11 +152,7 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tu
         yield "cooldown", ~eligible.uses.resting(index)
 
 
-def of_source(
-    index: EligibleIndex,
-    names: tuple[str, ...],
-    rows: slice | npt.NDArray[np.intp] = slice(None),
-) -> Mask:
+def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)) -> Mask:
     """Rows whose source, or whose run if it is another one, has one of the names; `self` is the drawing run alone."""
     columns, own = index.columns, index.codes["source"].get("self")
     source = columns["source"][rows]
@@ -176,20 +163,15 @@ def of_source(
 
 
 def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
-    """A source that is asked for by name must have rows to give, or the error says why not.
-
-    `self` is the drawing run too, which will have some.
-    """
-    limits = request.limits
+    """Raises ReplayError for a source that is named and has no row to give. `self`, the drawing run, will have some."""
     for source in sorted(request.named - {"self"}):
-        found = index.mismatches()[of_source(index, (source,))]
-        found &= ~bits(limits.allow_mismatch)
+        found = index.mismatches()[of_source(index, (source,))] & ~bits(request.limits.allow_mismatch)
         if len(found) and found.all():
-            names = names_of(int(np.bitwise_or.reduce(found)))
+            names = ", ".join(names_of(int(np.bitwise_or.reduce(found))))
             raise ReplayError(
                 f"source {source!r} must hold rows that can be compared with those of run {request.run}, got rows "
-                f"of another {', '.join(names)}. Leave the source out, or name what may differ in "
-                f"replay.allow_mismatch: [{', '.join(names)}]."
+                f"of another {names}. Leave the source out, or name what may differ in "
+                f"replay.allow_mismatch: [{names}]."
             )
 
 
@@ -209,7 +191,7 @@ class SamplingWeights:
 def weigh(
     eligible: EligibleRows, sampler: Sampler, limits: Limits, source: str | None, now: DrawClock
 ) -> SamplingWeights:
-    """Of the rows that a pick of `source` could take; None: of every source."""
+    """The weights of all rows for a pick of `source`; None: of every source."""
     index = eligible.index
     mask: Mask = np.logical_and.reduce([kept for _, kept in rules(eligible, limits, now)])
     if source is not None:

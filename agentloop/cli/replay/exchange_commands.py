@@ -20,8 +20,8 @@ from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching
 from replay.locate import run_identity, start_folder
 from replay.questions.filters import condition
 
-_ENDINGS = ".jsonl, .jsonl.gz, .jsonl.zst or .parquet"
-_CHAT_ENDINGS = ".jsonl, .jsonl.gz or .jsonl.zst"
+_ENDINGS = ".jsonl, .jsonl.gz or .parquet"
+_CHAT_ENDINGS = ".jsonl or .jsonl.gz"
 
 
 @app.command(epilog='Example: agentloop replay export runs/quickstart-001 wins.parquet --where "success and turns < 4"')
@@ -181,7 +181,6 @@ def _about_conversations(report: TeacherReport) -> list[str]:
     replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
     lines = [f"{report.groups:,} groups; {replies}"]
     lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
-    lines += report.refused_at
     if report.without_signal:
         lines.append(
             f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach nothing; "

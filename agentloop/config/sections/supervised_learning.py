@@ -13,7 +13,7 @@ class SftSection(Section):
     """`agentloop sft`: what it learns from, how long, and how fast."""
 
     data: str | None = Field(
-        None, description="Conversations in OpenAI's chat format, one per line: .jsonl, .jsonl.gz or .jsonl.zst."
+        None, description="Conversations in OpenAI's chat format, one per line: .jsonl or .jsonl.gz."
     )
     held_out: str | None = Field(
         None, description="Others of which only the loss is measured; null: a share of data, which is not trained on."

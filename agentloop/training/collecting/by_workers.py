@@ -18,6 +18,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, Trajectory, group_of
+from replay.sampling.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
 from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, Purpose
@@ -94,7 +95,7 @@ class WorkerCollection(Collection):
             for number in self._under_way(turn)
         ]
         left = self._components.config.run.iterations - self._state.iteration
-        if max(age_then) > self._section.max_staleness or len(age_then) >= left:
+        if not may_be_fresh(age_then, self._section.max_staleness) or len(age_then) >= left:
             return None
         learned, collected = self._store.tickets.uses(self._run)
         if learned + self._components.config.batch.trajectories > ratio * collected:

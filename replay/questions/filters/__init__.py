@@ -5,6 +5,6 @@ come from a fixed table.
 """
 
 from replay.questions.filters.expression_to_sql import SplitCondition, WrongFilter, condition, conditions
-from replay.questions.filters.fields import FIELDS, Field
+from replay.questions.filters.fields import FIELDS, Field, FieldKind
 
-__all__ = ["FIELDS", "Field", "SplitCondition", "WrongFilter", "condition", "conditions"]
+__all__ = ["FIELDS", "Field", "FieldKind", "SplitCondition", "WrongFilter", "condition", "conditions"]

@@ -1,8 +1,7 @@
 """One comparison of a filter as an SQL condition, with the same result on SQLite and PostgreSQL.
 
 Both databases compare text by its bytes, and case matters. A text that no database can hold as it is (see `ExactText`)
-is stored as JSON: `==` and `in [...]` are exact for these too; a search within a text looks at the characters between
-the JSON's quotes, so that it may also find a part of an escape such as the u0000 of a NUL.
+is stored as JSON: `==` and `in [...]` are exact for these too, and a search within one looks at that JSON.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from replay.questions.filters.fields import Field, FieldKind
-from replay.storage.format.column_types import ESCAPE, ExactText, is_storable
+from replay.storage.format.column_types import ExactText, is_storable
 from replay.storage.format.schema import groups, messages, trajectories
 
+_FEW_NEEDLES = 50
 Value = float | int | bool | str
 Known = Mapping[str, sa.ColumnElement[Any]]
 """Expressions by the names of fields."""
@@ -33,14 +33,13 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
     `known`: expressions that take the place of fields' own.
     """
     if field.kind is FieldKind.messages:
-        texts = [str(value) for value in values]
         parts = (_Part(sa.literal_column(name)) for name in ("'content'", "'reasoning'"))
         says = sa.or_(*(_holds(part, sign, values) for part in parts))
-        return _exists_message(says, [form for text in texts for form in (text, json.dumps(text)[1:-1])])
+        return _exists_message(says, [form for text in map(str, values) for form in (text, json.dumps(text)[1:-1])])
     if field.kind is FieldKind.calls:
         # Each call is stored with its name first: see `conversation`.
         begins = [json.dumps({"name": value}, separators=(",", ":"))[:-1] + "," for value in values]
-        calls = joined(sa.or_, [_starts(_Call(), begin) for begin in begins])
+        calls = sa.or_(*(_starts(_Call(), begin) for begin in begins))
         return _exists_message(_AnyCall(_Part(sa.literal_column("'tool_calls'")), calls), begins)
     if field.of_group is not None:
         # Groups that fit are found once, not looked up for every member.
@@ -52,24 +51,15 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
 
 
 def _exists_message(says: sa.ColumnElement[bool], needles: Sequence[str]) -> sa.ColumnElement[bool]:
-    """`says` is asked of each message's parts, where at least one of the needles stands somewhere in all of them.
+    """`says` is asked of each message's parts; of a few needles, only where one stands somewhere in the conversation.
 
     To find a text in a conversation takes a tenth of the time of taking the conversation apart.
     """
     mine = messages.c.trajectory == trajectories.c.id
-    in_json = [json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)]
-    likely = joined(sa.or_, [_contains(_Plain(messages.c.said), needle) for needle in dict.fromkeys(in_json)])
+    in_json = {json.dumps(needle, ensure_ascii=False)[1:-1] for needle in needles if is_storable(needle)}
+    found = (_contains(_Plain(messages.c.said), needle) for needle in sorted(in_json))
+    likely = sa.or_(*found) if 0 < len(in_json) <= _FEW_NEEDLES else sa.true()
     return sa.exists().where(mine, likely, _AnyMessage(messages.c.said, says)).correlate(trajectories)
-
-
-def joined(join: Callable[..., Any], conditions: Sequence[sa.ColumnElement[bool]]) -> sa.ColumnElement[bool]:
-    """All of the conditions, or any of them, by sa.and_ or sa.or_.
-
-    Some at a time stand in parentheses: SQLite takes conditions of a certain depth, and a list is as deep as long.
-    """
-    batches = (conditions[at : at + 50] for at in range(0, len(conditions), 50))
-    whole: sa.ColumnElement[bool] = join(*(_Parentheses(join(*batch)) for batch in batches))
-    return whole
 
 
 def _holds(expression: sa.ColumnElement[Any], sign: str, values: Sequence[Value]) -> sa.ColumnElement[bool]:
@@ -78,24 +68,10 @@ def _holds(expression: sa.ColumnElement[Any], sign: str, values: Sequence[Value]
     if sign == "in":
         return expression.in_(values)
     if sign in _SEARCHES:
-        return _searched(expression, str(values[0]), _SEARCHES[sign])
+        value = str(values[0])
+        stored = value if is_storable(value) else json.dumps(value)[1:-1]
+        return _SEARCHES[sign](sa.type_coerce(expression, sa.Text), stored)
     return _COMPARISONS[sign](expression, values[0])
-
-
-def _searched(
-    expression: sa.ColumnElement[Any],
-    value: str,
-    search: Callable[[sa.ColumnElement[Any], str], sa.ColumnElement[bool]],
-) -> sa.ColumnElement[bool]:
-    """`search` in the stored text, or between the quotes of its JSON."""
-    stored = sa.type_coerce(expression, sa.Text)
-    escaped = sa.func.substr(stored, 1, len(ESCAPE)) == ESCAPE
-    # The mark and the opening quote before, the closing quote behind.
-    inner = sa.func.substr(stored, len(ESCAPE) + 2, sa.func.length(stored) - len(ESCAPE) - 2)
-    among_escaped = sa.and_(escaped, search(inner, json.dumps(value)[1:-1]))
-    if not is_storable(value):
-        return among_escaped
-    return sa.or_(sa.and_(sa.not_(escaped), search(stored, value)), among_escaped)
 
 
 def _contains(text: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
@@ -135,8 +111,6 @@ def _spelled(kind: sa.types.TypeEngine[Any], *, sqlite: str, postgresql: str) ->
     return type("_Spelled", (_ByDialect,), attributes)
 
 
-_Parentheses = _spelled(sa.Boolean(), sqlite="({})", postgresql="({})")
-"""(condition), which is not made part of a longer one."""
 _AnyMessage = _spelled(
     sa.Boolean(),
     sqlite="EXISTS (SELECT 1 FROM json_each(plain_text({})) AS message WHERE {})",

@@ -22,11 +22,11 @@ import sqlalchemy as sa
 
 from context.wording import excerpt, suggest
 from replay.errors import ReplayError
-from replay.questions.filters.comparison import Known, Value, compared, joined
+from replay.questions.filters.comparison import Known, Value, compared
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
 
-_LONGEST = 20_000
-"""Characters of all filters together."""
+_LONGEST = 3_000
+"""Characters of all filters together: SQLite takes expressions of depth 1,000."""
 _DEEPEST = 50
 _LONGEST_QUOTE = 40
 
@@ -97,7 +97,7 @@ def conditions(texts: Iterable[str], *, known: Known | None = None) -> SplitCond
     for filter in (_Filter(text, known or {}) for text in given):
         for part in _all_parts(filter.tree):
             (messages if _asks_messages(part) else columns).append(filter.condition(part))
-    return SplitCondition(joined(sa.and_, [sa.true(), *columns]), joined(sa.and_, messages) if messages else None)
+    return SplitCondition(sa.and_(sa.true(), *columns), sa.and_(*messages) if messages else None)
 
 
 def _all_parts(node: ast.expr) -> Iterator[ast.expr]:
@@ -137,7 +137,7 @@ class _Filter:
         match node:
             case ast.BoolOp(op=op, values=parts):
                 join = sa.and_ if isinstance(op, ast.And) else sa.or_
-                return joined(join, [self.condition(part, depth + 1) for part in parts])
+                return join(*(self.condition(part, depth + 1) for part in parts))
             case ast.UnaryOp(op=ast.Not(), operand=part):
                 return sa.not_(self.condition(part, depth + 1).self_group())
             case ast.Compare(left=left, ops=operators, comparators=others):
@@ -173,9 +173,8 @@ class _Filter:
         elif sign == "in":
             if not isinstance(value, ast.List | ast.Tuple) or not value.elts:
                 example = _example(field).partition(" == ")[2] or "1"
-                raise self._wrong_node(
-                    f"look for {field.name} in a list", value, f"For example: {field.name} in [{example}]"
-                )
+                advice = f"For example: {field.name} in [{example}]"
+                raise self._wrong_node(f"look for {field.name} in a list", value, advice)
             nodes = value.elts
         values = [self._value(node, field, is_choice=sign not in _SEARCH) for node in nodes]
         return compared(field, sign, values, self._known)

@@ -4,7 +4,7 @@ staleness, or too late and for replay."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -123,8 +123,10 @@ class FreshDraw:
     """Rows found to be late now."""
 
 
-def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the groups that are within the bound; those beyond it are eligible for replay from now on.
+def draw_fresh(
+    connection: sa.Connection, request: FreshRequest, may_be_fresh: Callable[[list[int], int], bool]
+) -> FreshDraw:
+    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on.
 
     Damaged rows are set aside, and their groups are smaller by them.
     """
@@ -137,9 +139,11 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
         )
     )
     waiting = [list(rows) for _, rows in groupby(_waiting(connection, request), key=lambda row: int(row.number))]
-    staleness = [max(abs(request.policy_version - row.policy_version_min) for row in rows) for rows in waiting]
-    late = [rows for rows, age in zip(waiting, staleness, strict=True) if age > request.max_staleness]
-    within = [rows for rows, age in zip(waiting, staleness, strict=True) if age <= request.max_staleness]
+    late: list[list[Any]] = []
+    within: list[list[Any]] = []
+    for rows in waiting:
+        staleness = [request.policy_version - row.policy_version_min for row in rows]
+        (within if may_be_fresh(staleness, request.max_staleness) else late).append(rows)
     _mark_late(connection, [row.id for rows in late for row in rows], request.policy_version)
     ids = [row.id for rows in within for row in rows]
     loaded = load(connection, ids)

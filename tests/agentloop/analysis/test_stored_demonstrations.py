@@ -84,7 +84,7 @@ def test_rows_of_another_version_are_left_out(run: TrainResult, tmp_path: Path) 
 
 
 def test_conversations_are_lines_of_json(run: TrainResult, tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match=r"FILE must end in \.jsonl, \.jsonl\.gz or \.jsonl\.zst, got "):
+    with pytest.raises(ReplayError, match=r"FILE must end in \.jsonl or \.jsonl\.gz, got "):
         written(run, tmp_path / "wins.parquet", "success")
     assert list(tmp_path.iterdir()) == []
 

@@ -281,16 +281,11 @@ def test_bad_conversation_is_told_with_its_line_and_leaves_no_folder(
     assert not (tmp_path / "runs").exists()
 
 
-def test_messages_of_the_assistant_in_a_row_are_one_reply(loaded: LoadedModel, tmp_path: Path) -> None:
+def test_messages_of_the_assistant_in_a_row_are_refused(loaded: LoadedModel, tmp_path: Path) -> None:
     asked, called, found, answer = conversation(1)["messages"]
-    thought = {"role": "assistant", "content": "Let me look."}
-    split = [asked, thought, {**called, "content": None}, found, answer]
-    whole = [asked, {**called, "content": "Let me look."}, found, answer]
-    rows = [read(loaded, written(tmp_path / "a.jsonl", [{"messages": each}])) for each in (split, whole)]
-    assert [row.token_ids.tolist() for row in rows[0]] == [row.token_ids.tolist() for row in rows[1]]
-    wrong = written(tmp_path / "b.jsonl", [{"messages": whole}, {"messages": [asked, called, answer]}])
-    with pytest.raises(UserError, match=r"b\.jsonl:2: messages of the assistant in a row must be one reply"):
-        read(loaded, wrong)
+    rows = [{"messages": [asked, called, found, answer]}, {"messages": [asked, called, answer]}]
+    with pytest.raises(UserError, match=r"b\.jsonl:2: messages must hold no two of the assistant in a row"):
+        read(loaded, written(tmp_path / "b.jsonl", rows))
 
 
 @pytest.mark.parametrize(

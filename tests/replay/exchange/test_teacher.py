@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +18,15 @@ from context.authors import DEMONSTRATION, INITIALIZATION, LLM
 from context.tokens.codec import TokenCodec
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_file, import_file
-from replay.exchange.openai_chat import read_line
+from replay.exchange import ExchangeError
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
-from replay.sampling.samplers import make_sampler
 from tests.fakes import families as fakes
 from tests.fakes.altered_rows import altered
-from tests.fakes.records import AUTHORS, RUN, new_store, request, sql
+from tests.fakes.records import AUTHORS, RUN, new_store, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl"}'}}
-OTHER_CALL = {**CALL, "id": "call00002"}
 ASKED = [
     {"role": "system", "content": "You are a careful agent."},
     {"role": "user", "content": "What is the code of pearl?"},
@@ -118,11 +113,8 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert replies_of(segment, family) == [call + end, f"{space}The code is 78.{end}"]
     record = found.record
     assert (record.source, record.reward, record.success, record.num_turns) == ("teacher", 0.5, False, 2)
-    assert (record.num_tool_calls, record.stop_reason, math.isnan(record.mean_behavior_log_prob)) == (
-        1,
-        "answered",
-        True,
-    )
+    assert (record.num_tool_calls, record.stop_reason) == (1, "answered")
+    assert math.isnan(record.mean_behavior_log_prob)
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
 
 
@@ -168,13 +160,6 @@ def test_log_probs_are_taken_where_every_token_is_the_same(file_store: ReplaySto
     assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
 
 
-def test_a_response_beside_its_request_is_its_last_message(file_store: ReplayStore, tmp_path: Path) -> None:
-    choice = {"index": 0, "message": {**ANSWER, "refusal": None}, "logprobs": log_probs("The code is 78.")}
-    row = {"messages": ASKED, "choices": [choice], "reward": 1, "id": "chatcmpl-1"}
-    report = import_chat(file_store, written(tmp_path, row), teaching(file_store, tmp_path))
-    assert (report.inserted, report.replies_with_log_probs, report.ignored) == (1, 1, {"id": 1})
-
-
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
@@ -194,7 +179,6 @@ def test_other_tokens_log_probs_are_not_ours(
     row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": given}]}
     report = import_chat(file_store, written(tmp_path, PLAIN, row), teaching(file_store, tmp_path))
     assert report.log_probs_refused == {reason: 1}
-    assert report.refused_at == [f"{tmp_path / 'chat.jsonl'}:2: {reason}"]
     for row in file_store.read([id for (id,) in sql(file_store, "select id from trajectories")]):
         assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
 
@@ -251,65 +235,12 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def test_rows_are_drawn_by_the_run_they_were_made_for(file_store: ReplayStore, tmp_path: Path) -> None:
-    import_chat(
-        file_store, written(tmp_path, PLAIN, {**PLAIN, "reward": 0.0}), teaching(file_store, tmp_path), name="expert"
-    )
-    drawn = file_store.draw(request(1, 5), make_sampler("uniform", 0))
-    assert [(row.trajectory.record.source, row.draw.staleness) for row in drawn] == [("expert", None)] * 2
-
-
-def test_rows_survive_being_exported(file_store: ReplayStore, tmp_path: Path) -> None:
-    import_chat(file_store, written(tmp_path, PLAIN), teaching(file_store, tmp_path))
-    export_file(file_store, tmp_path / "rows.jsonl")
-    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
-        assert import_file(other, tmp_path / "rows.jsonl", name=None).inserted == 1
-        export_file(other, tmp_path / "again.jsonl")
-    assert (tmp_path / "rows.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
-
-
-def said(content: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
-
-
-@pytest.mark.parametrize(
-    ("split", "whole"),
-    [
-        ([said("Let me see."), said("78")], said("Let me see.\n78")),
-        ([said("Let me see."), said(tool_calls=[CALL])], said("Let me see.", tool_calls=[CALL])),
-        ([said(tool_calls=[CALL]), said(tool_calls=[OTHER_CALL])], said(tool_calls=[CALL, OTHER_CALL])),
-        ([said(reasoning_content="Hm."), said("78")], said("78", reasoning_content="Hm.")),
-        ([said("<think>Hm.</think>"), said("78")], said("<think>Hm.</think>\n78")),
-        ([said(""), said(None), ANSWER], ANSWER),
-    ],
-    ids=["texts", "text and call", "calls", "thought and text", "thought in a text", "empty"],
-)
-def test_messages_of_the_assistant_in_a_row_are_one_reply(split: list[Any], whole: dict[str, Any]) -> None:
-    ignored: Counter[str] = Counter()
-    once, twice = (read_line(json.dumps({"messages": [*ASKED, *rows]}).encode(), ignored) for rows in ([whole], split))
-    assert once == twice
-
-
-def test_a_reply_in_parts_is_trained_once_with_the_log_probs_that_fit_none(
-    file_store: ReplayStore, tmp_path: Path
-) -> None:
-    parts = [{**ANSWER, "content": text, "logprobs": log_probs(text)} for text in ("The code", "is 78.")]
-    report = import_chat(
-        file_store, written(tmp_path, {"messages": [*ASKED, *parts], "reward": 1}), teaching(file_store, tmp_path)
-    )
-    assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 1, 0)
-    assert replies_of(only_row(file_store).segments[0]) == ["The code\nis 78.<|im_end|>"]
-
-
 def test_a_shown_reply_before_the_first_trained_one_stays_a_message_of_its_own(
     file_store: ReplayStore, tmp_path: Path
 ) -> None:
     shown = {"role": "assistant", "content": "Let me see.", "weight": 0}
-    import_chat(
-        file_store,
-        written(tmp_path, {"messages": [*ASKED[1:], shown, ANSWER], "reward": 1}),
-        teaching(file_store, tmp_path),
-    )
+    path = written(tmp_path, {"messages": [*ASKED[1:], shown, ANSWER], "reward": 1})
+    import_chat(file_store, path, teaching(file_store, tmp_path))
     assert [message.content for message in only_row(file_store).messages][1:] == ["Let me see.", "The code is 78."]
 
 
@@ -321,15 +252,11 @@ def answered(**more: Any) -> dict[str, Any]:
     return {"messages": [*ASKED, {**ANSWER, **more}]}
 
 
-IN_A_ROW = "messages of the assistant in a row must be one reply"
 BAD: list[tuple[Any, str]] = [
     ("{", "line must be JSON"),
-    ("", "line must be JSON"),
-    ([{"messages": ASKED}], "row must be"),
     ({"prompt": "x"}, "row must hold 'messages', got none"),
     ({"messages": ASKED}, "messages must end in a reply of the assistant"),
     (answered(weight=0), "one of them be trained"),
-    ({"messages": [*ASKED, *CALLED]}, "messages must end in a reply of the assistant"),
     ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
     ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
     ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
@@ -340,23 +267,13 @@ BAD: list[tuple[Any, str]] = [
     ({"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text .*, got 5"),
     (called(name="a b"), "tool_calls.name must match"),
     (called(name="f", arguments="[1]"), "tool_calls must hold an object of arguments"),
-    (called(name="f", arguments='{"a":' * 5000 + "1" + "}" * 5000), "object of arguments.*nested too deeply"),
     (called(name="f", arguments='{"a": 1, "a": 2}'), "object of arguments.*the same key twice"),
     (answered(function_call={"name": "f"}), "function_call must be empty"),
-    (answered(weight=0.5), "weight must be 0 or 1"),
     ({**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
-    ({**PLAIN, "success": 1}, "success must be a valid boolean, got 1"),
     (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
     (answered(logprobs={"content": [entry("x", -1, bytes=[300])]}), r"bytes\[0\] must be less than or equal to 255"),
-    ({"messages": ASKED, "choices": [{}, {}]}, "choices must hold one response: write a row per choice"),
-    ({**PLAIN, "tools": "lookup"}, "tools must be a valid list"),
     ({**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must be"),
-    ({"messages": [*ASKED, CALLED[0], ANSWER]}, IN_A_ROW),
-    ({"messages": [*ASKED, ANSWER, {**ANSWER, "reasoning_content": "Hm."}]}, IN_A_ROW),
-    ({"messages": [*ASKED, ANSWER, {**ANSWER, "content": "<think>Hm.</think>78"}]}, IN_A_ROW),
-    ({"messages": [*ASKED, ANSWER, {**ANSWER, "weight": 0}]}, IN_A_ROW),
-    ({"messages": [*ASKED, {**ANSWER, "name": "a"}, {**ANSWER, "name": "b"}]}, IN_A_ROW),
-    ({"messages": [*ASKED, ANSWER], "choices": [{"message": ANSWER}]}, "choices must answer a message"),
+    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
 ]
 
 
@@ -375,11 +292,11 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     assert (report.inserted, report.bad) == (1, 1)
 
 
-def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
-    chance = random.Random(family)
+def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path) -> None:
+    chance = random.Random(0)
     logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
     whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
-    made = teaching(file_store, tmp_path, family)
+    made = teaching(file_store, tmp_path)
     imported = named = 0
     for _ in range(25):
         rows = [altered(whole, chance) for _ in range(20)]
@@ -396,7 +313,7 @@ def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, t
 def test_a_file_of_another_kind_is_refused_in_one_line(file_store: ReplayStore, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"conversations.{ending}"
     path.write_text(json.dumps([PLAIN]))
-    with pytest.raises(ExchangeError, match=r"^FILE must end in \.jsonl, \.jsonl\.gz, .*one row a line\.$"):
+    with pytest.raises(ExchangeError, match=r"^FILE must end in \.jsonl.*one row a line\.$"):
         import_chat(file_store, path, teaching(file_store, tmp_path))
 
 

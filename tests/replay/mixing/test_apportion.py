@@ -79,15 +79,7 @@ def test_remainders_are_kept_apart_by_name_and_survive_json() -> None:
 
 @pytest.mark.parametrize(
     ("fresh", "size", "sizes"),
-    [
-        (96, 8, [8] * 12),
-        (85, 8, [8] * 8 + [7] * 3),
-        (9, 8, [5, 4]),
-        (8, 8, [8]),
-        (1, 8, [1]),
-        (0, 8, []),
-        (13, 1, [1] * 13),
-    ],
+    [(96, 8, [8] * 12), (85, 8, [8] * 8 + [7] * 3), (9, 8, [5, 4]), (1, 8, [1]), (0, 8, []), (13, 1, [1] * 13)],
 )
 def test_group_sizes_are_as_even_as_possible(fresh: int, size: int, sizes: list[int]) -> None:
     assert group_sizes(fresh, size) == sizes

@@ -12,39 +12,32 @@ from replay.storage.databases import Location
 from tests.fakes.records import FreshRows, new_store, request
 
 
-def test_a_flat_group_is_completed_out_of_the_largest_pick() -> None:
-    picks = with_completions(
-        [Pick(2, "teacher"), Pick(5, "self")], [("a", 0.0), ("b", 1.0)], {("a", 1.0): 3, ("b", 0.5): 1}
-    )
-    assert picks == (
-        Pick(1, "self", "a", reward_other_than=0.0),
-        Pick(1, "self", "b", reward_other_than=1.0),
-        Pick(2, "teacher"),
-        Pick(3, "self"),
-    )
+def first(task: str, reward: float = 0.0, source: str | None = None) -> Pick:
+    return Pick(1, source, task, reward_other_than=reward)
 
 
-def test_a_same_task_unit_is_completed_out_of_its_own_group() -> None:
-    picks = with_completions([Pick(2, task="a"), Pick(9, task="b")], [("a", 0.0)], {("a", 1.0): 2, ("b", 1.0): 9})
-    assert picks == (Pick(1, task="a", reward_other_than=0.0), Pick(1, task="a"), Pick(9, task="b"))
+COMPLETED: list[tuple[list[Pick], list[tuple[str, float]], dict[tuple[str, float], int], tuple[Pick, ...]]] = [
+    # Out of the largest pick.
+    ([Pick(2, "teacher"), Pick(5, "self")], [("a", 0.0), ("b", 1.0)], {("a", 1.0): 3, ("b", 0.5): 1},
+     (first("a", source="self"), first("b", 1.0, "self"), Pick(2, "teacher"), Pick(3, "self"))),
+    # Of a same-task unit, out of the pick of its own group.
+    ([Pick(2, task="a"), Pick(9, task="b")], [("a", 0.0)], {("a", 1.0): 2, ("b", 1.0): 9},
+     (first("a"), Pick(1, task="a"), Pick(9, task="b"))),
+    # What the buffer has nothing for stays as planned.
+    ([Pick(3)], [("a", 0.0)], {("a", 0.0): 5, ("b", 1.0): 5}, (Pick(3),)),
+    ([Pick(3, task="b")], [("a", 0.0)], {("a", 1.0): 5}, (Pick(3, task="b"),)),
+    # One stored row completes one group, and there are never more than replayed rows.
+    ([Pick(9)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 1, ("b", 1.0): 4},
+     (first("a"), first("b"), Pick(7))),
+    ([Pick(1)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 9, ("b", 1.0): 9}, (first("a"),)),
+]  # fmt: skip
 
 
-def test_what_the_buffer_has_nothing_for_stays_as_planned() -> None:
-    planned = (Pick(3),)
-    assert with_completions(planned, [("a", 0.0)], {("a", 0.0): 5, ("b", 1.0): 5}) == planned
-    assert with_completions((Pick(3, task="b"),), [("a", 0.0)], {("a", 1.0): 5}) == (Pick(3, task="b"),)
-
-
-def test_one_stored_row_completes_one_group_and_completions_never_exceed_the_replayed_rows() -> None:
-    flat = [("a", 0.0), ("a", 0.0), ("b", 0.0)]
-    assert with_completions([Pick(9)], flat, {("a", 1.0): 1, ("b", 1.0): 4}) == (
-        Pick(1, task="a", reward_other_than=0.0),
-        Pick(1, task="b", reward_other_than=0.0),
-        Pick(7),
-    )
-    assert with_completions([Pick(1)], flat, {("a", 1.0): 9, ("b", 1.0): 9}) == (
-        Pick(1, task="a", reward_other_than=0.0),
-    )
+@pytest.mark.parametrize(("picks", "flat", "stored", "completed"), COMPLETED)
+def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
+    picks: list[Pick], flat: list[tuple[str, float]], stored: dict[tuple[str, float], int], completed: tuple[Pick, ...]
+) -> None:
+    assert with_completions(picks, flat, stored) == completed
 
 
 def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:

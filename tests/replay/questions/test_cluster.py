@@ -30,11 +30,6 @@ def sentence(store: ReplayStore) -> str:
     return re.sub(r"\b\d+ (s|min|h|d)\b", "N s", text)
 
 
-def who(store: ReplayStore) -> tuple[str, str | None]:
-    waits = cluster(store)["waits"]
-    return waits["who"], waits["advice"]
-
-
 def lead(store: ReplayStore, *, lease_s: float = 600.0) -> None:
     store.roles.lead(RUN, "learner-1", lease_s=lease_s)
 
@@ -121,14 +116,6 @@ def test_reasons_are_grouped_the_most_frequent_first(store: ReplayStore) -> None
     ]
 
 
-def test_evaluations_are_counted_apart(store: ReplayStore) -> None:
-    issue(store, [0], purpose=EVALUATION)
-    store.tickets.finish_evaluation(claim(store)[0], {"success": True})
-    answer = cluster(store)
-    assert {state: count for state, count in answer["evaluations"].items() if count} == {"queued": 1, "done": 1}
-    assert answer["counts"]["done"] == 0
-
-
 # Who takes part
 
 
@@ -179,95 +166,55 @@ def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStor
 # Who waits for whom
 
 
-def test_a_run_of_the_loop_waits_for_nobody(store: ReplayStore) -> None:
+def test_who_waits_in_each_state_of_a_run(store: ReplayStore) -> None:
+    """One run, step by step: what is said, who waits, and who has to be started."""
+
+    def says(text: str, who: str, advice: str | None = None) -> None:
+        waits = cluster(store)["waits"]
+        assert (sentence(store), waits["who"], waits["advice"]) == (text, who, advice)
+
     lead(store)
-    assert sentence(store) == "No ticket has been issued: the training process collects by itself."
-
-
-def test_workers_wait_for_the_first_tickets(store: ReplayStore) -> None:
+    says("No ticket has been issued: the training process collects by itself.", "nobody")
     work(store)
-    lead(store)
-    assert sentence(store) == "Workers wait for tickets: the learner has issued none yet."
-
-
-def test_learner_waits_for_groups_of_its_batch(store: ReplayStore) -> None:
-    work(store)
-    lead(store)
+    says("Workers wait for tickets: the learner has issued none yet.", "workers")
     issue(store, range(4))
     issue(store, [4, 5], iteration=2)
-    collect(store, 2)
-    claim(store, "worker-2")
-    text = "The learner waits for 3 of 4 groups of batch 1; the oldest episode was issued N s ago"
-    assert sentence(store) == f"{text} and is with worker-2."
-    assert who(store) == ("learner", None)
-    sql(store, "update tickets set due = due - 1000 where holder = 'worker-2' and state = 'leased'")
-    assert sentence(store) == f"{text}, and the lease of worker-2 on it is over: another worker may claim it."
-
-
-def test_learner_waits_for_an_episode_that_nobody_has_claimed(store: ReplayStore) -> None:
-    work(store)
-    lead(store)
-    issue(store, [0])
-    text = "The learner waits for 1 of 1 group of batch 1; the oldest episode was issued N s ago"
-    assert sentence(store) == f"{text}, and no worker has claimed it."
-
-
-def test_learner_waits_and_no_worker_is_there(store: ReplayStore) -> None:
-    lead(store)
-    issue(store, [0])
-    assert sentence(store) == "The learner waits for 1 of 1 group of batch 1, and no worker takes part."
-    work(store)
+    begin = "The learner waits for 4 of 4 groups of batch 1"
+    oldest = "; the oldest episode was issued N s ago"
+    says(f"{begin}{oldest}, and no worker has claimed it.", "learner")
     silence(store, "workers")
-    assert cluster(store)["waits"]["text"].startswith("The learner waits for 1 of 1 group of batch 1, and no ")
-    assert sentence(store).endswith("no worker has reported for N s.")
-    assert who(store) == ("learner", "worker")
-
-
-def test_learner_waits_and_no_engine_serves(store: ReplayStore) -> None:
-    lead(store)
+    says(f"{begin}, and no worker has reported for N s.", "learner", "worker")
     work(store)
     serve(store, "publishing")
-    issue(store, [0])
-    assert sentence(store) == "The learner waits for 1 of 1 group of batch 1, and no engine is serving."
+    says(f"{begin}, and no engine is serving.", "learner")
     serve(store)
     silence(store, "engines")
-    assert "engine" not in sentence(store)
-
-
-def test_learner_waits_for_evaluations_first(store: ReplayStore) -> None:
-    work(store)
-    lead(store)
-    issue(store, [0])
-    issue(store, [1], purpose=EVALUATION)
+    collect(store, 2)
     claim(store, "worker-2")
-    assert sentence(store) == (
-        "The learner waits for 2 evaluation episodes; the oldest episode was issued N s ago and is with worker-2."
-    )
-
-
-def test_workers_wait_while_the_learner_updates(store: ReplayStore) -> None:
-    work(store)
-    lead(store)
-    issue(store, [0])
-    collect(store, 2)
-    assert sentence(store) == "Workers wait for tickets: the learner updates."
-    assert who(store) == ("workers", None)
-
-
-def test_nobody_waits_while_the_next_batch_is_collected(store: ReplayStore) -> None:
-    work(store)
-    lead(store)
-    issue(store, [0])
-    issue(store, [1, 2], iteration=2)
-    collect(store, 2)
-    assert sentence(store) == "Nobody waits: the learner updates, and workers collect 4 issued episodes."
-    assert who(store) == ("nobody", None)
+    begin = "The learner waits for 3 of 4 groups of batch 1"
+    says(f"{begin}{oldest} and is with worker-2.", "learner")
+    sql(store, "update tickets set due = due - 1000 where holder = 'worker-2' and state = 'leased'")
+    says(f"{begin}{oldest}, and the lease of worker-2 on it is over: another worker may claim it.", "learner")
+    issue(store, [9], purpose=EVALUATION)
+    says(f"The learner waits for 2 evaluation episodes{oldest}, and no worker has claimed it.", "learner")
+    store.tickets.revoke(RUN, EVALUATION, "enough")
+    collect(store, 6)
+    says("Nobody waits: the learner updates, and workers collect 4 issued episodes.", "nobody")
     serve(store, "publishing")
-    assert sentence(store) == "The learner updates, and workers wait for an engine: no engine is serving."
+    says("The learner updates, and workers wait for an engine: no engine is serving.", "workers")
     silence(store, "workers")
-    text = "The learner updates, but nobody collects 4 issued episodes: no worker has reported for N s."
-    assert sentence(store) == text
-    assert who(store) == ("nobody", "worker")
+    gone = "no worker has reported for N s"
+    says(f"The learner updates, but nobody collects 4 issued episodes: {gone}.", "nobody", "worker")
+    work(store)
+    lead(store, lease_s=-5.0)
+    over = "the lease of the learner learner-1 is over since N s"
+    says(f"Workers still collect 4 issued episodes, but {over}.", "nobody", "learner")
+    collect(store, 4)
+    says(f"Workers wait for a learner: {over}.", "workers", "learner")
+    lead(store)
+    says("Workers wait for tickets: the learner updates.", "workers")
+    store.roles.end_run(RUN)
+    says("The run has ended: nobody waits.", "nobody")
 
 
 def test_a_learner_that_updates_meanwhile_does_not_wait_for_an_earlier_batch(store: ReplayStore) -> None:
@@ -296,25 +243,6 @@ def test_a_learner_whose_batch_is_whole_does_not_wait_for_the_next_one(store: Re
     close(store, 0)
     learn(store, 2, planned_for=1)
     assert sentence(store).startswith("The learner waits for 1 of 1 group of batch 2;")
-
-
-def test_workers_wait_for_a_learner_that_is_gone(store: ReplayStore) -> None:
-    work(store)
-    issue(store, [0])
-    assert sentence(store) == "Workers still collect 2 issued episodes, but no learner leads this run."
-    lead(store, lease_s=-5.0)
-    found = cluster(store)["leader"]
-    assert (found["id"], found["holds"]) == ("learner-1", False)
-    collect(store, 2)
-    assert sentence(store) == "Workers wait for a learner: the lease of the learner learner-1 is over since N s."
-    assert who(store) == ("workers", "learner")
-
-
-def test_nobody_waits_once_the_run_has_ended(store: ReplayStore) -> None:
-    issue(store, [0])
-    store.roles.end_run(RUN)
-    assert sentence(store) == "The run has ended: nobody waits."
-    assert cluster(store)["ended"]
 
 
 def test_other_runs_play_no_part(store: ReplayStore) -> None:

@@ -14,6 +14,8 @@ from tests.fakes.records import RUN, FreshRows, add_run, new_store, sql
 
 WINS = FreshRows(1, rates=(1.0,), run="wins", source="teacher")
 """A group of four successes from elsewhere, advantage 0.5 each."""
+LOST = FreshRows(1, rates=(0.0,), run="lost", source="teacher")
+TASKS = {"environment": {"task_pool": 4}, "batch": {"trajectories": 8, "group_size": 4}}
 
 
 def said(tmp_path: Path, *rows: FreshRows, config: dict[str, Any] | None = None, **replay: Any) -> list[str]:
@@ -29,71 +31,44 @@ def said(tmp_path: Path, *rows: FreshRows, config: dict[str, Any] | None = None,
     return found
 
 
-def test_a_source_that_no_row_has_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    sources = {"techer": 0.5, "self": 0.5}
-    assert said(tmp_path, WINS, sources=sources) == [
-        "source 'techer' can give nothing: no row has it, but rows have 'teacher'."
-    ]
-
-
-def test_a_source_that_is_still_to_come_is_named(tmp_path: Path) -> None:
-    assert said(tmp_path, sources={"teacher": 1.0}) == [
-        "source 'teacher' can give nothing: no row has it yet: import or attach some."
-    ]
-    assert said(tmp_path, attach={"earlier": "elsewhere"}) == [
-        "source 'earlier' can give nothing: no row has it yet: import or attach some."
-    ]
-
-
-def test_rows_that_a_run_is_about_to_collect_are_not_missed(tmp_path: Path) -> None:
-    hindsight = {"hindsight": {"enable": True}, "sources": {"self": 0.5, "hindsight": 0.5}}
-    assert said(tmp_path, **hindsight) == []
-
-
 @pytest.mark.parametrize(
-    ("replay", "reason"),
+    ("rows", "replay", "source", "reason"),
     [
-        ({"sources": {"self": 1.0}, "attach": {"teacher": "x"}}, "replay.sources leaves out the last of its 4 rows"),
-        ({"unknown_staleness": "refuse"}, "replay.unknown_staleness leaves out the last of its 4 rows"),
-        ({"sampler": "recency"}, "replay.sampler recency needs staleness, unknown of its 4 rows"),
-        (
-            {"unit": "group", "successful_only": False},
-            "replay.unit group takes whole groups of 8, and its 4 rows make up none",
-        ),
+        ([WINS], {"sources": {"techer": 0.5, "self": 0.5}}, "techer", "no row has it, but rows have 'teacher'"),
+        ([], {"sources": {"teacher": 1.0}}, "teacher", "no row has it yet: import or attach some"),
+        ([], {"attach": {"earlier": "elsewhere"}}, "earlier", "no row has it yet: import or attach some"),
+        ([WINS], {"sources": {"self": 1.0}, "attach": {"teacher": "x"}}, "teacher",
+         "replay.sources leaves out the last of its 4 rows"),
+        ([WINS], {"unknown_staleness": "refuse"}, "teacher",
+         "replay.unknown_staleness leaves out the last of its 4 rows"),
+        ([LOST], {}, "teacher", "replay.successful_only leaves out the last of its 4 rows"),
+        ([WINS], {"sampler": "recency"}, "teacher",
+         "replay.sampler recency needs staleness, unknown of its 4 rows"),
+        ([WINS], {"unit": "group", "successful_only": False}, "teacher",
+         "replay.unit group takes whole groups of 8, and its 4 rows make up none"),
     ],
-)
-def test_what_leaves_out_all_rows_of_a_source_is_named(tmp_path: Path, replay: dict[str, Any], reason: str) -> None:
-    assert said(tmp_path, WINS, **replay) == [f"source 'teacher' can give nothing: {reason}."]
+)  # fmt: skip
+def test_a_source_that_can_give_nothing_is_named_with_the_reason(
+    tmp_path: Path, rows: list[FreshRows], replay: dict[str, Any], source: str, reason: str
+) -> None:
+    assert said(tmp_path, *rows, **replay) == [f"source {source!r} can give nothing: {reason}."]
 
 
-def test_rows_without_a_success_are_left_out_by_that_key(tmp_path: Path) -> None:
-    lost = FreshRows(1, rates=(0.0,), run="lost", source="teacher")
-    reason = "replay.successful_only leaves out the last of its 4 rows"
-    assert said(tmp_path, lost) == [f"source 'teacher' can give nothing: {reason}."]
-
-
-def test_rows_that_the_sampler_gives_no_weight_are_left_out_by_it(tmp_path: Path) -> None:
-    said(tmp_path, WINS)
-    sql(tmp_path / "replay.sqlite", "update trajectories set advantage = 0")
-    assert said(tmp_path) == [
-        "source 'teacher' can give nothing: replay.sampler success gives none of its 4 rows a weight; uniform would."
-    ]
-
-
-def test_rows_of_other_tasks_can_not_be_members_of_a_runs_groups(tmp_path: Path) -> None:
-    config = {"environment": {"task_pool": 4}, "batch": {"trajectories": 8, "group_size": 4}}
-    own = FreshRows(1)
-    assert said(tmp_path, own, WINS, config=config, unit="trajectory") == []
-    sql(tmp_path / "replay.sqlite", "pragma foreign_keys = off")
-    sql(tmp_path / "replay.sqlite", "update trajectories set task = 'another' where source = 'teacher'")
-    assert said(tmp_path, config=config, unit="trajectory") == [
-        "source 'teacher' can give nothing: replay.unit trajectory takes rows of tasks that the run collects, and none "
-        "of its 4 rows is of one so far."
-    ]
-
-
-def test_a_source_that_can_give_something_is_not_named(tmp_path: Path) -> None:
+def test_a_source_that_can_give_something_or_is_still_to_be_collected_is_not_named(tmp_path: Path) -> None:
+    assert said(tmp_path, hindsight={"enable": True}, sources={"self": 0.5, "hindsight": 0.5}) == []
     assert said(tmp_path, FreshRows(1), WINS) == []
+    assert said(tmp_path, config=TASKS, unit="trajectory") == []
+
+
+def test_rows_without_a_weight_and_rows_of_other_tasks_are_named(tmp_path: Path) -> None:
+    said(tmp_path, FreshRows(1), WINS)
+    sql(tmp_path / "replay.sqlite", "update trajectories set advantage = 0 where source = 'teacher'")
+    reason = "replay.sampler success gives none of its 4 rows a weight; uniform would"
+    assert said(tmp_path) == [f"source 'teacher' can give nothing: {reason}."]
+    sql(tmp_path / "replay.sqlite", "update trajectories set advantage = 0.5")
+    sql(tmp_path / "replay.sqlite", "update trajectories set task = 'another' where source = 'teacher'")
+    reason = "replay.unit trajectory takes rows of tasks that the run collects, and none of its 4 rows is of one so far"
+    assert said(tmp_path, config=TASKS, unit="trajectory") == [f"source 'teacher' can give nothing: {reason}."]
 
 
 class Never(Sampler):

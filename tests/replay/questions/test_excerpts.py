@@ -41,11 +41,6 @@ def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_
     assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
 
 
-def test_long_texts_are_cut() -> None:
-    found = in_few_words((Message("user", "ab " * 1000), Message("assistant", "x" * 201)))
-    assert found == {"prompt": ("ab " * 67)[:MOST_SHORT] + "...", "answer": "x" * MOST_SHORT + "..."}
-
-
 def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
@@ -72,3 +67,8 @@ def test_ls_prints_both_and_how_far_a_row_had_drifted(tmp_path: Path) -> None:
     assert titles[-5:] == ["drift", "most", "state", "prompt", "last answer"]
     assert first[-5:] == ["1.250", "3.50", "eligible", f"'Where{'e' * 43}...'", r"'in\x1b the drawer'"]
     assert second[-5:] == ["-", "-", "eligible", "'Where is the key?'", "'in the drawer'"]
+
+
+def test_long_texts_are_cut() -> None:
+    found = in_few_words((Message("user", "ab " * 1000), Message("assistant", "x" * 201)))
+    assert found == {"prompt": ("ab " * 67)[:MOST_SHORT] + "...", "answer": "x" * MOST_SHORT + "..."}

@@ -139,40 +139,6 @@ def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
         questions.task(store, "task-1", after="nobody")
 
 
-def test_policies_of_a_long_run_are_told_together(store: ReplayStore) -> None:
-    collected = [FreshRows(iteration, size=2) for iteration in range(1, 101)]
-    groups = [group for each in collected for group in each.groups]
-    store.append([task()], groups, [row for each in collected for row in each.trajectories])
-    versions = questions.task(store, "task-1")["versions"]
-    # 100 versions in steps of 99 // 40 + 1 = 3.
-    assert len(versions) == 34
-    assert [(v["first"], v["last"], v["attempts"]) for v in versions][-2:] == [(96, 98, 6), (99, 99, 2)]
-
-
-def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
-    store = tried(location)
-    store.append([task("task-2")], [], [])
-    for prefix, which in (("nope", "none"), ("", "none"), ("task-", "more than one: task-1, task-2")):
-        with pytest.raises(ReplayError, match=f"HASH must be the beginning of one task's hash in .* begins {which}"):
-            questions.task(store, prefix)
-
-
-def test_answers_take_as_many_queries_for_much_as_for_little(location: Location) -> None:
-    store = trained(location, drawn=1)
-    with counted() as few:
-        questions.iteration(store, RUN, 3)
-        questions.task(store, "task-1")
-    other = new_store(location, "run-2")
-    for iteration in (1, 2):
-        FreshRows(iteration, rates=(0.5,) * 40, run="run-2").append_to(other)
-    for iteration in (4, 5):
-        iterate(store, iteration, make_sampler("uniform", 0), count=8)
-    with counted() as many:
-        questions.iteration(store, RUN, 5)
-        questions.task(store, "task-1")
-    assert len(few) == len(many) <= 20
-
-
 def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
     store = trained(path)
@@ -189,3 +155,21 @@ def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
             scans = [step for step in plan if step.startswith("SCAN") and "anon_" not in step]
             assert not scans, (statement, scans)
             assert not [step for step in plan if "trajectories_by_run" in step], statement
+
+
+def test_policies_of_a_long_run_are_told_together(store: ReplayStore) -> None:
+    collected = [FreshRows(iteration, size=2) for iteration in range(1, 101)]
+    groups = [group for each in collected for group in each.groups]
+    store.append([task()], groups, [row for each in collected for row in each.trajectories])
+    versions = questions.task(store, "task-1")["versions"]
+    # 100 versions in steps of 99 // 40 + 1 = 3.
+    assert len(versions) == 34
+    assert [(v["first"], v["last"], v["attempts"]) for v in versions][-2:] == [(96, 98, 6), (99, 99, 2)]
+
+
+def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
+    store = tried(location)
+    store.append([task("task-2")], [], [])
+    for prefix, which in (("nope", "none"), ("", "none"), ("task-", "more than one: task-1, task-2")):
+        with pytest.raises(ReplayError, match=f"HASH must be the beginning of one task's hash in .* begins {which}"):
+            questions.task(store, prefix)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
 from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
-from replay.errors import ContentGone, DamagedDatabase
+from replay.errors import ContentGone
 from replay.questions import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
@@ -72,75 +71,15 @@ def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
     )
     replayed = ("trajectories_replayed", "staleness_mean", "staleness_max")
     assert tuple(answer["draws"][name] for name in replayed) == sql(resumed_run, plain)[0]
-
-
-def test_summary_by_hand(resumed_run: ReplayStore) -> None:
-    answer = questions.summary(resumed_run)
-    # 5 x 8 rows of 6 tokens, 3 of them sampled; 2 + 1 successes of 8.
-    assert (answer["trajectories"], answer["tokens"], answer["action_tokens"], answer["successes"]) == (
-        40,
-        240,
-        120,
-        15,
-    )
-    assert {state: row["trajectories"] for state, row in answer["states"].items()} == {
-        "eligible": 32,
-        "orphaned": 8,
-    }
-    assert answer["draws"]["fresh"] == 32
-    assert answer["draws"]["replay"] == 9
-    assert answer["draws"]["reserved"] == 3
+    # 5 x 8 rows, 8 of them of the iteration that was resumed over; 4 x 8 fresh draws and 3 x 3 of replay.
+    states = {state: row["trajectories"] for state, row in answer["states"].items()}
+    assert states == {"eligible": 32, "orphaned": 8}
+    assert [answer["draws"][name] for name in ("fresh", "replay", "reserved")] == [32, 9, 3]
     assert answer["stop_reasons"] == {"final": 40}
     assert questions.summary(resumed_run, "another run")["trajectories"] == 0
 
 
-@pytest.mark.parametrize("number", [math.inf, 1e308])
-def test_mean_of_numbers_that_nobody_wrote_is_refused(store: ReplayStore, number: float) -> None:
-    """Infinity is no JSON, and the drift of an update that was taken is finite."""
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, make_sampler("uniform", 0), count=2)
-    sql(store, "update draws set drift_mean = ? where stream = 'replay'", number)
-    with pytest.raises(DamagedDatabase, match="draws.drift_mean"), store.naming_damage():
-        json.dumps(questions.summary(store), allow_nan=False)
-
-
-def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:
-    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
-    assert questions.summary(resumed_run)["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
-    assert questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"] == {
-        "mean": 1.5,
-        "max": 2,
-        "known": 16,
-    }
-    assert questions.summary(resumed_run, "another run")["staleness"] == {"mean": None, "max": None, "known": 0}
-
-
-def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
-    answer = questions.summary(new_store(location))
-    json.dumps(answer, allow_nan=False)
-    assert (answer["trajectories"], answer["tokens"], answer["reward_mean"], answer["states"]) == (
-        0,
-        0,
-        None,
-        {},
-    )
-
-
-def test_listing_counts_uses_and_staleness(resumed_run: ReplayStore) -> None:
-    rows = listed(resumed_run)
-    assert len(rows) == 40
-    plain: dict[Any, Any] = dict(
-        sql(
-            resumed_run, "select trajectory, count(*) from draws where state='committed' and stream='replay' group by 1"
-        )
-    )
-    assert {row["id"]: row["uses"] for row in rows} == {row["id"]: plain.get(row["id"], 0) for row in rows}
-    # The newest policy is 4; rows of iteration i were sampled by policy i - 1.
-    assert {(row["iteration"], row["staleness"]) for row in rows} == {(1, 4), (2, 3), (3, 2), (4, 1)}
-    assert {row["uses"] for row in rows if row["state"] == "orphaned"} == {0}
-
-
-def test_trajectory_tells_its_tokens_and_every_use(resumed_run: ReplayStore) -> None:
+def test_trajectory_has_its_tokens_as_numbers_and_every_use(resumed_run: ReplayStore) -> None:
     most = listed(resumed_run, sort=Sort.uses)[0]
     answer = questions.trajectory(resumed_run, most["id"])
     json.dumps(answer, allow_nan=False)
@@ -149,60 +88,37 @@ def test_trajectory_tells_its_tokens_and_every_use(resumed_run: ReplayStore) -> 
     assert segment["authors"] == ["template", "user", "llm", "llm", "env", "llm"]
     assert segment["loss_mask"] == [False, False, True, True, False, True]
     assert segment["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    plain = sql(
-        resumed_run,
-        "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2",
-        most["id"],
-    )
-    assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == plain
-    # Once as a fresh row.
-    assert len(plain) == most["uses"] + 1 >= 2
-    assert answer["group"]["id"] == most["group"]
-    assert answer["task"]["payload"] == '{"hops":2,"store":{"k1":"drawer"}}'
-    assert [message["role"] for message in answer["messages"]] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    plain = "select iteration, slot from draws where trajectory = ? and state = 'committed' order by 1, 2"
+    assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == sql(resumed_run, plain, most["id"])
+    assert len(answer["uses"]) == most["uses"] + 1 >= 2  # once as a fresh row
     assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
+
+
+def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:
+    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
+    assert questions.summary(resumed_run)["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
+    newer = questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"]
+    assert newer == {"mean": 1.5, "max": 2, "known": 16}
+    assert questions.summary(resumed_run, "another run")["staleness"] == {"mean": None, "max": None, "known": 0}
+
+
+def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
+    answer = questions.summary(new_store(location))
+    json.dumps(answer, allow_nan=False)
+    numbers = (answer["trajectories"], answer["tokens"], answer["reward_mean"], answer["states"])
+    assert numbers == (0, 0, None, {})
 
 
 def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("abc1"), trajectory("abc2"), trajectory("%bc"), trajectory("abc2x")])
     assert questions.find(store, "abc1") == "abc1"
     assert questions.find(store, "%") == "%bc"
-    for prefix, message in (
-        ("zz", "got 'zz', which begins none"),
-        ("abc", "got 'abc', which begins more than one: abc1, abc2, abc2x"),
-        ("", "got '', which begins"),
-        ("_", "begins none"),
-        ("ABC1", "begins none"),
-        ("' or 1=1 --", "begins none"),
-        ("\x00", "begins none"),
-        ("\ud800", "begins none"),
-    ):
-        with pytest.raises(ReplayError, match=message):
+    assert questions.find(store, "abc2") == "abc2"  # whole, though another begins with it
+    with pytest.raises(ReplayError, match="got 'abc', which begins more than one: abc1, abc2, abc2x"):
+        questions.find(store, "abc")
+    for prefix in ("", "zz", "_", "ABC1", "' or 1=1 --", "\x00", "\ud800"):
+        with pytest.raises(ReplayError, match="which begins"):
             questions.find(store, prefix)
-
-
-def test_whole_id_is_found_though_another_begins_with_it(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("abc"), trajectory("abcd")])
-    assert questions.find(store, "abc") == "abc"
-
-
-def test_corrupt_trajectory_is_told_and_not_shown(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set tokens = ?", bytes(40))
-    with pytest.raises(CorruptTrajectory, match="trajectory a must read back as it was written"):
-        questions.trajectory(store, "a")
-
-
-def test_metrics_that_are_no_numbers_leave_a_gap(store: ReplayStore) -> None:
-    for iteration, value in enumerate([1.0, float("nan"), float("inf"), 4.0]):
-        store.add_metrics(RUN, iteration, {"loss": value})
-    assert questions.metric_series(store, RUN) == {"loss": [(0, 1.0), (3, 4.0)]}
 
 
 def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: ReplayStore) -> None:
@@ -315,11 +231,6 @@ def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
 
 
-def test_tokens_of_a_row_with_more_turns_than_replies_have_none(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a", num_turns=3)])
-    assert questions.tokens(store, "a")["turns"] == [None] * 6
-
-
 def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
     whole = questions.tokens(split, "a", 2, codec_of=in_bytes)
     part = questions.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
@@ -356,14 +267,6 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
         assert found["texts"] == texts[first : first + 15]
 
 
-def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
-    most = listed(resumed_run, sort=Sort.uses)[0]
-    last = questions.overview(resumed_run, most["id"])["uses"][-1]
-    answer = questions.tokens(resumed_run, most["id"])
-    assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
-    assert last["makes_policy_version"] == last["iteration"]
-
-
 def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(store: ReplayStore) -> None:
     store.append([task()], [group()], [trajectory("a")])
     sql(store, "update segments set tokens = ?", bytes(40))
@@ -372,17 +275,6 @@ def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(store: ReplayS
     assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
     with pytest.raises(CorruptTrajectory):
         questions.tokens(store, "a")
-
-
-def test_damaged_scores_are_told_and_not_shown(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
-    sql(store, "update token_scores set log_probs = ?", bytes(40))
-    answer = questions.tokens(store, "a")
-    assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
-    assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    (segment,) = questions.trajectory(store, "a")["segments"]
-    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
 def test_overview_of_a_forgotten_row_keeps_its_numbers(store: ReplayStore) -> None:
@@ -445,3 +337,27 @@ def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(store: 
     found = questions.progress(store, run)
     assert (found["state"], found["iteration"], found["mark"]) == ("finished", 4, "4.2")
     assert questions.progress(store, run_record("run-2"))["state"] == "imported"
+
+
+def test_damaged_scores_are_told_and_not_shown(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a")])
+    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
+    sql(store, "update token_scores set log_probs = ?", bytes(40))
+    answer = questions.tokens(store, "a")
+    assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
+    assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
+    (segment,) = questions.trajectory(store, "a")["segments"]
+    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
+
+
+def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
+    most = listed(resumed_run, sort=Sort.uses)[0]
+    last = questions.overview(resumed_run, most["id"])["uses"][-1]
+    answer = questions.tokens(resumed_run, most["id"])
+    assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
+    assert last["makes_policy_version"] == last["iteration"]
+
+
+def test_tokens_of_a_row_with_more_turns_than_replies_have_none(store: ReplayStore) -> None:
+    store.append([task()], [group()], [trajectory("a", num_turns=3)])
+    assert questions.tokens(store, "a")["turns"] == [None] * 6

@@ -83,17 +83,12 @@ def test_tasks_are_sorted_by_what_is_asked_the_greatest_first(
     assert listed(store, sort) == order
 
 
-def test_row_tells_attempts_draws_and_drift(store: ReplayStore) -> None:
-    answer = questions.task_list(store, RUN, limit=1)
-    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
-    assert (answer["tasks"], answer["never_solved"], len(answer["rows"])) == (4, 2, 1)
-    (row,) = answer["rows"]
-    assert (row["hash"], row["environment"], row["prompt"]) == ("hard", "lookup_chain", "Where is the key?")
-    assert (row["attempts"], row["successes"], row["last_iteration"], row["eligible"]) == (3, 0, 2, 3)
-    assert (row["replayed"], row["drift_mean"], row["drift_max"]) == (2, 2.0, 9.0)
-
-
 def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> None:
+    answer = questions.task_list(store, RUN, limit=1)
+    assert (answer["tasks"], answer["never_solved"], len(answer["rows"])) == (4, 2, 1)
+    drawn = answer["rows"][0]
+    assert (drawn["prompt"], drawn["replayed"]) == ("Where is the key?", 2)
+    assert (drawn["drift_mean"], drawn["drift_max"]) == (2.0, 9.0)
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)

@@ -27,11 +27,6 @@ from tests.fakes.records import (
 )
 
 
-def place(store: ReplayStore, ids: list[str]) -> list[tuple[int, int]]:
-    """(iteration, slot): what stays the same when a run is resumed and ids change."""
-    return [(row.record.iteration, row.record.slot) for row in store.read(ids)]
-
-
 def test_draw_reserves_slots_with_probability_and_staleness(store: ReplayStore) -> None:
     FreshRows(1, rates=(0.5, 0.75)).append_to(store)
     drawn = store.draw(request(3, 4), make_sampler("success", 0))
@@ -63,6 +58,7 @@ def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(s
     assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
     FreshRows(1, rates=(0.5, 0.25)).append_to(file_store)
     program = (
@@ -165,10 +161,7 @@ def test_orphans_are_never_drawn(store: ReplayStore) -> None:
     iterate(store, 2, sampler, attempt=1)
     drawn = store.draw(request(3, 99), sampler)
     assert len(drawn) == 16
-    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {
-        (1, 0),
-        (2, 1),
-    }
+    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {(1, 0), (2, 1)}
 
 
 def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> FreshRows:

@@ -7,7 +7,6 @@ from typing import Any
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.sampling.index import EligibleIndex
-from replay.storage.retention import Capacity
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, policy, run_record, sql
 from tests.fakes.replay_command import rows_read
 
@@ -95,22 +94,6 @@ def followed(store: ReplayStore, index: EligibleIndex) -> EligibleIndex:
     with store.reading() as connection:
         index.refresh(connection)
     return index
-
-
-def test_names_of_rows_that_are_gone_are_forgotten(store: ReplayStore) -> None:
-    index = EligibleIndex(RUN)
-    sizes = []
-    for iteration in range(1, 21):
-        FreshRows(iteration, rates=(0.5,) * 4, size=2).append_to(store)
-        store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=16))
-        followed(store, index)
-        sizes.append(len(index.codes["group"].names))
-    # Sixteen rows in eight groups are there, and 80 groups have been.
-    assert len(index) == 16
-    assert max(sizes) <= 32 + 4
-    names = [index.codes["group"].names[code] for code in index.columns["group"].tolist()]
-    whole = followed(store, EligibleIndex(RUN))
-    assert names == [whole.codes["group"].names[code] for code in whole.columns["group"].tolist()]
 
 
 def test_uses_change_no_row_s_place(store: ReplayStore) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 
 from context.authors import Author, AuthorTable
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
+from replay.sampling.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
-from replay.storage.databases import Location
 from tests.fakes.records import (
     AUTHORS,
     RUN,
@@ -60,6 +59,10 @@ def test_max_staleness_leaves_older_rows_out(store: ReplayStore) -> None:
     # Iteration i was collected by policy i - 1; iteration 7 is about to train policy 6.
     assert iterations(draw(store, 7, max_staleness=3)) == {4: 4, 5: 4, 6: 4}
     assert available(store, 8, max_staleness=3) == 8
+
+
+def test_groups_are_fresh_within_the_bound_also_where_a_resume_took_weights_back() -> None:
+    assert [may_be_fresh(ages, 2) for ages in ([0, 2], [1, 3], [-2, 0], [-3])] == [True, False, True, False]
 
 
 def test_rows_of_other_runs_have_unknown_staleness_which_can_be_refused(store: ReplayStore) -> None:
@@ -220,15 +223,9 @@ SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_draws_are_the_same_after_a_restart_and_after_refreshes(
     tmp_path: Path, name: str, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
-    check_restarts(lambda place: tmp_path / place, name, options, limits)
-
-
-def check_restarts(
-    new_location: Callable[[str], Location], name: str, options: dict[str, Any], limits: dict[str, Any]
-) -> None:
     outcomes = []
     for restarted in (False, True):
-        store = new_store(new_location(f"restarted-{restarted}"))
+        store = new_store(tmp_path / f"restarted-{restarted}")
         store.add_run(run_record("run-0"))
         store.add_policy(policy(0, run="run-0"))
         sampler, found = make_sampler(name, 3, options), []

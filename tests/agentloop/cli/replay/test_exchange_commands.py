@@ -32,7 +32,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: Path) -> None:
-    file = tmp_path / "wins.jsonl.zst"
+    file = tmp_path / "wins.jsonl.gz"
     output = ask("export", run, file, "--where", "success").output
     # 2 iterations of 2 groups of 4, half and a quarter of them successes.
     assert output.startswith(f"6 rows in {file} (")
