@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentloop.config import RunConfig
+from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.optimizer import WeightOptimizer
 from agentloop.learning.scoring import ScoredBatch
 
@@ -71,7 +72,8 @@ def _trainer(
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    clip = config.loss.fresh.ppo_clip
+    clip = config.loss.fresh.objective
+    assert isinstance(clip, PpoClip)
     folder = tempfile.mkdtemp()
     trainer = GRPOTrainer(
         model=model,

@@ -16,7 +16,7 @@ from agentloop.algorithms.heterogeneous import StreamLoss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss
 from agentloop.algorithms.objectives.objective import unclipped
 from agentloop.config import RunConfig
-from agentloop.config.sections.loss import LossSection, StreamLossSection
+from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserCodeFailed, UserError
 from agentloop.learning.batch import Batch
 from agentloop.learning.scoring import ScoredBatch
@@ -44,20 +44,27 @@ def stream_losses(section: LossSection) -> StreamLosses:
 
 
 def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
-    options = section.options_of(section.objective)
-    kind = OBJECTIVES.get(section.objective)
-    if kind is None:
-        function = load_function(section.objective, what=f"{where}.objective")
+    objective, missing = section.objective, section.missing_log_probs
+    if isinstance(objective, OwnObjective):
+        function = load_function(objective.name, what=f"{where}.objective")
         # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
-        built = StreamLoss(_own(function, options, where), whole_trajectories=True, needs_advantage=False)
+        own = _own(function, dict(objective.options), where)
+        built = StreamLoss(own, whole_trajectories=True, needs_advantage=False)
     else:
-        objective = partial(kind.function, **options)
-        built = StreamLoss(objective, None, kind.whole_trajectories, kind.needs_advantage)
-    other = OBJECTIVES.get(section.missing_log_probs)
-    if other is None:
+        kind = OBJECTIVES[objective.name]
+        built = StreamLoss(
+            partial(kind.function, **objective.model_dump(exclude={"name"})),
+            whole_trajectories=kind.whole_trajectories,
+            needs_advantage=kind.needs_advantage,
+        )
+    if isinstance(missing, PlainMissing):
         return built
-    missing = partial(other.function, **section.options_of(section.missing_log_probs))
-    return replace(built, missing=missing, needs_advantage=built.needs_advantage and other.needs_advantage)
+    other = OBJECTIVES[missing.name]
+    return replace(
+        built,
+        missing=partial(other.function, **missing.model_dump(exclude={"name"})),
+        needs_advantage=built.needs_advantage and other.needs_advantage,
+    )
 
 
 def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> Objective:
@@ -112,7 +119,7 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
         if _is_relabelled(batch.members[int(batch.trajectory[row])].trajectory):
             continue  # old log-probs are its anchor
         stream, section = (REPLAY, loss.replay) if batch.replay_mask[row] else (FRESH, loss.fresh)
-        if section.needs_behavior and section.missing_log_probs == "reject":
+        if section.rejects_missing:
             name = batch.trajectory_ids[int(batch.trajectory[row])]
             why = f"loss.{stream}.anchor is behavior"
             if section.anchor == "old":

@@ -47,6 +47,7 @@ from replay.store import ReplayStore
 SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _MOST_NAMED = 20
+_REJECT = {"name": "reject"}
 _ENDLESS = 1 << 30
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
@@ -200,7 +201,7 @@ class _ChatFile:
         unknown = self._report.replies - self._report.replies_with_log_probs
         loss = self._setting("loss", "replay", {})
         trains = self._setting("replay", "mode", "train") == "train"
-        rejects = isinstance(loss, dict) and loss.get("missing_log_probs", "reject") == "reject"
+        rejects = isinstance(loss, dict) and loss.get("missing_log_probs", _REJECT) == _REJECT
         if unknown and trains and rejects and loss.get("anchor") == "behavior":
             raise ExchangeError(
                 f"loss.replay.anchor of run {self._teaching.run.name} must be old to train on this file, got behavior "

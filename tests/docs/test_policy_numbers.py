@@ -54,9 +54,8 @@ def test_quantities_of_the_page_are_those_of_its_token() -> None:
 
 
 def weights(old: torch.Tensor, behavior: torch.Tensor, kind: CorrectionKind, **changes: Any) -> torch.Tensor:
-    options = {"level": "token", "mean": "product", "ratio_low": None, "ratio_high": None, "trace_high": None} | changes
     mask = torch.ones_like(old, dtype=torch.bool)
-    how = Correction(kind, **options)
+    how = Correction(kind, **changes)
     return correct(old, behavior, response_mask=mask, trajectory=torch.tensor([0]), correction=how).weights
 
 

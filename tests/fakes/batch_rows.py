@@ -26,8 +26,8 @@ from tests.fakes.records import AUTHORS, RUN, trajectory
 
 VOCABULARY = 23
 LOSS: dict[str, Any] = {
-    "fresh": {"anchor": "old", "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}},
-    "replay": {"anchor": "behavior", "ppo_clip": {"clip_low": 0.3, "clip_high": 0.6, "dual_clip": None}},
+    "fresh": {"anchor": "old", "objective": {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28}},
+    "replay": {"anchor": "behavior", "objective": {"name": "ppo_clip", "clip_low": 0.3, "clip_high": 0.6}},
 }
 """Bounds and anchors that differ between the streams."""
 _CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)", "x": "demonstration"}

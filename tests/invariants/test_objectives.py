@@ -56,9 +56,9 @@ def streams(name: str, tmp_path: Path) -> dict[str, Any]:
     """Of one objective for both streams, with rows of unknown log-probs among them."""
     if name == "own":
         (tmp_path / "own.py").write_text(OWN)
-        part: dict[str, Any] = {"objective": f"{tmp_path / 'own.py'}:spread", "options": {"power": 0.5}}
+        part: dict[str, Any] = {"objective": {"name": f"{tmp_path / 'own.py'}:spread", "options": {"power": 0.5}}}
     else:
-        part = {"objective": name, **({name: WIDE[name]} if name in WIDE else {})}
+        part = {"objective": {"name": name, **WIDE.get(name, {})}}
     fresh = {**part, "anchor": "behavior" if name == "exgrpo" else "old", "missing_log_probs": "luffy"}
     return {"fresh": fresh, "replay": {**part, "missing_log_probs": "recompute"}}
 

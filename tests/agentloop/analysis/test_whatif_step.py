@@ -48,7 +48,7 @@ def three_tokens(actor: Any) -> list[BatchRow]:
 
 
 def ready(actor: Any, rows: list[BatchRow], objective: str, **options: Any) -> Ready:
-    stream = {"objective": objective, **({objective: options} if options else {})}
+    stream = {"objective": {"name": objective, **options}}
     config = run_config(loss={"replay": stream})
     scored = scored_rows(actor, rows, old=actor)
     return Ready(WhatIfLoss(objective, config), stream_losses(config.loss), corrected(scored, config.loss)[0])

@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "replay": {"negative_weight": 0.5},
             "loss": {"replay": {"missing_log_probs": "bc"}},
         },
-        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay.bc.weighting is uniform, .*0.5",
+        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc .*.*0.5",
     ),
     (
         {"algorithm": "opo", "advantage": {"function": "a.py:f"}},
