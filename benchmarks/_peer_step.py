@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
+from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.optimizer import WeightOptimizer
-from agentloop.learning.scoring import ScoredBatch
 
 
 class TrlStep:

@@ -24,11 +24,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch
-from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.batch import Batch, ScoredBatch, score
+from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.optimizer import WeightOptimizer
-from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from agentloop.models.tiny import build_tokenizer

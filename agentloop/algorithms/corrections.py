@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.ratios import LOG_RATIO_BOUND, log_ratios
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
 
 CorrectionKind = Literal["none", "truncate", "mask", "rejection", "v_trace"]
 Level = Literal["token", "turn", "sequence"]

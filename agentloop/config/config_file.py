@@ -264,7 +264,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
             break
         path, value = (*path, part), value[part]
     entry = schema_entries().get(path)
-    inside = tuple(_inside(details["loc"][len(path) :], value, details["type"]))
+    inside = tuple(_inside(details["loc"][len(path) :], value))
     if inside:
         unknown = details["type"] == "extra_forbidden"
         rule = "be a known key" if unknown else details["msg"].partition("should ")[2] or "be given"
@@ -278,9 +278,9 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
     return _rule_of_several(details, path, place)
 
 
-def _inside(parts: Sequence[str | int], value: Any, kind: str) -> Iterator[str]:
+def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
     """The keys below a key; what else is in the place of an error are indices and names of kinds."""
-    for number, part in enumerate(parts, start=1):
+    for part in parts:
         if isinstance(value, Mapping) and part in value:
             yield str(part)
             value = value[part]

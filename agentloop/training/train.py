@@ -11,8 +11,8 @@ from typing import Literal
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.lead import check_ranks, serve_rank
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.gradients import stream_losses
+from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.checkpoint import (
     Checkpoint,

@@ -13,10 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import build_batch
-from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.batch import ScoredBatch, build_batch, score
+from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor

@@ -15,9 +15,8 @@ from torch import Tensor
 from agentloop.algorithms.kl import Estimator, KlGradient
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import OBJECTIVE_NAMES
-from agentloop.learning.batch import Batch
-from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.stream_losses import corrected
+from agentloop.learning.batch import Batch, ScoredBatch
+from agentloop.learning.gradients import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow

@@ -221,11 +221,6 @@ class LossSection(Section):
     )
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus.")
 
-    @property
-    def of_hinted(self) -> StreamLossSection:
-        """The loss of fresh rows that were sampled in sight of a hint."""
-        return self.fresh if self.hinted is None else self.hinted
-
     def parts(self) -> dict[str, StreamLossSection]:
         """The losses that are configured, by the names of their sections."""
         hinted = {} if self.hinted is None else {"hinted": self.hinted}

@@ -12,7 +12,7 @@ from agentloop.analysis.whatif.losses import WhatIfLoss
 from agentloop.analysis.whatif.measure import Ready, effect_of, made_ready, part_data
 from agentloop.analysis.whatif.result import AskedObjective, Effect, WhatIf, as_text
 from agentloop.errors import UserError
-from agentloop.learning.stream_losses import corrected, stream_losses
+from agentloop.learning.gradients import corrected, stream_losses
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     gradients,

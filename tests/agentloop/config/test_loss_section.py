@@ -8,7 +8,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from agentloop.errors import UserError
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.gradients import stream_losses
 from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
 
 STATES_THAT_CAN_NOT_BE_WRITTEN = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.batch import ScoredBatch
 from agentloop.models.actor import Actor
 from tests.fakes.batch_rows import (
     LOSS,
