@@ -74,6 +74,7 @@ def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
         behavior_log_probs=torch.zeros(rows, width),
         advantages=advantages[:, None] * action,
         replay_mask=torch.zeros(rows, dtype=torch.bool),
+        hinted=torch.zeros(rows, dtype=torch.bool),
         loss_weights=torch.ones(rows),
         temperature=torch.ones(rows),
         trajectory=torch.arange(rows),
