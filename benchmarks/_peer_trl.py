@@ -19,6 +19,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agentloop.config import RunConfig
+from agentloop.config.sections.loss import PpoClip
 from agentloop.environments import EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
@@ -123,7 +124,8 @@ def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) ->
 
     `others` are GRPOConfig's own.
     """
-    batch, loss, optimizer = config.batch, config.loss.fresh.ppo_clip, config.optimizer
+    batch, loss, optimizer = config.batch, config.loss.fresh.objective, config.optimizer
+    assert isinstance(loss, PpoClip)
     passes = batch.trajectories // rows
     settings: dict[str, Any] = {
         "output_dir": f"{config.run.folder}/trl",

@@ -23,11 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import Batch
-from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.batch import Batch, ScoredBatch, score
+from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.optimizer import WeightOptimizer
-from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import stream_losses
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from benchmarks._goals import show
@@ -90,6 +88,7 @@ def make_batch(kind: str, *, rows: int = ROWS) -> Batch:
         behavior_log_probs=torch.zeros(rows, width),
         advantages=advantages[:, None] * action,
         replay_mask=torch.zeros(rows, dtype=torch.bool),
+        hinted=torch.zeros(rows, dtype=torch.bool),
         loss_weights=torch.ones(rows),
         temperature=torch.ones(rows),
         trajectory=torch.arange(rows),

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.ratios import LOG_RATIO_BOUND, log_ratios
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
 
 CorrectionKind = Literal["none", "truncate", "mask", "rejection", "v_trace"]
 Level = Literal["token", "turn", "sequence"]
@@ -25,12 +25,11 @@ class Correction:
     """How one stream's weights come about. A unit is a token, a turn or a trajectory; see `correct`."""
 
     kind: CorrectionKind
-    level: Level
-    mean: Mean
-    ratio_low: float | None
-    """None: no bound."""
-    ratio_high: float | None
-    trace_high: float | None
+    level: Level = "token"
+    mean: Mean = "product"
+    ratio_low: float = 0.0
+    ratio_high: float = math.inf
+    trace_high: float = 1.0
     """For v_trace alone."""
 
 
@@ -74,8 +73,8 @@ def correct(
     logs = _unit_logs(
         old_log_probs, behavior_log_probs, response_mask, units=units, count=len(owners), correction=correction
     )
-    low = -math.inf if correction.ratio_low is None else math.log(correction.ratio_low)
-    high = math.inf if correction.ratio_high is None else math.log(correction.ratio_high)
+    low = -math.inf if correction.ratio_low == 0.0 else math.log(correction.ratio_low)
+    high = math.log(correction.ratio_high)
     inside = (logs >= low) & (logs <= high)
     match correction.kind:
         case "truncate":
@@ -122,8 +121,6 @@ def _unit_logs(
 
 def _traces(logs: Tensor, owners: Tensor, *, high: float, correction: Correction) -> Tensor:
     """log weight of each unit under v_trace, [U] nats."""
-    if correction.trace_high is None:
-        raise ValueError("trace_high must be a number for v_trace, got None.")
     order = owners.argsort(stable=True)
     firsts, owners = logs.clamp_max(high)[order], owners[order]
     traces = logs.clamp_max(math.log(correction.trace_high))[order]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from agentloop.algorithms.ratios import log_ratios
+from agentloop.algorithms.log_probs import log_ratios
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["plain", "straight_through", "importance"]

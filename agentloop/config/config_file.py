@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,12 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
         raise UserError(source + rule) from None
     free = next((path[:length] for length in range(1, len(path)) if _is_key(path[:length])), None)
     if free is not None:  # a key inside a free mapping: environment.options.hops
-        value = _with_inner(value_at(values, free), free, path[len(free) :], value, source)
+        inner = path[len(free) :]
+        entry = schema_entries()[free]
+        if isinstance(entry, Key) and entry.kinds and inner == (next(iter(entry.kinds[0])),):
+            value = {inner[0]: value}  # another kind: the options of the one before are none of its own
+        else:
+            value = _with_inner(value_at(values, free), free, inner, value, source)
     for name in reversed(free or path):
         value = {name: value}
     _lay_over(values, value, (), lambda _: source)
@@ -259,11 +264,26 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
             break
         path, value = (*path, part), value[part]
     entry = schema_entries().get(path)
+    inside = tuple(_inside(details["loc"][len(path) :], value))
+    if inside:
+        unknown = details["type"] == "extra_forbidden"
+        rule = "be a known key" if unknown else details["msg"].partition("should ")[2] or "be given"
+        got = "an unknown one" if unknown else _quoted(details["input"])
+        where = (*path, *inside)
+        return path, f"{place(where)}: {'.'.join(where)} must {rule}, got {got}. See configs/reference.yaml."
     if isinstance(entry, Key) and details["type"] != "value_error":
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
         default = entry.default_with(values["model"]["path"])
         return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
     return _rule_of_several(details, path, place)
+
+
+def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
+    """The keys below a key; what else is in the place of an error are indices and names of kinds."""
+    for part in parts:
+        if isinstance(value, Mapping) and part in value:
+            yield str(part)
+            value = value[part]
 
 
 def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> tuple[KeyPath, str]:

@@ -36,6 +36,7 @@ def describe_config(config: RunConfig) -> str:
     values = config.model_dump(mode="json")
     lines: list[str] = []
     depth = 0
+    explained: list[Any] = []  # what an earlier section has said of a key of the same name is not said again
     for path, entry in schema_entries().items():
         indent = "  " * (len(path) - 1)
         if not isinstance(entry, Key):
@@ -48,11 +49,17 @@ def describe_config(config: RunConfig) -> str:
         value = value_at(values, path)
         default = entry.default_with(config.model.path)
         differs = "" if value == default else f"  # default: {_flow(default)}"
-        rule = "" if entry.rule in _OBVIOUS else f" ({entry.rule})"
-        lines += _comment(entry.meaning + rule, indent)
+        rule = "" if entry.rule in _OBVIOUS or entry.kinds else f" ({entry.rule})"
+        if (path[-1], entry.meaning) not in explained:
+            lines += _comment(entry.meaning + rule, indent)
+            explained.append((path[-1], entry.meaning))
         if entry.model_default != entry.default:
             two = f"Default: {_flow(entry.default)}; where model.path names a model: {_flow(entry.model_default)}."
             lines += _comment(two, indent)
+        for kind in entry.kinds:
+            if kind not in explained:
+                explained.append(kind)
+                lines.append(f"{indent}#   {_flow(kind)}")
         lines.append(f"{indent}{path[-1]}: {_flow(value)}{differs}")
     return "\n".join(lines).strip() + "\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +25,9 @@ class Key:
     """Where model.path names a model."""
     meaning: str
     free: bool
-    """True: a mapping whose keys the configuration does not know (options of an environment)."""
+    """True: a mapping whose keys are no keys of the configuration (options of an environment)."""
+    kinds: tuple[Mapping[str, Any], ...] = ()
+    """What it may be, with the defaults of each kind; the first key says which one is meant."""
 
     def default_with(self, model: str | None) -> Any:
         """`model`: model.path."""
@@ -75,6 +77,19 @@ def _entries(
             yield KeySection(path, part.get("description") or section.get("description", ""))
             yield from _entries(section, definitions, defaults[name], path)
         else:
-            free = part.get("type") == "object"
+            kinds = tuple(_kinds(part.get("oneOf", ()), definitions))
+            free = bool(kinds) or part.get("type") == "object" or any("$ref" in each for each in part.get("anyOf", ()))
+            names = ", ".join(str(next(iter(kind.values()))) for kind in kinds)
+            rule = f"one of {names}, alone or with options" if kinds else rule_in_words(part)
             model_default = MODEL_DEFAULTS.get(path, defaults[name])
-            yield Key(path, rule_in_words(part), defaults[name], model_default, part.get("description", ""), free)
+            yield Key(path, rule, defaults[name], model_default, part.get("description", ""), free, kinds)
+
+
+def _kinds(parts: Iterable[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        if "oneOf" in part:
+            yield from _kinds(part["oneOf"], definitions)
+            continue
+        (tag, names), *options = definitions[part["$ref"].rsplit("/", 1)[1]]["properties"].items()
+        for name in names.get("enum", [names.get("const", "path/to/file.py:function")]):
+            yield {tag: name} | {key: option.get("default", {}) for key, option in options}

@@ -91,8 +91,8 @@ class RunConfig(Section):
     advantage: AdvantageSection = Field(default_factory=AdvantageSection, description="Advantages of trajectories.")
     loss: LossSection = Field(default_factory=LossSection, description="The heterogeneous on/off-policy loss.")
     kl: KlSection = Field(default_factory=KlSection, description="Distance to a reference policy.")
-    critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the policy.")
+    critic: CriticSection = Field(default_factory=CriticSection, description="Values of states (PPO).")
     sft: SftSection = Field(default_factory=SftSection, description="Supervised training on demonstrations of yours.")
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection, description="Held-out success.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="What survives a crash.")
@@ -129,15 +129,20 @@ class RunConfig(Section):
         trained = next((author.name for author in speakers if author.trained), None)
         hinted = "context.strategy is hint" if self.context.strategy == "hint" else None
         why = hinted or (f"context.authors has a trained author, {trained!r}" if trained else None)
-        for name, section in (("fresh", self.loss.fresh), ("replay", self.loss.replay)):
-            needed = name == "fresh" or self.mix_rule().highest_fraction > 0
-            if why and needed and section.needs_behavior and section.missing_log_probs == "reject":
+        for name, section in self.loss.parts().items():
+            needed = name != "replay" or self.mix_rule().highest_fraction > 0
+            if why and needed and section.rejects_missing:
                 key, right = ("anchor", "old") if section.anchor == "behavior" else ("correction.kind", "none")
                 got = section.anchor if key == "anchor" else section.correction.kind
                 raise ValueError(
                     f"loss.{name}.{key} must be {right} when {why}, whose log-probs count as missing, got {got}. "
                     f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
                 )
+        if self.loss.hinted is not None and not hinted:
+            raise ValueError(
+                f"loss.hinted must be null when context.strategy is {self.context.strategy}, which shows no hint, got "
+                "one. Remove it, or set context.strategy: hint."
+            )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
         if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
             raise ValueError(

@@ -1,26 +1,29 @@
-"""The critic learns: one optimizer step of its own beside each of the policy's."""
+"""The critic learns, one optimizer step beside each of the policy's; and what distance from the reference costs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from agentloop.algorithms.advantages import returns
-from agentloop.algorithms.aggregation import token_weights
 from agentloop.algorithms.gae import at_last_action_token, gae, whitened
-from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
+from agentloop.algorithms.heterogeneous import token_weights
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.value_loss import explained_variance, value_loss
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import Batch, cut_micro_batches
+from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch, cut_micro_batches, score
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
-from agentloop.learning.scoring import CriticOutputs, ScoredBatch
+from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
+from agentloop.records import KlPenalty, Penalty
+from context.authors import AuthorTable
 from context.strategies import CONTEXT_FULL, SUMMARY_TOO_LONG
-from replay.records import StopReason
+from replay.records import BatchRow, StopReason, Trajectory
 
 CUT_OFF = frozenset(
     {
@@ -243,3 +246,26 @@ def mean_reward_kl(scored: ScoredBatch, config: RunConfig) -> float | None:
         return None
     kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, fresh, config.kl.reward_estimator)
     return float(kl.double().sum() / fresh.sum())
+
+
+def reward_penalty(
+    config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
+) -> Penalty | None:
+    """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
+
+    Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
+    """
+    if reference is None or config.kl.reward_coef == 0.0 or config.algorithm == "ppo":
+        return None
+
+    def penalty(trajectories: Sequence[Trajectory]) -> list[KlPenalty]:
+        batch = build_batch([BatchRow(t) for t in trajectories], authors).to(reference.device)
+        ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
+        known = batch.response_mask & batch.behavior_log_probs.isfinite()
+        kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, known, config.kl.reward_estimator)
+        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
+        sums = torch.zeros((3, batch.num_trajectories), dtype=torch.float64, device=ref.device)
+        sums.index_add_(1, batch.trajectory, torch.stack([part.double().sum(dim=1) for part in (-rewards, kl, known)]))
+        return [KlPenalty(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]
+
+    return penalty

@@ -1,23 +1,208 @@
-"""The gradient of one optimizer step, pass by pass."""
+"""The losses that the configuration names, and the gradient of one optimizer step, pass by pass."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.aggregation import Normalise, token_weights
-from agentloop.algorithms.heterogeneous import anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.corrections import Correction, correct
+from agentloop.algorithms.heterogeneous import (
+    Normalise,
+    StreamLoss,
+    anchor_log_probs,
+    heterogeneous_loss,
+    token_weights,
+)
 from agentloop.algorithms.kl import kl_estimate, kl_loss
-from agentloop.algorithms.ratios import sum_by_trajectory
+from agentloop.algorithms.log_probs import sum_by_trajectory
+from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss, unclipped
 from agentloop.config import RunConfig
+from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
 from agentloop.distributed.ranks import ALONE, Ranks
-from agentloop.learning.batch import Batch, cut_micro_batches, cut_whole_trajectories
-from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.stream_losses import StreamLosses
+from agentloop.errors import TruncatedSampling, UnknownAnchor, UserCodeFailed, UserError
+from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches, cut_whole_trajectories
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
+from agentloop.user_code import load_function, users_code
+from replay.records import FRESH, REPLAY, Trajectory
+
+
+@dataclass(frozen=True)
+class StreamLosses:
+    fresh: StreamLoss
+    replay: StreamLoss
+    hinted: StreamLoss | None = None
+    """For fresh rows sampled in sight of a hint; None: that of fresh."""
+
+    def whole_trajectories(self, batch: Batch) -> bool:
+        """True if the rows of a trajectory must stay together, by the kinds of rows that are there."""
+        return bool(self._of_rows(batch, "whole_trajectories").any())
+
+    def needs_advantage(self, batch: Batch) -> Tensor:
+        """[B] bool: a token of that row and of advantage 0 adds exactly nothing."""
+        return self._of_rows(batch, "needs_advantage")
+
+    def _of_rows(self, batch: Batch, name: str) -> Tensor:
+        fresh, hinted = getattr(self.fresh, name), getattr(self.hinted or self.fresh, name)
+        return torch.where(batch.replay_mask, getattr(self.replay, name), torch.where(batch.hinted, hinted, fresh))
+
+
+def stream_losses(section: LossSection) -> StreamLosses:
+    """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
+    return StreamLosses(**{name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()})
+
+
+def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
+    objective, missing = section.objective, section.missing_log_probs
+    if isinstance(objective, OwnObjective):
+        function = load_function(objective.name, what=f"{where}.objective")
+        # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
+        own = _own(function, dict(objective.options), where)
+        built = StreamLoss(own, whole_trajectories=True, needs_advantage=False)
+    else:
+        kind = OBJECTIVES[objective.name]
+        built = StreamLoss(
+            partial(kind.function, **objective.model_dump(exclude={"name"})),
+            whole_trajectories=kind.whole_trajectories,
+            needs_advantage=kind.needs_advantage,
+        )
+    if isinstance(missing, PlainMissing):
+        return built
+    other = OBJECTIVES[missing.name]
+    return replace(
+        built,
+        missing=partial(other.function, **missing.model_dump(exclude={"name"})),
+        needs_advantage=built.needs_advantage and other.needs_advantage,
+    )
+
+
+def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> Objective:
+    """`function` of the user's file: takes an ObjectiveInput and `options`, returns a loss per token or a PolicyLoss.
+
+    Its loss outside the mask is dropped. Raises UserError for anything else it returns, and for its own exceptions.
+    """
+    name = f"{where}.objective ({function.__name__})"
+
+    def objective(inputs: ObjectiveInput) -> PolicyLoss:
+        try:
+            with users_code():
+                found = function(inputs, **options)
+        except UserCodeFailed as failed:
+            raise UserError(
+                f"{name} must take an ObjectiveInput and its options, got {failed}. Mend it, and --resume if the run "
+                "had begun."
+            ) from failed
+        result = unclipped(found) if isinstance(found, Tensor) else found
+        shape = inputs.loss_mask.shape
+        parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []
+        if not parts or any(not isinstance(part, Tensor) or part.shape != shape for part in parts):
+            got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise UserError(f"{name} must return a loss per token, a [B, T] tensor, or a PolicyLoss, got {got}.")
+        zero = torch.zeros_like(inputs.log_probs)
+        constant = inputs.log_probs.requires_grad and not result.loss.requires_grad
+        if constant and bool((result.loss[inputs.loss_mask] != 0).any()):
+            raise UserError(
+                f"{name} must return a loss with a gradient, got a constant. Compute it from inputs.log_probs, without "
+                "detach, item or numpy."
+            )
+        return PolicyLoss(
+            torch.where(inputs.loss_mask, result.loss.to(zero.dtype), zero),
+            result.clipped.bool() & inputs.loss_mask,
+            result.clipped_lower.bool() & inputs.loss_mask,
+        )
+
+    return objective
+
+
+def check_behavior(batch: Batch, config: RunConfig) -> None:
+    """Refuse behavior log-probs that are no denominator: unknown ones, and those of a truncated distribution.
+
+    Any number in the place of an unknown one would be a made-up ratio. With top-p or top-k, the stored ones are of a
+    distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
+    where unknown ones are replaced by the old ones.
+    """
+    loss = config.loss
+    weighs_kl = config.kl.loss_coef > 0 and config.kl.loss_gradient == "importance"
+    unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
+    for row in unknown.nonzero()[:, 0].tolist():
+        if _is_relabelled(batch.members[int(batch.trajectory[row])].trajectory):
+            continue  # old log-probs are its anchor
+        stream = REPLAY if batch.replay_mask[row] else "hinted" if batch.hinted[row] and loss.hinted else FRESH
+        section = loss.parts()[stream]
+        if section.rejects_missing:
+            name = batch.trajectory_ids[int(batch.trajectory[row])]
+            why = f"loss.{stream}.anchor is behavior"
+            if section.anchor == "old":
+                why = f"loss.{stream}.correction.kind is {section.correction.kind}"
+            way = "anchor: old" if section.anchor == "behavior" else "correction.kind: none"
+            raise UnknownAnchor(
+                f"behavior_log_probs of trajectory {name} must be known for every trained token when {why}, "
+                f"got {int(unknown[row])} unknown. Set loss.{stream}.{way}, or loss.{stream}.missing_log_probs, "
+                "or do not train on it."
+            )
+    for item in batch.members:
+        record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
+        known = not math.isnan(record.mean_behavior_log_prob)
+        truncated = known and (record.top_p < 1.0 or record.top_k > 0)
+        enters = section.needs_behavior or (weighs_kl and section.anchor == "behavior")
+        if truncated and enters and not section.allow_truncated_sampling:
+            raise TruncatedSampling(
+                f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
+                f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{item.stream}.anchor: old "
+                f"without a correction, or loss.{item.stream}.allow_truncated_sampling: true."
+            )
+
+
+def _is_relabelled(row: Trajectory) -> bool:
+    return any(segment.behavior_context == "relabelled" for segment in row.segments)
+
+
+def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:
+    """The batch with its importance weights and without rejected tokens, and what that did to either stream.
+
+    Metrics of a stream, over its trained tokens: `missing_log_probs`, the share whose behavior policy is unknown
+    (absent where there is none); with a correction `importance_weight_mean`, `importance_weight_zero`, the share of
+    weight 0, and with `rejection` instead `rejected`, the share that is not trained after all.
+    """
+    batch, metrics = scored.batch, dict[str, float]()
+    weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)
+    kept = torch.ones_like(batch.loss_mask)
+    parts = loss.parts()
+    apart = batch.hinted if loss.hinted else torch.zeros_like(batch.hinted)
+    rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
+    for stream, section in parts.items():
+        positions = rows[stream].nonzero()[:, 0]
+        trained = batch.loss_mask[positions]
+        if not bool(trained.any()):
+            continue
+        unknown = ~batch.behavior_log_probs[positions][trained].isfinite()
+        if bool(unknown.any()):
+            metrics[f"actor/{stream}/missing_log_probs"] = float(unknown.double().mean())
+        if section.correction.kind == "none":
+            continue
+        found = correct(
+            scored.old_log_probs[positions],
+            batch.behavior_log_probs[positions],
+            response_mask=batch.response_mask[positions],
+            trajectory=batch.trajectory[positions],
+            correction=Correction(**section.correction.model_dump()),
+        )
+        weights[positions], kept[positions] = found.weights, found.kept
+        if section.correction.kind == "rejection":
+            metrics[f"actor/{stream}/rejected"] = float((~found.kept)[trained].double().mean())
+        else:
+            metrics[f"actor/{stream}/importance_weight_mean"] = float(found.weights[trained].mean())
+            metrics[f"actor/{stream}/importance_weight_zero"] = float((found.weights[trained] == 0).double().mean())
+    if all(section.correction.kind == "none" for section in parts.values()):
+        return scored, metrics
+    remaining = replace(batch, loss_mask=batch.loss_mask & kept, advantages=torch.where(kept, batch.advantages, 0.0))
+    return replace(scored, batch=remaining, importance_weights=weights), metrics
 
 
 @dataclass(frozen=True)
@@ -114,9 +299,9 @@ def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tens
     Every other row adds exactly 0 to the loss and to its gradient.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
-    needs_advantage = losses.needs_advantage(batch.replay_mask)[:, None] & (not regularised)
+    needs_advantage = losses.needs_advantage(batch)[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
-    if losses.whole_trajectories(batch.replay_mask):
+    if losses.whole_trajectories(batch):
         trained = sum_by_trajectory(contributes[:, None], batch.trajectory, batch.num_trajectories) > 0
         contributes = trained[batch.trajectory] & batch.loss_mask.any(dim=1)
     return contributes.nonzero()[:, 0]
@@ -125,7 +310,7 @@ def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tens
 def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens: int, packs: bool) -> list[list[int]]:
     """Indices into `positions`, which are rows, for each forward-backward pass."""
     lengths = batch.attention_mask[positions].sum(dim=1).tolist()
-    if not losses.whole_trajectories(batch.replay_mask):
+    if not losses.whole_trajectories(batch):
         return cut_micro_batches(lengths, max_tokens, packs=packs)
     return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), max_tokens, packs=packs)
 
@@ -166,6 +351,7 @@ def _backward(
         replay_mask=batch.replay_mask,
         fresh=losses.fresh,
         replay=losses.replay,
+        hinted=None if losses.hinted is None else (batch.hinted, losses.hinted),
         importance_weights=micro.importance_weights,
     )
     weights = shares.weights
@@ -207,4 +393,5 @@ def _anchors(scored: ScoredBatch, config: RunConfig) -> Tensor:
         replay_mask=scored.batch.replay_mask,
         fresh=config.loss.fresh.anchor,
         replay=config.loss.replay.anchor,
+        hinted=None if config.loss.hinted is None else (scored.batch.hinted, config.loss.hinted.anchor),
     )

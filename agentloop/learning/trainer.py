@@ -16,12 +16,19 @@ from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import TrainingStopped
-from agentloop.learning.batch import Batch, build_batch, plan_mini_batches
+from agentloop.learning.batch import (
+    Batch,
+    ScoredBatch,
+    build_batch,
+    fresh_entropy,
+    plan_mini_batches,
+    reusable_rows,
+    score,
+    score_batch,
+)
 from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
-from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
-from agentloop.learning.scoring import ScoredBatch, fresh_entropy, reusable_rows, score, score_batch
-from agentloop.learning.stream_losses import check_behavior, corrected, stream_losses
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic

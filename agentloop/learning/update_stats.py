@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.algorithms.ratios import Drift, EssWeights, sum_by_trajectory
+from agentloop.algorithms.log_probs import Drift, EssWeights, sum_by_trajectory
 from agentloop.distributed.ranks import Ranks
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.batch import ScoredBatch
 from replay.records import FRESH, REPLAY, age_bucket
 
 ESS_BY_AGE = "actor/replay/ess/age_"

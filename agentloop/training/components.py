@@ -19,9 +19,9 @@ from agentloop.engines.local.stopping import StopStrings
 from agentloop.engines.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.environments import RunEnvironments, TaskSource, open_tasks
 from agentloop.errors import UserCodeFailed, UserError
-from agentloop.learning.kl_penalty import reward_penalty
-from agentloop.learning.lead import LeadTrainer, Learner, TrainerSpec
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.critic_update import reward_penalty
+from agentloop.learning.gradients import stream_losses
+from agentloop.learning.ranked_trainer import Learner, RankedTrainer, TrainerSpec
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
@@ -272,7 +272,7 @@ def _make_trainer(
         trainer = Trainer(actor, spec.config, authors=spec.authors, reference=reference)
         return trainer, PolicyWeights(actor.model), None
     samples = spec.config.rollout.engine == "local"
-    leader = LeadTrainer(spec, ranks, actor, samples=samples, reference=reference)
+    leader = RankedTrainer(spec, ranks, actor, samples=samples, reference=reference)
     return (leader, PolicyWeights(actor.model), leader.publish) if samples else (leader, leader.weights, None)
 
 

@@ -11,7 +11,7 @@ from agentloop.engines.publish.engine_control import EngineRefused
 from agentloop.engines.publish.proof import ProofFailed
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.update_stats import UpdateResult
 from replay.records import FRESH
 

@@ -11,7 +11,7 @@ from typing import Literal
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.lead import check_ranks, serve_rank
+from agentloop.learning.ranked_trainer import check_ranks, serve_rank
 from agentloop.runs.checkpoint import (
     Checkpoint,
     newest_checkpoint,

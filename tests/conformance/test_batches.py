@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.aggregation import token_weights
+from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from agentloop.algorithms.advantages import returns
-from agentloop.algorithms.aggregation import token_weights
 from agentloop.algorithms.gae import gae
+from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
 from agentloop.algorithms.log_probs import predictions
-from agentloop.algorithms.objectives import ObjectiveInput
-from agentloop.algorithms.objectives.token_level import ppo_clip
+from agentloop.algorithms.objectives import ObjectiveInput, ppo_clip
 
 OLD = torch.tensor([[-0.12, -0.08, -0.15, -0.10, -0.05, -0.02]], dtype=torch.float64)
 REF = torch.tensor([[-0.15, -0.10, -0.18, -0.12, -0.08, -0.03]], dtype=torch.float64)

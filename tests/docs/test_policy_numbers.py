@@ -12,10 +12,10 @@ import torch
 from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate
+from agentloop.algorithms.log_probs import log_ratios, trajectory_drift
 from agentloop.algorithms.objectives import ObjectiveInput
-from agentloop.algorithms.ratios import log_ratios, trajectory_drift
 from agentloop.config.sections.loss import LossSection
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.gradients import stream_losses
 from tests.docs.blocks import ROOT
 from tests.docs.tables import table
 
@@ -54,9 +54,8 @@ def test_quantities_of_the_page_are_those_of_its_token() -> None:
 
 
 def weights(old: torch.Tensor, behavior: torch.Tensor, kind: CorrectionKind, **changes: Any) -> torch.Tensor:
-    options = {"level": "token", "mean": "product", "ratio_low": None, "ratio_high": None, "trace_high": None} | changes
     mask = torch.ones_like(old, dtype=torch.bool)
-    how = Correction(kind, **options)
+    how = Correction(kind, **changes)
     return correct(old, behavior, response_mask=mask, trajectory=torch.tensor([0]), correction=how).weights
 
 

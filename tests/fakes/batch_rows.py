@@ -13,10 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from agentloop.config import RunConfig
-from agentloop.learning.batch import build_batch
-from agentloop.learning.gradients import accumulate_gradients
-from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import stream_losses
+from agentloop.learning.batch import ScoredBatch, build_batch, score
+from agentloop.learning.gradients import accumulate_gradients, stream_losses
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
@@ -26,8 +24,8 @@ from tests.fakes.records import AUTHORS, RUN, trajectory
 
 VOCABULARY = 23
 LOSS: dict[str, Any] = {
-    "fresh": {"anchor": "old", "ppo_clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}},
-    "replay": {"anchor": "behavior", "ppo_clip": {"clip_low": 0.3, "clip_high": 0.6, "dual_clip": None}},
+    "fresh": {"anchor": "old", "objective": {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28}},
+    "replay": {"anchor": "behavior", "objective": {"name": "ppo_clip", "clip_low": 0.3, "clip_high": 0.6}},
 }
 """Bounds and anchors that differ between the streams."""
 _CODES = {"u": "user", "e": "env", "l": "llm", "d": "llm(do_not_train)", "x": "demonstration"}

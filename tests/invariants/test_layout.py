@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from agentloop.errors import UserError
-from agentloop.learning.batch import build_batch
-from agentloop.learning.scoring import score
+from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.training.train import train

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.learning.batch import build_batch
-from agentloop.learning.scoring import score
+from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
 from tests.fakes.batch_rows import AUTHORS, LOSS, gradients, mixed_rows, run_config, scored_rows, tiny_actor
 from tests.invariants.test_layout import TOLERANCES, assert_close

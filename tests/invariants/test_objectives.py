@@ -15,9 +15,8 @@ from torch import Tensor
 from agentloop.algorithms.kl import Estimator, KlGradient
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import OBJECTIVE_NAMES
-from agentloop.learning.batch import Batch
-from agentloop.learning.scoring import ScoredBatch
-from agentloop.learning.stream_losses import corrected
+from agentloop.learning.batch import Batch, ScoredBatch
+from agentloop.learning.gradients import corrected
 from agentloop.models.actor import Actor
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import BatchRow
@@ -56,9 +55,9 @@ def streams(name: str, tmp_path: Path) -> dict[str, Any]:
     """Of one objective for both streams, with rows of unknown log-probs among them."""
     if name == "own":
         (tmp_path / "own.py").write_text(OWN)
-        part: dict[str, Any] = {"objective": f"{tmp_path / 'own.py'}:spread", "options": {"power": 0.5}}
+        part: dict[str, Any] = {"objective": {"name": f"{tmp_path / 'own.py'}:spread", "options": {"power": 0.5}}}
     else:
-        part = {"objective": name, **({name: WIDE[name]} if name in WIDE else {})}
+        part = {"objective": {"name": name, **WIDE.get(name, {})}}
     fresh = {**part, "anchor": "behavior" if name == "exgrpo" else "old", "missing_log_probs": "luffy"}
     return {"fresh": fresh, "replay": {**part, "missing_log_probs": "recompute"}}
 

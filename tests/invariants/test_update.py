@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.aggregation import Aggregation
+from agentloop.algorithms.heterogeneous import Aggregation
 from agentloop.learning.batch import build_batch
 from tests.fakes.batch_rows import (
     AUTHORS,

@@ -17,7 +17,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, process_group
-from agentloop.learning.lead import LeadTrainer, TrainerSpec, serve_rank
+from agentloop.learning.ranked_trainer import RankedTrainer, TrainerSpec, serve_rank
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.training.policies.probe import Prober
@@ -84,7 +84,7 @@ def _measured(folder: Path, ranks: Ranks) -> dict[str, int]:
     loaded = load_policy(chosen, folder / "model")
     actor = Actor(loaded.model, compute=chosen.compute)
     spec = TrainerSpec(chosen, folder / "model", None, chosen.context.author_table())
-    leader = LeadTrainer(spec, ranks, actor, samples=False, reference=None)
+    leader = RankedTrainer(spec, ranks, actor, samples=False, reference=None)
     parameters = list(loaded.model.parameters())
     measured["parameters"] = sum(parameter.numel() for parameter in parameters)
     own = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]

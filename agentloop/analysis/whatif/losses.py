@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from agentloop.analysis.whatif.result import AskedObjective
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_over, read_keys, to_plain
-from agentloop.config.sections.loss import OBJECTIVE_NAMES, LossSection, StreamLossSection
+from agentloop.config.sections.loss import OBJECTIVE_NAMES, NoCorrection, StreamLossSection
 from agentloop.config.strict_yaml import shown
 from agentloop.errors import UserError
 
@@ -26,7 +26,6 @@ _KEYS = (
     ("replay", "negative_weight"),
 )
 """What makes a loss of scored rows."""
-_STREAMS = ("fresh", "replay")
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,12 @@ def asked_losses(config: RunConfig, asked: Sequence[str]) -> list[WhatIfLoss]:
 
 
 def _with_objective(config: RunConfig, name: str) -> RunConfig:
-    """The run's own loss with this objective, its options at their defaults, for both streams."""
+    """The run's own loss with this objective, its options at their defaults, for every stream."""
     stream: dict[str, Any] = {"objective": name}
     if name == "exgrpo":  # whose ratio is current over behavior
-        stream |= {"anchor": "behavior", "correction": {"kind": "none"}}
-    options = {key: {name: values[name]} if name in values else {} for key, values in _defaults().items()}
-    given = {"loss": {key: stream | options[key] for key in _STREAMS}}
-    return load_over(_without_options(to_plain(config), given), given, {}, source=f"--loss {name}")
+        stream |= {"anchor": "behavior", "correction": "none"}
+    given = {"loss": dict.fromkeys(("fresh", "replay"), stream) | {"hinted": None}}
+    return load_over(to_plain(config), given, {}, source=f"--loss {name}")
 
 
 def _from_file(config: RunConfig, path: Path) -> RunConfig:
@@ -81,8 +79,7 @@ def _from_file(config: RunConfig, path: Path) -> RunConfig:
             f"--loss must be a YAML file, {OWN}, or one of {', '.join(OBJECTIVE_NAMES)}, got {shown(str(path))}."
         )
     given, places = read_keys(path)
-    whole = to_plain(config)
-    found = load_over(_without_options(whole, given), given, places, source=str(path))
+    found = load_over(to_plain(config), given, places, source=str(path))
     for keys, place in places.items():
         if not any(keys[: len(known)] == known or known[: len(keys)] == keys for known in _KEYS):
             allowed = ", ".join(".".join(known) for known in _KEYS)
@@ -93,35 +90,8 @@ def _from_file(config: RunConfig, path: Path) -> RunConfig:
     return found
 
 
-def _without_options(whole: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's configuration without what was set for what `given` replaces.
-
-    Bounds of `ppo_clip` mean nothing to `gspo`, and are refused with it.
-    """
-    loss, asked = dict(whole["loss"]), given.get("loss")
-    for stream in _STREAMS:
-        new = asked.get(stream) if isinstance(asked, Mapping) else None
-        if not isinstance(new, Mapping):
-            continue
-        kept, defaults = dict(loss[stream]), _defaults()[stream]
-        used = [new.get(key, kept[key]) for key in ("objective", "missing_log_probs")]
-        kept |= {name: defaults[name] for name in OBJECTIVE_NAMES if name in kept and name not in used}
-        if new.get("objective", kept["objective"]) != kept["objective"]:
-            kept["options"] = {}
-        correction, kind = new.get("correction"), kept["correction"]["kind"]
-        if isinstance(correction, Mapping) and correction.get("kind", kind) != kind:
-            kept["correction"] = defaults["correction"]
-        loss[stream] = kept
-    return {**whole, "loss": loss}
-
-
-def _defaults() -> dict[str, dict[str, Any]]:
-    """The default keys of either stream's loss."""
-    return LossSection().model_dump(mode="json", include=set(_STREAMS))
-
-
 def _in_short(stream: StreamLossSection) -> str:
-    parts = [stream.objective, f"anchor {stream.anchor}"]
-    if stream.correction.kind != "none":
+    parts = [stream.objective.name, f"anchor {stream.anchor}"]
+    if not isinstance(stream.correction, NoCorrection):
         parts.append(f"{stream.correction.kind} by {stream.correction.level}")
     return ", ".join(parts)

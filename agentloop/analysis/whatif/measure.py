@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.algorithms.ratios import Drift, EssWeights, sum_by_trajectory
+from agentloop.algorithms.log_probs import Drift, EssWeights, sum_by_trajectory
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
 from agentloop.analysis.whatif.compared_rows import RowChoice, advantages_in_words, bucket_of, buckets_of, choose_rows
 from agentloop.analysis.whatif.losses import WhatIfLoss
 from agentloop.analysis.whatif.result import ALL, Effect, PartData, WhatIf
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.learning.batch import bound_negative, build_batch
-from agentloop.learning.gradients import accumulate_gradients
+from agentloop.learning.batch import ScoredBatch, bound_negative, build_batch, score
+from agentloop.learning.gradients import StreamLosses, accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import sum_gradients_in_float32
-from agentloop.learning.scoring import ScoredBatch, score
-from agentloop.learning.stream_losses import StreamLosses, check_behavior, corrected, stream_losses
 from agentloop.learning.update_stats import UpdateTotals, quantiles
 from agentloop.models.actor import Actor
 from agentloop.models.reference import reference_policy

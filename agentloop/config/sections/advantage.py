@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from agentloop.config.sections.loss import Bc
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section
 
@@ -122,12 +123,14 @@ def _check_turns(config: RunConfig) -> None:
             "the whole trajectory alone. Use shared, split, fresh_only or leave_one_out."
         )
     loss = config.loss.replay
-    blind = "bc" in (loss.objective, loss.missing_log_probs) and loss.bc.weighting == "uniform"
+    blind = any(
+        isinstance(part, Bc) and part.weighting == "uniform" for part in (loss.objective, loss.missing_log_probs)
+    )
     if config.replay.negative_weight != 1.0 and blind:
         raise ValueError(
-            "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay.bc.weighting is uniform, "
-            f"for bc then knows no negative turns, got {config.replay.negative_weight:g}. Remove it, or set "
-            "loss.replay.bc.weighting: advantage."
+            "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc with weighting "
+            f"uniform, which knows no negative turns, got {config.replay.negative_weight:g}. Remove it, or set "
+            "weighting: advantage."
         )
 
 

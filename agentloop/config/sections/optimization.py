@@ -154,7 +154,7 @@ def check_learning(config: RunConfig) -> None:
                 f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
                 f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
             )
-    for name, stream in (("fresh", config.loss.fresh), ("replay", config.loss.replay)):
+    for name, stream in config.loss.parts().items():
         if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
             raise ValueError(
                 f"loss.{name}.correction.kind must not be v_trace when algorithm is ppo: its weights are those of one "

@@ -221,10 +221,10 @@ def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
     if fresh.correction.kind != "none":
         return
     advice = "Set it, or loss.fresh.correction.kind: truncate."
-    if fresh.objective in UNBOUNDED:
+    if fresh.objective.name in UNBOUNDED:
         raise ValueError(
             f"loss.fresh.objective must be one that stays near the policy that sampled when collection.max_staleness "
-            f"is above 0 ({staleness}), such as ppo_clip, got {fresh.objective}. {advice}"
+            f"is above 0 ({staleness}), such as ppo_clip, got {fresh.objective.name}. {advice}"
         )
     if fresh.anchor != "behavior":
         raise ValueError(

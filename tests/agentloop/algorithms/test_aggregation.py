@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentloop.algorithms.aggregation import token_weights
+from agentloop.algorithms.heterogeneous import token_weights
 
 LOSSES = torch.tensor([[0, 1, 2, 99], [0, 99, 4, 99], [0, 8, 16, 32], [0, 5, 5, 5]], dtype=torch.float64)
 MASK = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)

@@ -12,7 +12,7 @@ Array = npt.NDArray[np.float64]
 
 
 def correction(kind: Any, level: Any = "token", mean: Any = "product", **bounds: float | None) -> Correction:
-    return Correction(kind, level, mean, **{"ratio_low": None, "ratio_high": None, "trace_high": None, **bounds})
+    return Correction(kind, level, mean, **bounds)
 
 
 def units_of(mask: npt.NDArray[np.bool_], trajectory: list[int], level: str) -> list[list[tuple[int, int]]]:
@@ -45,13 +45,12 @@ def written(
         if how.mean == "geometric" and drifts:
             log /= len(drifts)
         ratios.append(math.exp(min(20.0, max(-20.0, log))))
-    low, high = how.ratio_low or 0.0, how.ratio_high or math.inf
+    low, high = how.ratio_low, how.ratio_high
     owners = [trajectory[unit[0][0]] for unit in units]
     for index, (unit, w) in enumerate(zip(units, ratios, strict=True)):
         after = [later for later in range(index + 1, len(units)) if owners[later] == owners[index]]
         value = {"truncate": min(w, high), "mask": w * (low <= w <= high), "rejection": 1.0}.get(how.kind, 1.0)
         if how.kind == "v_trace":
-            assert how.trace_high is not None
             value = min(w, high)
             for later in after:
                 value *= min(ratios[later], high if later == after[-1] else how.trace_high)

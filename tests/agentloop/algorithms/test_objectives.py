@@ -42,8 +42,8 @@ def evaluated(name: str, rows: Rows, options: dict[str, Any]) -> tuple[PolicyLos
 def test_configuration_and_registry_name_the_same_objectives() -> None:
     assert set(OBJECTIVE_NAMES) == set(OBJECTIVES)
     for name in OBJECTIVES:
-        options = StreamLossSection().options_of(name)
-        assert set(options) == set(OPTIONS.get(name, [{}])[0])
+        section = StreamLossSection.model_validate({"objective": name})
+        assert set(section.objective.model_dump()) == {"name", *OPTIONS.get(name, [{}])[0]}
 
 
 @pytest.mark.parametrize("equal_advantages", [True, False])

@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 import torch
 
-from agentloop.algorithms.ratios import (
+from agentloop.algorithms.log_probs import (
     LOG_RATIO_BOUND,
     Drift,
     EssWeights,

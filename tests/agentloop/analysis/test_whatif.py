@@ -20,6 +20,7 @@ from agentloop.analysis.whatif.losses import asked_losses
 from agentloop.analysis.whatif.measure import what_if
 from agentloop.analysis.whatif.result import Effect, WhatIf
 from agentloop.cli.main import app
+from agentloop.config.sections.loss import PpoClip
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import train
@@ -33,7 +34,10 @@ Finished = tuple[Path, list[dict[str, float]]]
 FRESH_REPLAY = ("fresh", "replay")
 KL = 0.05
 REJECTION = {"kind": "rejection", "ratio_low": 0.8, "ratio_high": 1.2}
-LOSS = {"fresh": {"ppo_clip": {"clip_high": 0.3}}, "replay": {"ppo_clip": {"clip_low": 0.15}}}
+LOSS = {
+    "fresh": {"objective": {"name": "ppo_clip", "clip_high": 0.3}},
+    "replay": {"objective": {"name": "ppo_clip", "clip_low": 0.15}},
+}
 """Bounds of its own, which mean nothing to another objective."""
 
 
@@ -179,7 +183,7 @@ def test_rows_over_the_limit_are_thinned_over_all_ages(finished: Finished) -> No
 
 def test_objective_that_must_clip_everything_clips_everything(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "tight.yaml").write_text(
-        "loss: {replay: {objective: cispo, cispo: {ratio_low: 1000, ratio_high: 1001}}}\nkl: {loss_coef: 0}\n"
+        "loss: {replay: {objective: {name: cispo, ratio_low: 1000, ratio_high: 1001}}}\nkl: {loss_coef: 0}\n"
     )
     (tmp_path / "free.yaml").write_text("loss: {replay: {objective: surrogate}}\nkl: {loss_coef: 0}\n")
     names = [str(tmp_path / "tight.yaml"), str(tmp_path / "free.yaml")]
@@ -237,8 +241,9 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
 ) -> None:
     config = open_run_folder(finished[0]).config
     (gspo, ppo) = asked_losses(config, ["gspo", "ppo_clip"])
-    assert gspo.config.loss.replay.objective == gspo.config.loss.fresh.objective == "gspo"
-    assert ppo.config.loss.replay.ppo_clip.clip_low == 0.2  # the default, not the run's 0.15
+    assert gspo.config.loss.replay.objective.name == gspo.config.loss.fresh.objective.name == "gspo"
+    assert isinstance(clip := ppo.config.loss.replay.objective, PpoClip)
+    assert clip.clip_low == 0.2  # the default, not the run's 0.15
     assert gspo.config.kl == config.kl and gspo.config.batch == config.batch
     assert [loss.name for loss in asked_losses(config, [])] == ["own"]
 
@@ -249,12 +254,18 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
         ("loss: {replay: {objektive: gspo}}", "bad.yaml:1: loss.replay.objektive must be a known key, got an unknown "),
         ("loss:\n  replay: {objektive: gspo}", "Did you mean loss.replay.objective?"),
         ("aggregation: token-mean", "Did you mean loss.aggregation?"),
-        ("loss: {replay: {ppo_clip: {clip_low: 2}}}", "loss.replay.ppo_clip.clip_low must be a number"),
-        ("loss: {replay: {objective: gspo, ppo_clip: {clip_low: 0.1}}}", "is an option of ppo_clip: remove it"),
+        (
+            "loss: {replay: {objective: {name: gspo, clip_low: 2}}}",
+            "loss.replay.objective.clip_low must be less than 1",
+        ),
+        (
+            "loss: {replay: {objective: {name: gspo, dual_clip: 3}}}",
+            "loss.replay.objective.dual_clip must be a known key",
+        ),
         ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
-        ("loss: {replay: {objective: [gspo]}}", 'loss.replay.objective must be text, got ["gspo"]'),
+        ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be one of ppo_clip, reinforce, "),
         ("loss: 3", "loss must be a section of keys, got 3"),
         ("[1]", "the file must hold keys and values, got [1]"),
         (None, "the file must be there to read, got: no such file or directory"),

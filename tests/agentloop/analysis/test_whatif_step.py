@@ -12,7 +12,7 @@ from agentloop.analysis.whatif.losses import WhatIfLoss
 from agentloop.analysis.whatif.measure import Ready, effect_of, made_ready, part_data
 from agentloop.analysis.whatif.result import AskedObjective, Effect, WhatIf, as_text
 from agentloop.errors import UserError
-from agentloop.learning.stream_losses import corrected, stream_losses
+from agentloop.learning.gradients import corrected, stream_losses
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     gradients,
@@ -48,7 +48,7 @@ def three_tokens(actor: Any) -> list[BatchRow]:
 
 
 def ready(actor: Any, rows: list[BatchRow], objective: str, **options: Any) -> Ready:
-    stream = {"objective": objective, **({objective: options} if options else {})}
+    stream = {"objective": {"name": objective, **options}}
     config = run_config(loss={"replay": stream})
     scored = scored_rows(actor, rows, old=actor)
     return Ready(WhatIfLoss(objective, config), stream_losses(config.loss), corrected(scored, config.loss)[0])

@@ -50,9 +50,9 @@ def test_load_config_takes_a_section_with_every_key_commented_out(tmp_path: Path
 
 
 def test_load_config_keeps_the_other_defaults_of_a_section_with_its_own(tmp_path: Path) -> None:
-    replay = load_config(write(tmp_path, "loss: {replay: {ppo_clip: {clip_low: 0.1}}}")).loss.replay
-    clip = replay.ppo_clip
-    assert (clip.clip_low, replay.anchor, clip.clip_high, clip.dual_clip) == (0.1, "behavior", 0.2, None)
+    replay = load_config(write(tmp_path, "loss: {replay: {objective: {name: ppo_clip, clip_low: 0.1}}}")).loss.replay
+    assert replay.anchor == "behavior"
+    assert replay.objective.model_dump() == {"name": "ppo_clip", "clip_low": 0.1, "clip_high": 0.2, "dual_clip": None}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,7 @@ def test_scalars_are_read_by_yaml_1_2(tmp_path: Path, text: str, value: object) 
         ),
         (
             "loss:\n  fresh:\n    clip_low: 0.1\n",
-            "run.yaml:3: loss.fresh.clip_low must be a known key, got an unknown one. "
-            "Did you mean loss.fresh.ppo_clip.clip_low?",
+            "run.yaml:3: loss.fresh.clip_low must be a known key, got an unknown one. Did you mean loss.fresh.anchor?",
         ),
         (
             "\nlearning_rate: 3\n",

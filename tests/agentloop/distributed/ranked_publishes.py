@@ -12,7 +12,7 @@ import torch
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.engines.publish.published_policy import PublishedPolicy
-from agentloop.learning.lead import LeadTrainer, TrainerSpec, serve_rank
+from agentloop.learning.ranked_trainer import RankedTrainer, TrainerSpec, serve_rank
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
@@ -51,7 +51,7 @@ def publish_twice(folder: Path, name: str, ranks: Ranks) -> None:
     chosen, loaded = config(folder, name), loaded_policy(folder, name)
     spec = TrainerSpec(chosen, folder / name / "model", None, AUTHORS)
     actor = Actor(loaded.model, compute=chosen.compute)
-    leader = LeadTrainer(spec, ranks, actor, samples=False, reference=None)
+    leader = RankedTrainer(spec, ranks, actor, samples=False, reference=None)
     publish(folder / name / "two", loaded, leader.weights)
     leader.update(mixed_rows(fresh=4, replayed=1), iteration=1)
     publish(folder / name / "two-updated", loaded, leader.weights)

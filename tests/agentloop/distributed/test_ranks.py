@@ -27,7 +27,7 @@ from agentloop.distributed import tensor_files
 from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
-from agentloop.learning.lead import check_ranks
+from agentloop.learning.ranked_trainer import check_ranks
 from agentloop.runs.checkpoint import complete_checkpoints, write_directory
 from agentloop.training.train import train
 from tests.agentloop.distributed import ranked_updates

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from agentloop.config import RunConfig
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.config.sections.loss import PpoClip
+from agentloop.learning.batch import ScoredBatch
 from agentloop.models.actor import Actor
 from tests.fakes.batch_rows import (
     LOSS,
@@ -37,7 +38,8 @@ def written_formula(actor: Actor, scored: ScoredBatch, config: RunConfig) -> tup
             log_p = torch.log_softmax(logits[t - 1] / batch.temperature[i], dim=-1)
             chosen, a = log_p[batch.token_ids[i, t]], batch.advantages[i, t]
             r = torch.exp(chosen - anchors[t])
-            clip = section.ppo_clip
+            clip = section.objective
+            assert isinstance(clip, PpoClip)
             token = -torch.min(a * r, a * r.clamp(1 - clip.clip_low, 1 + clip.clip_high))
             if a < 0 and clip.dual_clip is not None:
                 token = torch.min(token, -a * clip.dual_clip)

@@ -13,9 +13,8 @@ import torch
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.environments import RunEnvironments, load_environment
-from agentloop.learning.batch import build_batch
-from agentloop.learning.kl_penalty import reward_penalty
-from agentloop.learning.scoring import score
+from agentloop.learning.batch import build_batch, score
+from agentloop.learning.critic_update import reward_penalty
 from agentloop.models.actor import Actor
 from agentloop.records import KlPenalty, Penalty, kl_metrics, penalised_rewards
 from agentloop.rollouts.actors import Actors

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.learning.scoring import ScoredBatch
+from agentloop.learning.batch import ScoredBatch
 from agentloop.training.trace import describe_batch
 from agentloop.training.train import train
 from replay.records import BatchRow

@@ -75,7 +75,7 @@ class _Orders:
             yield
 
 
-class LeadWeights(PolicyWeights):
+class RankedWeights(PolicyWeights):
     """The sharded weights of rank 0: it asks the others for their parts."""
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
@@ -102,7 +102,7 @@ class LeadWeights(PolicyWeights):
             super().copy_to(copy)
 
 
-class LeadTrainer:
+class RankedTrainer:
     """The trainer of rank 0: says what it does to the others before it does it, so that all do the same."""
 
     def __init__(
@@ -115,7 +115,7 @@ class LeadTrainer:
         self._orders = _Orders(ranks, _TRAINER)
         with rank_failures(), ranks.broadcasting(spec):
             model, self._trainer = _sharded(spec, ranks, None if samples else actor.model, reference)
-        self.weights = LeadWeights(model, ranks)
+        self.weights = RankedWeights(model, ranks)
 
     @property
     def kl_coef(self) -> KlCoefficient:
@@ -151,7 +151,7 @@ class LeadTrainer:
         self.weights.copy_to(self._copy)
 
 
-Learner = Trainer | LeadTrainer
+Learner = Trainer | RankedTrainer
 """What the loop asks: the trainer of a run, on one rank or on several."""
 
 
