@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from context.authors import DEMONSTRATION, HISTORY, LLM
-from context.message_checks import admitted, visible
-from context.messages import Message, ToolCall
+from context.messages import Message, ToolCall, admitted, shown_messages
 from context.parse import Reply, ReplyParser
+from context.parse.reply import before_stop
 from context.strategies import (
     CONTEXT_FULL,
     STRATEGIES,
@@ -35,7 +35,6 @@ from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.segments import OpenSegment
-from context.tokens.stop_strings import before_stop
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
@@ -132,7 +131,7 @@ class ContextManager:
         self._tools, self._hint = tools, hint
         authors = self._renderer.authors
         given = admitted(messages, authors, opening=True)
-        view = visible(given, authors)
+        view = shown_messages(given, authors)
         seen = view if hint is None else self._strategy.hinted(view, hint)
         self._begin_segment(view, seen, "clean")
         self._view = tuple(self._as_history(view))
@@ -241,7 +240,7 @@ class ContextManager:
 
     def _following(self, given: Sequence[Message]) -> _Next:
         assert self._current is not None
-        added = visible(given, self._renderer.authors)
+        added = shown_messages(given, self._renderer.authors)
         try:
             return self._extended((*self._view, *added))
         except RenderError:

@@ -8,10 +8,8 @@ from itertools import groupby
 from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import TokenSequence
-from context.tokens.token_text import Decoder, pieces
-from context.visible import visible
+from context.tokens.token_sequence import Decoder, TokenSequence, loss_mask, pieces, response_mask
+from context.wording import visible
 
 _COLOURS = {
     "initialization": "magenta",

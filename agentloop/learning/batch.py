@@ -15,7 +15,7 @@ from torch import Tensor
 from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.algorithms.ratios import sum_by_trajectory
 from context.authors import AuthorTable
-from context.tokens.masks import loss_mask, response_mask
+from context.tokens.token_sequence import loss_mask, response_mask
 from replay.mixing.apportion import apportion
 from replay.records import REPLAY, BatchRow
 

@@ -16,7 +16,7 @@ from agentloop.config.sections.context import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
-from context.message_checks import visible
+from context.messages import shown_messages
 from context.parse import KnownReply
 from context.strategies import CONTEXT_FULL
 from context.templates.hidden_parts import hidden_tools
@@ -113,7 +113,7 @@ class DemonstrationReader:
         section, tools = self._config.context, conversation.tools
         if not tools or section.allow_hidden_tools:
             return
-        opening = visible(conversation.opening, self._authors)
+        opening = shown_messages(conversation.opening, self._authors)
         problem = hidden_tools(self._renderer.template, tools, opening, described=section.parser != "auto")
         if problem is not None:
             raise BadRow(problem)

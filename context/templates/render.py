@@ -33,8 +33,7 @@ from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
-from context.tokens.codec import Piece, TokenCodec, storable
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import TokenSequence
 
 __all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]

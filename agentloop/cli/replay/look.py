@@ -13,8 +13,7 @@ from rich.console import Console
 from agentloop.cli.replay.common import AsJson, Filter, Run, app, opened, say, say_json
 from context.authors import AuthorTable
 from context.view import token_view
-from context.visible import visible
-from context.wording import excerpt
+from context.wording import excerpt, visible
 from replay import questions
 from replay.locate import tokenizer
 from replay.questions import Sort, TaskSort

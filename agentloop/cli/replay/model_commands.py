@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentloop.cli.replay.common import AsJson, Filter, Run, app, fail, opened, run_folder_of, say
-from context.visible import visible
+from context.wording import visible
 from replay.questions import chosen
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.verify import Verification

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 from context.authors import MEMORY
@@ -117,12 +117,6 @@ def forms(text: str) -> Iterator[str]:
     for form in stripped:
         yield repr(form)[1:-1]
         yield repr(form + "'\"")[1:-4]  # with both quotes in it, Python escapes the single ones
-
-
-def shared_opening(first: str, second: str) -> str:
-    """What two renderings begin with in common."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in same)
 
 
 def checked_name(field: str, name: Any) -> str:

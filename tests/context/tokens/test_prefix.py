@@ -11,8 +11,7 @@ from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
-from context.tokens.codec import Piece
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control, Piece
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
 from tests.fakes.trl_templates import renderer
