@@ -156,9 +156,9 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
         ([30, 31], [-1.0], 0, r"log_probs must have one entry per token \(2\), got 1"),
         ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
         ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
-        ([30], [-1.0], -1, "policy_version must be >= 0, got -1"),
-        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must be >= 0, got -1"),
-        ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_version must be one number, or one per token \(2\), got 3"),
+        ([30], [-1.0], -1, "policy_version must not be negative, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must not be negative, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_versions must have one entry per token \(2\), got 3"),
     ],
 )
 def test_wrong_reply_is_an_error_naming_the_field(ids, values, version, complaint: str) -> None:

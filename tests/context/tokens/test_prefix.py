@@ -221,7 +221,7 @@ def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
     assert context.observe([Message("user", "well said", "env")]) is context.problem is None
 
 
-@pytest.mark.parametrize("result", ["", "blah " * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])
+@pytest.mark.parametrize("result", ["", "blah" * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])
 def test_any_observation_is_shown_and_not_trained(result: str) -> None:
     model = family("chatml").renderer()
     context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**7)
