@@ -20,8 +20,8 @@ from context import (
     loss_mask,
     response_mask,
 )
+from tests.fakes.conversations import increment
 from tests.fakes.families import Family, families, family
-from tests.fakes.increments import increment
 
 NO_TOOLS: tuple[dict[str, object], ...] = ()
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -91,16 +91,6 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     assert tokens.behavior_log_probs[sampled_at].tolist() == np.float32(log_probs(ids)).tolist()
     assert np.isnan(tokens.behavior_log_probs[~sampled_at]).all()
     assert (tokens.policy_versions == np.where(sampled_at, 3, -1)).all()
-
-
-@pytest.mark.parametrize("said", ["The code is 78.", ""])
-def test_final_answer_is_read_without_its_stop_token(model: Family, said: str) -> None:
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    ids = sampled(model, said)
-    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
-    assert (reply.outcome, reply.message.content) == ("final", said)
-    assert context.messages == (*START, reply.message)
 
 
 def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:

@@ -8,7 +8,7 @@ from context import ChatTemplate
 from context.parse import PARSERS, HermesParser, choose_parser, unread_call
 from tests.context.parse.dialects import DIALECTS, Dialect
 from tests.fakes.call_templates import CALL_TEMPLATES
-from tests.fakes.families import CHATML, LLAMA3, MISTRAL
+from tests.fakes.families import CHATML, LLAMA3
 from tests.fakes.trl_templates import SPECIAL, model
 
 ONLY_TEXT = ["cohere", "deepseek_r1_distill", "gemma3", "lfm2", "llama3", "phi3"]
@@ -27,11 +27,6 @@ def chosen(chat_template: ChatTemplate, **options: object) -> str:
 def test_auto_takes_the_parser_of_the_dialect(dialect: Dialect) -> None:
     assert chosen(dialect.chat_template) == dialect.parser
     assert unread_call(PARSERS[dialect.parser](()), dialect.chat_template) is None
-
-
-@pytest.mark.parametrize(("source", "name"), [(CHATML, "hermes"), (LLAMA3, "llama3_json"), (MISTRAL, "mistral")])
-def test_auto_takes_the_parser_of_the_families_in_miniature(source: str, name: str) -> None:
-    assert chosen(template(source)) == name
 
 
 @pytest.mark.parametrize("name", ONLY_TEXT)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser, ReplyParser
-from tests.context.parse.dialects import ONE_CALL, hermes
+from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
 PYTHONIC, REACT = PythonicParser(), ReactParser()
@@ -32,25 +32,8 @@ def test_cut_reply_is_truncated_even_with_a_whole_call_in_it(name: str) -> None:
     assert (reply.outcome, reply.message.content, reply.message.tool_calls) == ("truncated", ONE_CALL[name], ())
 
 
-def test_lone_surrogates_are_malformed_and_leave_storable_text() -> None:
-    for parser in ALL:
-        reply = parser.parse("a\ud800", stopped=True)
-        assert (reply.outcome, reply.message.content) == ("malformed", "a\ufffd")
-
-
 PIECES = st.sampled_from(
-    [
-        *(
-            *("<tool_call>", "</tool_call>", "<|python_tag|>", '"name"', '"arguments"', '"parameters"', '"f"'),
-            "{}",
-        ),
-        *(
-            *("{", "}", "[", "]", ":", ",", '"', "1e999", "-1", "null", "NaN", "\\ud800", "\ud800", "\x00", "é"),
-            "\n",
-        ),
-        *("<think>", "</think>", "[f(", "a=", ")]", "(", ")", "'", "\\", "**", "lambda:", "<|tool_call_start|>"),
-        *("<|tool_call_end|>", "Action:", "Action Input:", "Final Answer:", "Observation:", "0x", "f''", "b''", "1j"),
-    ]
+    [*CONTROLS, *"{}[]():,\"'\\\né", '"name"', "[f(", "a=", "1e999", "NaN", "\\ud800", "\ud800", "\x00", "0x"]
 )
 
 
@@ -139,14 +122,6 @@ def test_call_inside_thinking_is_no_call() -> None:
     call = hermes('{"name": "f", "arguments": {}}')
     assert HERMES.parse(f"<think>{call}</think>no", stopped=True).outcome == "final"
     assert len(HERMES.parse(f"<think>{call}</think>{call}", stopped=True).message.tool_calls) == 1
-
-
-@pytest.mark.parametrize("parser", ALL)
-def test_thinking_without_an_end_is_malformed_or_truncated(parser) -> None:
-    reply = parser.parse("<think>hm", stopped=True)
-    assert (reply.outcome, reply.problem) == ("malformed", "the thinking is not closed with </think>")
-    reply = parser.parse("<think>hm", stopped=False)
-    assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("truncated", "hm", "")
 
 
 SLOW = [

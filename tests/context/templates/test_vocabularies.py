@@ -9,10 +9,10 @@ from itertools import islice
 
 import pytest
 
-from context import Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context import Message, Renderer, RenderError, TokenCodec, default_authors
 from context.templates.chat_template import ChatTemplate
 from tests.fakes.random_vocabularies import Example, example, tokenizer_with
-from tests.fakes.real_templates import RealTemplate, real_template
+from tests.fakes.real_templates import RealTemplate
 from tests.fakes.template_reference import Reference
 
 SOME, ALL = 60, 2000
@@ -101,94 +101,11 @@ def test_no_control_token_made_of_words_comes_of_a_content(count: int) -> None:
     assert sum(refused for _, refused in found) < len(found) / 4
 
 
-def spelled(words: str) -> list[str]:
-    return [f"<|{word}|>" for word in words.split()]
-
-
-QWEN = [
-    *spelled("endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end"),
-    *spelled("vision_start vision_end vision_pad image_pad video_pad fim_prefix fim_middle fim_suffix repo_name"),
-    *(
-        *("<|file_sep|>", "<|code_prefix|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-        *("<think>", "</think>"),
-    ),
-]
-MISTRAL = [
-    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *("[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
-    *(f"[control_{number}]" for number in range(8, 768)),
-]
-GEMMA = [
-    *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
-    *("<tool_response|>", '<|"|>', "<|channel>", "<channel|>", "<|think|>", "<|image|>", "<|audio|>"),
-]
-KIMI = spelled("im_system im_user im_assistant im_middle im_end tool_calls_section_begin")
-_TURNS = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
-    "{{ m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PYTHON_TYPES = (  # as Hermes 2 and 3 and MiniCPM3 write tools: a type that is not known is read letter by letter
-    "{%- macro kind(spec) %}{% set names = {'string': 'str', 'number': 'float', 'integer': 'int', 'boolean': 'bool'} %}"
-    "{% if names[spec.type] is defined %}{{ names[spec.type] }}"
-    "{% elif spec.type == 'array' %}list[{{ kind(spec['items']) }}]"
-    "{% elif spec.type == 'object' %}dict"
-    "{% elif spec.type is iterable %}Union[{% for t in spec.type %}{{ kind({'type': t}) }},{% endfor %}]"
-    "{% else %}Any{% endif %}{% endmacro %}"
-    "{% for tool in tools %}{% set p = tool.function.parameters %}"
-    "{% for key, spec in p.properties.items() %}{{ key }}: {{ kind(spec) }}, {% endfor %}-> {{ kind(p) }}\n{% endfor %}"
-)
-SORTED = (  # as Kimi K3 writes tools and calls
-    "{% for tool in tools %}{% for key, spec in tool.function.parameters | dictsort %}{{ key }}={{ spec | tojson }};"
-    "{% endfor %}{% for key, spec in tool.function.parameters.properties | dictsort %}{{ key }} {% endfor %}"
-    "{{ (tool.function.parameters.properties.code or tool).type }}\n{% endfor %}"
-)
-FAMILIES = [
-    ("trl/gemma4_v5", GEMMA),
-    ("written/mistral_v0_3", MISTRAL),
-    ("written/hermes_2_pro", QWEN),
-    ("trl/glm4moe", [*QWEN, "[gMASK]", "<sop>", *spelled("user assistant observation system")]),
-    (RealTemplate("python types", "made", PYTHON_TYPES + _TURNS), QWEN),
-    (RealTemplate("sorted", "made", SORTED + _TURNS), [*QWEN, *KIMI]),
-]
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "start": {"type": "integer", "description": "start"},
-        "channel": {"type": "string", "description": "A channel.", "enum": ["tool", "user", "12"]},
-        "code": {"type": "object", "description": "code"},
-        "end": {"type": "array", "items": {"type": "object"}, "description": "The end."},
-        "a": {"type": "number", "description": "1"},
-        "alpha": {"type": "number", "description": "Before the channel."},
-    },
-    "required": ["code", "start"],
-}
-FUNCTION = {"name": "lookup", "description": "Look up an object.", "parameters": PARAMETERS}
-
-
-@pytest.mark.parametrize(("family", "tokens"), FAMILIES)
-def test_prompt_of_a_family_is_transformers_with_control_tokens_named_like_words(
-    family: str | RealTemplate, tokens: list[str]
-) -> None:
-    template = real_template(family) if isinstance(family, str) else family
-    tokenizer = tokenizer_with(list(dict.fromkeys([*template.special_tokens.values(), *tokens])))
-    call = ToolCall("lookup", {"start": 12, "code": {"object": "12"}, "channel": "tool", "a": 1}, "call00012")
-    tools = ({"type": "function", "function": FUNCTION},)
-    reference, codec = Reference(template, tokenizer), TokenCodec(tokenizer)
-    made = ChatTemplate(template.text, template.special_tokens)
-    renderer = Renderer(codec, made, authors=default_authors(), stop_ids=frozenset([min(codec.added_ids)]))
-    opening = [Message("user", "object"), Message("assistant", "", "initialization", (call,))]
-    for result in ("12", "control", "object", '{"code": 12}', "start"):
-        messages = [*opening, Message("tool", result, "env", name="lookup", tool_call_id="call00012")]
-        theirs = reference.template_ids(messages, tools)
-        assert renderer.initial(messages, tools).token_ids.tolist() == theirs, result
-
-
 def test_no_mark_of_a_content_comes_into_a_prompt_that_changes_it() -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.content | FILTER }}<|im_end|>{% endfor %}"
     for name in ("upper", "lower", "replace('a', 'b')", "truncate(9)"):
         template = RealTemplate(name, "made", source.replace("FILTER", name))
-        tokenizer = tokenizer_with(QWEN)
+        tokenizer = tokenizer_with(["<|im_start|>", "<|im_end|>"])
         codec = TokenCodec(tokenizer)
         made = ChatTemplate(template.text, {})
         renderer = Renderer(codec, made, authors=default_authors(), stop_ids=frozenset([min(codec.added_ids)]))

@@ -91,13 +91,6 @@ def test_strict_names_the_strategy_that_rewrites(name: str) -> None:
     assert segment.tokens.token_ids.tolist() == seen[: len(segment.tokens)]
 
 
-def test_strict_allows_a_strategy_that_has_nothing_to_rewrite() -> None:
-    for strategy in REWRITING.values():
-        episode = started(strict=True, strategy=strategy)
-        episode.play([LONG], tool_role=True)
-        assert [segment.reason for segment in episode.context.segments()] == ["clean"]
-
-
 def test_strict_allows_what_changes_only_the_unseen() -> None:
     # The one result is cut before it is shown for the first time.
     episode = started(strict=True, strategy=ClipToolResults(200, keep_chars=0))
@@ -153,48 +146,6 @@ def test_long_episode_tokenises_each_character_once() -> None:
     assert codec.characters <= first + observed + 200 * around
     assert max(Counter(codec.pieces).values()) == 1
     assert len(context.segments()) == 1
-
-
-LONG_RUN = {
-    "linear_think": (LinearThink(), "strip_thinking"),
-    "sliding_window": (SlidingWindow(1500), "drop_turns"),
-    "clip_tool_results": (ClipToolResults(6000, keep_chars=4), "clip_tool_results"),
-    "self_clip": (SelfClip(1500, max_answer_tokens=20, excerpt_chars=10), "self_clip_fallback"),
-    "memory": (Memory(1500, max_summary_tokens=20), "summarise"),
-}
-
-
-@pytest.mark.parametrize("name", LONG_RUN)
-def test_strategy_that_rewrites_tokenises_no_text_twice(name: str) -> None:
-    strategy, kind = LONG_RUN[name]
-    codec, model = counted("chatml")
-    chatml = family("chatml")
-    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
-    context.begin([Message("user", "What is the code?")], ())
-    given = 0
-    for turn in range(60):
-        while context.question:
-            ids = [*chatml.codec.encode_text(f"note {turn}"), chatml.end_id]
-            context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
-        reply = f"<think>\nthought {turn}\n</think>\n\nsaid {turn}" + chatml.call
-        ids = [*chatml.codec.encode_text(reply), chatml.end_id]
-        context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
-        result = f"result {turn}: " + "blah " * 120
-        assert context.observe([Message("tool", result, "env")]) is None
-        given += len(reply) + len(result)
-    assert context.rewrites[kind] >= 20
-    assert max(Counter(codec.pieces).values()) == 1
-    # Contents in their place, and alone where a strategy counts them; the strategy's own texts, of which only questions
-    # that list the messages are long.
-    assert codec.characters <= (2.5 if name == "self_clip" else 2.0) * given
-
-
-def test_prompt_stays_as_it_is_while_the_episode_goes_on() -> None:
-    episode = started()
-    prompt = episode.context.prompt_ids
-    before = list(prompt)
-    episode.play([CALLING], tool_role=True)
-    assert prompt == before and episode.context.prompt_ids[: len(before)] == before
 
 
 def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
