@@ -70,13 +70,6 @@ def test_increment_after_chatml_reply_begins_with_the_newline_the_template_write
     assert by_author(model, added, "template") == text.replace("78", "", 1)
 
 
-def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
-    model = family("chatml")
-    renderer = renderer_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
-    added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
-    assert model.codec.decode(added.token_ids.tolist()) == "\nuser: more\n"
-
-
 def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_increment() -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -108,11 +101,9 @@ def test_conversation_keeps_the_time_it_began_at() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for m in messages %}{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ 'A' if m.content.startswith('find') else 'B' }}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
         "{% for m in messages %}{{ m.content | tojson(ensure_ascii=True) }}{% endfor %}",
-        "{% for m in messages %}{{ [m.content] | string }}{% endfor %}",
     ],
 )
 def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
@@ -133,7 +124,6 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
             "leaves out messages.0. .role sys",
         ),
         ("{{ raise_exception('no system') }}", "no system"),
-        ("{{ messages[7].content }}", "UndefinedError"),
     ],
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
