@@ -206,23 +206,3 @@ def _sentence(chance: random.Random) -> str:
 
 
 NUMBERS = ["0x" + "f" * 3700, "9" * 4400, "1e999", "NaN", "\\ud800", "\ud800"]
-_MUTATIONS: list[tuple[int, Callable[[str, int, int, int, random.Random], str]]] = [
-    (4, lambda text, i, j, k, chance: text[:i] + text[j:]),
-    (4, lambda text, i, j, k, chance: text[:j] + text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + text[j:k] + text[i:j] + text[k:]),
-    (1, lambda text, i, j, k, chance: text[:i]),
-    (1, lambda text, i, j, k, chance: text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + chance.choice(CONTROLS) + text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + chance.choice("{}[]\"'\\,:()<>0\n") + text[i:]),
-    (1, lambda text, i, j, k, chance: text[:i] + chance.choice(NUMBERS) + text[i:]),
-]
-
-
-def mutated(text: str, chance: random.Random) -> str:
-    """Deletions, doublings, swaps, cuts and insertions, up to three of them."""
-    weights, mutations = zip(*_MUTATIONS, strict=True)
-    for mutate in chance.choices(mutations, weights, k=chance.randint(1, 3)):
-        i = chance.randint(0, len(text))
-        j = min(len(text), i + chance.randint(1, 30))
-        text = mutate(text, i, j, min(len(text), j + chance.randint(0, 30)), chance)
-    return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,10 +33,15 @@ def test_cut_reply_is_truncated_even_with_a_whole_call_in_it(name: str) -> None:
 PIECES = st.sampled_from(
     [*CONTROLS, *"{}[]():,\"'\\\né", '"name"', "[f(", "a=", "1e999", "NaN", "\\ud800", "\ud800", "\x00", "0x"]
 )
+# Calls with pieces in the middle of them, and cut ones.
+BROKEN = st.tuples(
+    st.sampled_from([*ONE_CALL.values()]), st.integers(0, 60), st.integers(0, 60), st.lists(PIECES, max_size=3)
+)
+CALLS = BROKEN.map(lambda drawn: drawn[0][: drawn[1]] + "".join(drawn[3]) + drawn[0][drawn[2] :])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join)), st.booleans())
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join), CALLS), st.booleans())
 def test_parsers_never_raise(text: str, stopped: bool) -> None:
     for parser in ALL:
         reply = parser.parse(text, stopped=stopped)
@@ -42,6 +49,8 @@ def test_parsers_never_raise(text: str, stopped: bool) -> None:
         assert (reply.outcome == "tool_calls") == bool(reply.message.tool_calls)
         assert (reply.outcome == "malformed") == (reply.problem is not None)
         reply.message.content.encode()
+        found = [(call.name, dict(call.arguments), call.id) for call in reply.message.tool_calls]
+        json.dumps(found, allow_nan=False)
 
 
 def calls(text: str, parser=PYTHONIC) -> list[tuple[str, object]]:
