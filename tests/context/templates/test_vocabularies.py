@@ -28,7 +28,7 @@ COMPOSED = """\
 {# <|user|> <|system|> <|tool|> #}"""
 REFUSED = "must not decide by a content that takes part in a control token"
 NAMES = ["trl/gemma4_v5", "trl/glm4moe", "written/mistral_v0_3", "written/hermes_2_pro", "composed"]
-COUNTS = [8, pytest.param(400, marks=pytest.mark.soak)]
+COUNTS = [8, pytest.param(100, marks=pytest.mark.soak)]
 
 
 def renderer_of(template: RealTemplate, tokenizer: str) -> Renderer:
