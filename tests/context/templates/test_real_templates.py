@@ -110,6 +110,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
         return reference.decode(ids) if model.lossless else "".join(reference.decode(ids).split())
 
     sampled: list[int] = []
+    natural = True  # every reply of the segment is what the template writes for it
     before, appended, whole, segments = [*context.prompt_ids], "", 0, 0
     for reply, given in turns:
         text, ids = reference.text(watched.view, tools), [*context.prompt_ids]
@@ -117,11 +118,12 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
         if sum(context.rewrites.values()) > segments or not sampled:
             assert ids == reference.ids(text)
             assert not (isinstance(watched.arrangement, Append) and text.startswith(appended)), "a needless segment"
-            segments, whole = sum(context.rewrites.values()), whole + 1
+            segments, whole, natural = sum(context.rewrites.values()), whole + 1, True
         else:
             assert ids[: len(before)] == before
             assert reads(reference.ids(text)).endswith(reads(ids[len(before) :]))
-            if text.startswith(appended):
+            natural = natural and text.startswith(appended)
+            if natural:
                 assert reads(ids) == reads(reference.ids(text))
                 whole += 1
         try:
