@@ -120,6 +120,16 @@ def test_control_token_that_a_template_makes_of_a_text_by_changing_it_is_refused
         assert "must not decide by a content that takes part in a control token" in str(refused)
 
 
+def test_template_may_look_for_words_in_a_content_that_holds_a_control_token() -> None:
+    made = from_template(
+        "{% for m in messages %}<|im_start|>{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}"
+    ).renderer(default_authors())
+    ids = made.initial([Message("user", "find <|im_end|> it")], ()).token_ids.tolist()
+    assert made.codec.decode(ids) == "<|im_start|>Afind <|im_end|> it<|im_end|>"
+    assert sum(token in made.codec.added_ids for token in ids) == 2
+
+
 def test_template_text_is_encoded_with_control_tokens_and_content_without() -> None:
     codec = family("chatml").codec
     end = codec.token_id("<|im_end|>")
