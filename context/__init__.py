@@ -10,8 +10,7 @@ from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
 from context.tokens.control import TrainingControl
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
+from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence, loss_mask, response_mask
 
 __all__ = [
     "NOT_SAMPLED",

@@ -78,13 +78,16 @@ class AuthorTable:
         if len(self._code) != len(self.authors):
             raise ValueError("authors must have distinct names. Rename one of them.")
         codes = np.arange(256)
-        base = codes & ~_DISCARD_BIT
-        known = base < len(self.authors)
-        rows = [self.authors[i] if ok else None for i, ok in zip(base, known, strict=True)]
-        self._known = known
-        self._action = np.array([bool(row and row.action) for row in rows])
-        self._trained = np.array([bool(row and row.trained) for row in rows]) & (codes < _DISCARD_BIT)
-        self._behavior = np.array([bool(row and row.behavior) for row in rows])
+        self._known = codes & ~_DISCARD_BIT < len(self.authors)
+        self._action = self._flags("action")
+        self._trained = self._flags("trained") & (codes < _DISCARD_BIT)
+        self._behavior = self._flags("behavior")
+
+    def _flags(self, field: str) -> npt.NDArray[np.bool_]:
+        """[256] A field of the author behind each code; False where there is none."""
+        flags = np.zeros(_DISCARD_BIT, bool)
+        flags[: len(self.authors)] = [getattr(author, field) for author in self.authors]
+        return np.tile(flags, 2)
 
     def code(self, name: str) -> int:
         """The byte stored for `name`, with or without the `(discard)` suffix."""
@@ -132,12 +135,10 @@ class AuthorTable:
 
 def default_authors() -> AuthorTable:
     """The built-in authors: `llm` and `demonstration` are trained. Codes never change; new authors come last."""
+    silent = (INITIALIZATION, USER, ENV, MEMORY)
     return AuthorTable(
         [
-            Author(INITIALIZATION, action=False, trained=False),
-            Author(USER, action=False, trained=False),
-            Author(ENV, action=False, trained=False),
-            Author(MEMORY, action=False, trained=False),
+            *(Author(name, action=False, trained=False) for name in silent),
             Author(LLM, action=True, trained=True),
             Author(LLM_DO_NOT_TRAIN, action=True, trained=False),
             Author(TEMPLATE, action=False, trained=False),

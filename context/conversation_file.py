@@ -15,6 +15,7 @@ from context.templates.chat_template import RenderError
 
 _AUTHORS = {"user": USER, "tool": ENV}
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXTS = ("author", "name", "tool_call_id", "reasoning_content")
 
 
 def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, Any]]]:
@@ -41,16 +42,15 @@ def read_message(index: int, row: Any) -> Message:
     if not isinstance(row, Mapping) or not isinstance(row.get("role"), str):
         raise RenderError(f"{where} must be an object with a role, got {str(row)[:80]}.")
     role = row["role"]
-    content = _content(f"{where}.content", row.get("content"), result=role == "tool")
-    reasoning = _text(f"{where}.reasoning_content", row.get("reasoning_content"))
+    texts = {key: _text(f"{where}.{key}", row.get(key)) for key in _TEXTS}
     return Message(
         role,
-        content,
-        _text(f"{where}.author", row.get("author")) or _AUTHORS.get(role, INITIALIZATION),
+        _content(f"{where}.content", row.get("content"), result=role == "tool"),
+        texts["author"] or _AUTHORS.get(role, INITIALIZATION),
         tuple(_call(f"{where}.tool_calls", call) for call in _list(f"{where}.tool_calls", row.get("tool_calls"))),
-        name=_text(f"{where}.name", row.get("name")),
-        tool_call_id=_text(f"{where}.tool_call_id", row.get("tool_call_id")),
-        reasoning=reasoning,
+        name=texts["name"],
+        tool_call_id=texts["tool_call_id"],
+        reasoning=texts["reasoning_content"],
     )
 
 
@@ -73,10 +73,8 @@ def _is_part(value: Any) -> bool:
 
 
 def _part(where: str, part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, Mapping) else None
-    text = part.get("text") if isinstance(part, Mapping) else None
+    row = {"text": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
+    kind, text = row.get("type", "text"), row.get("text")
     if kind in _TEXT_PARTS and isinstance(text, str):
         return text
     if isinstance(kind, str) and kind not in _TEXT_PARTS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from context.authors import DEMONSTRATION, HISTORY, LLM
-from context.message_checks import admitted, visible
-from context.messages import Message, ToolCall
+from context.messages import Message, ToolCall, admitted, shown_messages
 from context.parse import Reply, ReplyParser
 from context.strategies import (
     CONTEXT_FULL,
@@ -35,7 +34,6 @@ from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 from context.tokens.control import TrainingControl, withhold
 from context.tokens.segments import OpenSegment
-from context.tokens.stop_strings import before_stop
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
@@ -46,9 +44,6 @@ TEMPLATE_REWRITE = "template_rewrite"
 
 class PrefixError(RuntimeError):
     """The next prompt would not extend what the policy had seen, and `strict` forbids it."""
-
-
-_THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
 
 
 @dataclass(frozen=True)
@@ -132,9 +127,8 @@ class ContextManager:
         self._tools, self._hint = tools, hint
         authors = self._renderer.authors
         given = admitted(messages, authors, opening=True)
-        view = visible(given, authors)
-        seen = view if hint is None else self._strategy.hinted(view, hint)
-        self._begin_segment(view, seen, "clean")
+        view = shown_messages(given, authors)
+        self._open(view, view if hint is None else self._strategy.hinted(view, hint), "clean", tools)
         self._view = tuple(self._as_history(view))
         self._messages += given
 
@@ -171,11 +165,9 @@ class ContextManager:
         """
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
-        self._check_reply(token_ids, log_probs, policy_version)
-        said, ended = self._text(token_ids)
+        author, sampled = self._sampled(token_ids, log_probs, policy_version)
+        said, ended = self._renderer.said(token_ids)
         reply = self._parser.parse(self._opened + said.text, stopped=ended)
-        author = DEMONSTRATION if math.isnan(log_probs[0]) else LLM
-        sampled = self._sampled(token_ids, log_probs, policy_version, author)
         if self._asked is not None:
             return self._take_answer(reply, sampled)
         self._current.say(sampled, turn=self._num_turns)
@@ -196,14 +188,7 @@ class ContextManager:
         if self._last is None or self._last.outcome == "truncated":
             raise RuntimeError("observe must follow a reply that ended its turn.")
         given = admitted(messages, self._renderer.authors, opening=False)
-        self.problem = None
-        try:
-            following = self._following(given)
-            self.stopped = self._arrange(following, None)
-        except RenderError as error:
-            # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
-            # not what was said, so the episode ends under a name of its own.
-            self.stopped, self.problem = UNRENDERABLE, str(error)
+        self._go_on(lambda: self._following(given), None)
         if self.stopped is None:
             self._messages += given
             self._last = None
@@ -218,14 +203,30 @@ class ContextManager:
             if segment.has_replies or index == 0
         )
 
-    def _text(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
-        """A reply as text, without what ended it, and whether something did."""
-        codec = self._renderer.codec
-        if token_ids[-1] in self._renderer.stop_ids:
-            return Sampled(codec.decode(token_ids[:-1]), token_ids[-1]), True
-        text = codec.decode(token_ids)
-        before = before_stop(text, self._renderer.stop_strings)
-        return Sampled(text if before is None else before, None), before is not None
+    def _sampled(
+        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int]
+    ) -> tuple[str, TokenSequence]:
+        """A reply's author and its tokens; ValueError for what can't have been sampled here."""
+        n, authors, versions = len(token_ids), self._renderer.authors, np.asarray(policy_version, np.int32)
+        if not 1 <= n <= self.room:
+            raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {n}.")
+        unknown = sum(map(math.isnan, log_probs))
+        if unknown not in (0, n) or any(map(math.isinf, log_probs)):
+            raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
+        for name, least in (("token_ids", min(token_ids)), ("policy_version", versions.min(initial=0))):
+            if least < 0:
+                raise ValueError(f"{name} must not be negative, got {least}.")
+        author = DEMONSTRATION if unknown else LLM
+        if author == DEMONSTRATION:
+            versions = np.full(n, NOT_SAMPLED, np.int32)
+        tokens = TokenSequence(
+            np.array(token_ids, np.int32),
+            np.full(n, authors.code(author), np.uint8),
+            np.array(log_probs, np.float32),
+            versions if versions.ndim else np.full(n, versions, np.int32),
+        )
+        at = self._control.withheld(token_ids, self._renderer.codec, self._renderer.end_ids)
+        return author, withhold(tokens, at, authors)
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
         """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
@@ -234,14 +235,31 @@ class ContextManager:
             return calls
         first = self._num_calls
         self._num_calls += len(calls)
-        return tuple(
-            call if call.id is not None else replace(call, id=f"call{number:05d}")
-            for number, call in enumerate(calls, first)
-        )
+        return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
+
+    def _take_answer(self, reply: Reply, sampled: TokenSequence) -> Reply:
+        assert self._asked is not None and self._current is not None
+        question, following = self._asked
+        if not question.train_answers:
+            sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
+        self._current.say(sampled, turn=None)
+        self._asked = None
+        self._go_on(lambda: following, Answer(reply.message.content, reply.outcome == "truncated"))
+        return Reply("question", reply.message, None)
+
+    def _go_on(self, following: Callable[[], _Next], answer: Answer | None) -> None:
+        """Make the next prompt as the strategy wants it, or set `stopped`."""
+        self.problem = None
+        try:
+            self.stopped = self._arrange(following(), answer)
+        except RenderError as error:
+            # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
+            # not what was said, so the episode ends under a name of its own.
+            self.stopped, self.problem = UNRENDERABLE, str(error)
 
     def _following(self, given: Sequence[Message]) -> _Next:
-        assert self._current is not None
-        added = visible(given, self._renderer.authors)
+        """The next prompt with what was observed."""
+        added = shown_messages(given, self._renderer.authors)
         try:
             return self._extended((*self._view, *added))
         except RenderError:
@@ -252,18 +270,17 @@ class ContextManager:
             # shown as a user's message there.
             return self._extended((*self._view, *map(_as_users, added)))
 
-    def _grown(self, view: tuple[Message, ...]) -> tuple[Rendering, TokenSequence | None]:
-        """The prompt that shows the reply and what follows, and what that adds; None: it does not only add."""
+    def _extended(self, view: tuple[Message, ...]) -> _Next:
         assert self._shown is not None
         grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
-        return grown, self._renderer.increment(self._shown, grown, self._said)
+        increment = self._renderer.increment(self._shown, grown, self._said)
+        length = self._measure(view) if increment is None else len(self._main or ()) + len(increment)
+        return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
         """Make the next prompt as the strategy wants it; why not, if it can't be."""
-        opening, turns = self._turns(following.view)
         history = History(
-            opening,
-            turns,
+            *self._turns(following.view),
             prompt_tokens=following.length,
             max_tokens=self._max_tokens,
             measure=self._measure,
@@ -279,10 +296,22 @@ class ContextManager:
             return self._append(following)
         return self._rewrite(arrangement, following)
 
+    def _ask(self, question: Question, following: _Next, answer: Answer | None) -> str | None:
+        if answer is not None:
+            raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
+        if self._measure(question.messages, tools=False) >= self._max_tokens:
+            return CONTEXT_FULL
+        self._reopen(question.messages, "fork", ())
+        self._asked = question, following
+        return None
+
     def _append(self, following: _Next) -> str | None:
         if following.length >= self._max_tokens:
             return CONTEXT_FULL
-        if following.increment is not None:
+        if following.increment is None:
+            self._reopen(following.view, "template_rewrite", self._tools)
+            self.rewrites[TEMPLATE_REWRITE] += 1
+        else:
             assert self._main is not None
             if self._current is not self._main:
                 # A question was asked meanwhile: segments are in the order of time.
@@ -290,17 +319,13 @@ class ContextManager:
                 self._segments.append(self._main)
             self._current = self._main
             self._current.show(following.increment)
-            self._show(following.grown)
             self._shown = following.grown
-        else:
-            self._open(following.view, "template_rewrite")
-            self.rewrites[TEMPLATE_REWRITE] += 1
+            self._opened = following.grown.opened_thought
         self._view = following.view
         return None
 
     def _rewrite(self, arrangement: Rewrite, following: _Next) -> str | None:
-        seen = len(self._view)
-        if following.increment is not None and arrangement.messages[:seen] == self._view:
+        if following.increment is not None and arrangement.messages[: len(self._view)] == self._view:
             # Only what has not been seen yet is changed: still an extension.
             problem = self._append(self._extended(arrangement.messages))
             if problem is not None:
@@ -308,66 +333,28 @@ class ContextManager:
         elif self._measure(arrangement.messages) >= self._max_tokens:
             return CONTEXT_FULL
         else:
-            self._open(arrangement.messages, "strategy_rewrite")
+            self._reopen(arrangement.messages, "strategy_rewrite", self._tools)
             self._view = arrangement.messages
         self.rewrites[arrangement.kind] += 1
         return None
 
-    def _extended(self, view: tuple[Message, ...]) -> _Next:
-        grown, increment = self._grown(view)
-        length = self._measure(view) if increment is None else len(self._main or ()) + len(increment)
-        return _Next(view, grown, increment, length)
+    def _reopen(self, view: tuple[Message, ...], reason: SegmentReason, tools: _Tools) -> None:
+        """Begin a segment that shows `view`, in which nothing that was said before is trained."""
+        self._open(self._as_history(view), self._as_history(self._hinted(view)), reason, tools)
 
-    def _ask(self, question: Question, following: _Next, answer: Answer | None) -> str | None:
-        if answer is not None:
-            raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
-        if self._measure(question.messages, tools=False) >= self._max_tokens:
-            return CONTEXT_FULL
-        self._open(question.messages, "fork", tools=())
-        self._asked = question, following
-        return None
-
-    def _take_answer(self, reply: Reply, sampled: TokenSequence) -> Reply:
-        assert self._asked is not None and self._current is not None
-        question, following = self._asked
-        if not question.train_answers:
-            sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
-        self._current.say(sampled, turn=None)
-        self._asked = None
-        try:
-            self.stopped = self._arrange(following, Answer(reply.message.content, reply.outcome == "truncated"))
-        except RenderError as error:
-            self.stopped, self.problem = UNRENDERABLE, str(error)
-        return Reply("question", reply.message, None)
-
-    def _open(self, view: tuple[Message, ...], reason: SegmentReason, *, tools: _Tools | None = None) -> None:
-        """Begin a segment whose first prompt shows `view`."""
-        self._begin_segment(self._as_history(view), self._as_history(self._hinted(view)), reason, tools=tools)
-
-    def _begin_segment(
-        self,
-        plain: Sequence[Message],
-        seen: Sequence[Message],
-        reason: SegmentReason,
-        *,
-        tools: _Tools | None = None,
-    ) -> None:
-        """`plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
-        tools = self._tools if tools is None else tools
-        plainly, trained = self._render(plain, tools)
-        rendering, shown = self._render(seen, tools) if seen != plain else (plainly, None)
-        opened = OpenSegment(trained, shown, reason=reason)
+    def _open(self, plain: Sequence[Message], seen: Sequence[Message], reason: SegmentReason, tools: _Tools) -> None:
+        """Begin a segment. `plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
+        rendering, trained = self._render(plain, tools)
+        shown_ids = None
+        if seen != plain:
+            rendering, shown_ids = self._render(seen, tools)
+        opened = OpenSegment(trained, shown_ids, reason=reason)
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
-        self._show(rendering)
+        self._opened = rendering.opened_thought
         if reason != "fork":
             self._main, self._shown = opened, rendering
-
-    def _show(self, rendering: Rendering) -> None:
-        text = rendering.written.text.rstrip()
-        opening = next((opening for opening in _THOUGHT_OPENINGS if text.endswith(opening)), "")
-        self._opened = rendering.written.text[text.rfind(opening) :] if opening else ""
 
     def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
         seen = self._as_history(self._hinted(tuple(messages)))
@@ -389,13 +376,15 @@ class ContextManager:
     def _turns(self, view: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...]]:
         """The messages before the first reply, and the replies with what came back."""
         acting = {author for author in {message.author for message in view} if self._is_action(author)}
-        starts = [i for i, message in enumerate(view) if message.author in acting]
-        cuts = [*starts, len(view)]
-        turns = tuple(Turn(view[i], tuple(view[i + 1 : end])) for i, end in pairwise(cuts))
+        cuts = [*(place for place, message in enumerate(view) if message.author in acting), len(view)]
+        turns = tuple(Turn(view[start], tuple(view[start + 1 : end])) for start, end in pairwise(cuts))
         return tuple(view[: cuts[0]]), turns
 
     def _as_history(self, view: Sequence[Message]) -> list[Message]:
         return [replace(row, author=HISTORY) if self._is_action(row.author) else row for row in view]
+
+    def _is_action(self, author: str) -> bool:
+        return self._renderer.authors.author(author).action
 
     def _check_strict(self, reason: SegmentReason, now: Sequence[int]) -> None:
         if not self._strict or self._main is None:
@@ -406,55 +395,13 @@ class ContextManager:
         if reason == "template_rewrite":
             cause, advice = "a chat template that rewrites", "Use a template that only appends"
         else:
-            cause, advice = f"the strategy {self._strategy_name()}, which rewrites", "Use context.strategy: linear"
+            kind = type(self._strategy)
+            name = next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
+            cause, advice = f"the strategy {name}, which rewrites", "Use context.strategy: linear"
         raise PrefixError(
             f"context.strict must hold for every prompt, got {cause} token {at}: "
             f"{was!r} was seen, {becomes!r} would be shown. {advice}, or strict: false."
         )
-
-    def _strategy_name(self) -> str:
-        kind = type(self._strategy)
-        return next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
-
-    def _sampled(
-        self,
-        token_ids: Sequence[int],
-        log_probs: Sequence[float],
-        policy_version: int | Sequence[int],
-        author: str,
-    ) -> TokenSequence:
-        n, authors = len(token_ids), self._renderer.authors
-        tokens = TokenSequence(
-            np.array(token_ids, np.int32),
-            np.full(n, authors.code(author), np.uint8),
-            np.array(log_probs, np.float32),
-            np.full(n, policy_version if author == LLM else NOT_SAMPLED, np.int32),
-        )
-        return withhold(
-            tokens, self._control.withheld(token_ids, self._renderer.codec, self._renderer.end_ids), authors
-        )
-
-    def _check_reply(
-        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int]
-    ) -> None:
-        n = len(token_ids)
-        if not 1 <= n <= self.room:
-            raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {n}.")
-        if min(token_ids) < 0:
-            raise ValueError(f"token_ids must not be negative, got {min(token_ids)}.")
-        if len(log_probs) != n:
-            raise ValueError(f"log_probs must have one entry per token ({n}), got {len(log_probs)}.")
-        unknown = sum(map(math.isnan, log_probs))
-        if unknown not in (0, n) or any(map(math.isinf, log_probs)):
-            raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
-        versions = np.asarray(policy_version)
-        if versions.shape not in ((), (n,)):
-            raise ValueError(f"policy_version must be one number, or one per token ({n}), got {versions.size}.")
-        if versions.min() < 0:
-            raise ValueError(f"policy_version must be >= 0, got {versions.min()}.")
-
-    def _is_action(self, author: str) -> bool:
-        return self._renderer.authors.author(author).action
 
 
 def _as_users(message: Message) -> Message:

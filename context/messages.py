@@ -1,13 +1,18 @@
-"""Messages for people and for chat templates; their canonical JSON and content hash."""
+"""Messages: who may have written them, how chat templates and people take them, their canonical JSON and hash."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from context.authors import INITIALIZATION, USER, AuthorTable
+from context.wording import visible_lines
+
+_INDENT = "    "
 
 
 @dataclass(frozen=True)
@@ -23,9 +28,9 @@ class Message:
     role: str
     """As the chat template knows it: system, user, assistant, tool, ..."""
     content: str
-    author: str = "user"
+    author: str = USER
     """A name of the run's author table."""
-    tool_calls: tuple[ToolCall, ...] = field(default=())
+    tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
     """The tool that answered; None for other roles."""
     tool_call_id: str | None = None
@@ -33,6 +38,37 @@ class Message:
     """The thinking before `content`, for templates that write it apart; None: there was none."""
     note: str = ""
     """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
+
+
+def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
+    """The messages from outside, each by the author of its tokens; ValueError for one who can't have written it.
+
+    An assistant message that names no author was not sampled: `initialization`. In the `opening`, an action author
+    may speak in the policy's place, unless its tokens come with log-probs: those are sampled, never rendered.
+    """
+    rows = []
+    for message in messages:
+        if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
+            message = replace(message, author=INITIALIZATION)
+        author = authors.author(message.author)
+        if author.behavior or (author.action and not opening):
+            where = "given" if author.behavior else "later"
+            raise ValueError(
+                f"messages.author must not be one whose tokens are sampled, got {message.author!r} "
+                f"for a {where} {message.role} message. Use {INITIALIZATION!r}."
+            )
+        if author.action and message.role != "assistant":
+            raise ValueError(
+                f"messages.role must be assistant for author {message.author!r}, who speaks in the policy's place "
+                f"(action: true), got {message.role!r}. Change the role, or use an author with action: false."
+            )
+        rows.append(message)
+    return rows
+
+
+def shown_messages(messages: Sequence[Message], authors: AuthorTable) -> tuple[Message, ...]:
+    """The messages that prompts show."""
+    return tuple(message for message in messages if authors.author(message.author).shown)
 
 
 def to_template(message: Message) -> dict[str, Any]:
@@ -62,6 +98,28 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def conversation_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """A conversation of `plain_message`s for a terminal: each as `assistant: ...`, with its calls below."""
+    return "\n".join(map(_message_text, messages))
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    name = f" {message['name']}" if message["name"] else ""
+    said = [message["reasoning"] and f"(thinking) {message['reasoning']}", message["content"], message["note"]]
+    text = "\n".join(part for part in said if part)
+    lines = [f"{message['role']}{name}: {_indented(text)}".rstrip()]
+    lines += [f"{_INDENT}calls {call['name']}({_arguments(call['arguments'])})" for call in message["tool_calls"]]
+    return visible_lines("\n".join(lines))
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", f"\n{_INDENT}")
 
 
 def below(content: str, note: str) -> str:

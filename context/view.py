@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich.text import Text
 
 from context.authors import DISCARD_SUFFIX, AuthorTable
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import TokenSequence
-from context.tokens.token_text import Decoder, pieces
-from context.visible import visible
+from context.tokens.token_sequence import Decoder, TokenSequence, loss_mask, pieces, response_mask
+from context.wording import visible, visible_lines
 
 _COLOURS = {
     "initialization": "magenta",
@@ -49,25 +46,12 @@ def token_view(
         view.append(visible(name), style=f"bold {colour}")
         view.append(f" · {len(at)} tokens · {state}\n", style="dim")
         style = f"{colour} {_TRAINED}" if trained[at[0]] else colour
-        for first, last, text in _pieces(tokens, at, decoder):
-            view.append(text, style=style)
+        ids = tokens.token_ids[at].tolist()
+        alone = ((place, place + 1, f"{token} ") for place, token in enumerate(ids))
+        for first, last, text in alone if decoder is None else pieces(ids, decoder):
+            view.append(text if decoder is None else visible_lines(text).replace("\n", "↵\n"), style=style)
             if log_probs and sampled[at[0]]:
-                values = tokens.behavior_log_probs[first:last]
+                values = tokens.behavior_log_probs[at][first:last]
                 view.append("[" + " ".join(f"{value:.2f}" for value in values) + "]", style="dim")
         view.append("\n")
     return view
-
-
-def _pieces(tokens: TokenSequence, at: Sequence[int], decoder: Decoder | None) -> Iterator[tuple[int, int, str]]:
-    """Tokens first..last-1 with their text, which is the id without a decoder."""
-    begin = at[0]
-    ids = tokens.token_ids[begin : at[-1] + 1].tolist()
-    if decoder is None:
-        yield from ((begin + t, begin + t + 1, f"{token} ") for t, token in enumerate(ids))
-    else:
-        for first, last, text in pieces(ids, decoder):
-            yield begin + first, begin + last, _visible(text)
-
-
-def _visible(text: str) -> str:
-    return "↵\n".join(map(visible, text.split("\n")))

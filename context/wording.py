@@ -1,12 +1,26 @@
-"""How a message names what was probably meant, and quotes what was given."""
+"""Text for people: near names, excerpts, and nothing that would act on a terminal."""
 
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
 """Characters of a name that are compared: it may come from a model, and comparing takes time."""
+
+# Cc: terminal control; Cf: invisible, bidirectional; Cs: half characters; Co: private use; Z: lines.
+_WRITTEN_OUT = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def visible(text: str) -> str:
+    """The text in one line: `<U+001B>` for a character that is not to be seen, line breaks among them."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def visible_lines(text: str) -> str:
+    """The text in its own lines, each `visible`."""
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def excerpt(text: str, most: int) -> str:
@@ -22,7 +36,10 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 def suggest(name: str, known: Iterable[str]) -> str:
     """A closing sentence for an unknown name: the nearest known one, or all of them."""
     choices = list(known)
-    similar = nearest(name, choices)
-    if similar is not None:
+    if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
+
+
+def _visible(character: str) -> str:
+    return f"<U+{ord(character):04X}>" if unicodedata.category(character) in _WRITTEN_OUT else character

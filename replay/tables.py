@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from context.visible import visible
-from context.wording import excerpt
+from context.wording import excerpt, visible
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -21,9 +21,8 @@ from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
-from context.conversation_text import conversation_text
-from context.messages import Message, plain_message
-from context.visible import visible_lines
+from context.messages import Message, conversation_text, plain_message
+from context.wording import visible_lines
 
 _DRAWN, _DEMONSTRATED = 100, 20
 """Tasks that are compared with each other; demonstrations that are judged."""

@@ -153,7 +153,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def _say(message: str) -> None:
-    from context.visible import visible_lines
+    from context.wording import visible_lines
 
     print(f"agentloop: {visible_lines(' '.join(message.split()))}", file=sys.stderr)
 

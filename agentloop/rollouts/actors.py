@@ -15,7 +15,7 @@ from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserCodeFailed, UserError
 from agentloop.user_code import guarded, load_class, users_code
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
-from context.message_checks import visible
+from context.messages import shown_messages
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
@@ -153,7 +153,7 @@ def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: C
     named = section.parser != "auto"
     openings: list[Sequence[Message]] = [] if named else [(Message("user", "x"),)]
     if factory.example is not None:
-        openings.append(visible(factory.example.messages(), section.author_table()))
+        openings.append(shown_messages(factory.example.messages(), section.author_table()))
     for opening in openings:
         problem = hidden_message(template, opening, factory.tools)
         if problem is None and factory.tools and not section.allow_hidden_tools:

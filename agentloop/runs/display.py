@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from context.visible import visible_lines
+from context.wording import visible_lines
 
 _OF_EVERY_ITERATION = ("collect", "update")
 _LONGEST_SILENCE = 15.0

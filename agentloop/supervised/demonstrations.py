@@ -17,7 +17,7 @@ from agentloop.config.sections.context import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
-from context.message_checks import visible
+from context.messages import shown_messages
 from context.parse import KnownReply
 from context.strategies import CONTEXT_FULL
 from context.templates.hidden_parts import hidden_tools
@@ -93,7 +93,7 @@ class DemonstrationReader:
         )
         context.begin(conversation.opening, conversation.tools)
         if conversation.tools and not section.allow_hidden_tools:
-            opening, described = visible(conversation.opening, self._authors), section.parser != "auto"
+            opening, described = shown_messages(conversation.opening, self._authors), section.parser != "auto"
             problem = hidden_tools(self._renderer.template, conversation.tools, opening, described=described)
             if problem is not None:
                 raise BadRow(problem)

@@ -24,7 +24,7 @@ from agentloop.learning.batch import bound_negative
 from agentloop.records import TurnRewards
 from agentloop.user_code import load_function, users_code
 from context.authors import AuthorTable
-from context.tokens.masks import response_mask
+from context.tokens.token_sequence import response_mask
 from replay.records import REPLAY, BatchRow, Trajectory
 
 _QUESTION = "fork"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 from context.parse.gemma import GemmaParser
@@ -50,25 +51,22 @@ PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
 _SHOWN = 200
 _NAME = "find_stone"
 _IDS = ("call00001", f"functions.{_NAME}:0"), ("call00002", f"functions.{_NAME}:1")
-"""Of the first call and of the second: as most families take them, and as Kimi K2 does."""
+"""The ids of the first and the second call: as most families take them, and as Kimi K2 does."""
 _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"key": 'a "pearl", é, amber', "count": 3, "ratio": 1.5, "deep": True, "rows": [1, 2], "more": {"see": "coral"}},
     {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
 )
 _TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boolean", "rows": "array", "more": "object"}
+_PROPERTIES = {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()}
+_PARAMETERS = {
+    "type": "object",
+    "properties": _PROPERTIES | {"rows": _PROPERTIES["rows"] | {"items": {"type": "integer"}}},
+    "required": list(_TYPES),
+}
 _TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "Finds stones.",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()},
-            "required": list(_TYPES),
-        },
-    },
+    "function": {"name": _NAME, "description": "Finds stones.", "parameters": _PARAMETERS},
 }
-_TOOL["function"]["parameters"]["properties"]["rows"]["items"] = {"type": "integer"}
 _USER = {"role": "user", "content": "x"}
 _ANSWER = {"role": "assistant", "content": "Q."}
 _RESULT = "Z-result"
@@ -92,17 +90,18 @@ class WrittenCalls:
     """A reply that calls the example tool, as a chat template writes it."""
 
     arguments: tuple[dict[str, Any], ...]
-    """Those of each call."""
+    """The arguments of each call."""
     texts: tuple[str, ...]
     """What a policy would have written for it, cut in several ways where the end of the turn isn't known."""
 
     def read_by(self, parser: ReplyParser) -> bool:
-        return any(self._read(parser, text) for text in self.texts)
-
-    def _read(self, parser: ReplyParser, text: str) -> bool:
-        message = parser.parse(text, stopped=True).message
-        found = [(call.name, dict(call.arguments)) for call in message.tool_calls]
-        return not message.content.strip() and found == [(_NAME, arguments) for arguments in self.arguments]
+        expected = [(_NAME, arguments) for arguments in self.arguments]
+        read = (parser.parse(text, stopped=True).message for text in self.texts)
+        return any(
+            not message.content.strip()
+            and [(call.name, dict(call.arguments)) for call in message.tool_calls] == expected
+            for message in read
+        )
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()) -> ReplyParser:
@@ -112,31 +111,11 @@ def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_text
     a reply; left out, the control tokens that the template writes behind a call are taken for it.
     A template that writes no calls gets `react`. Raises ValueError where none can read them.
     """
-    if name == "auto":
-        return _first_that_reads(written_calls(template, stop_texts=stop_texts), tools)
-    if name not in PARSERS:
-        raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
-    return PARSERS[name](tools)
-
-
-def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list[WrittenCalls]:
-    """One call and two parallel ones, with each kind of ids; what the template refuses or leaves out is left out."""
-    found = []
-    for ids in zip(*_IDS, strict=True):
-        for count in (1, 2):
-            written = _written(template, ids[:count], stop_texts)
-            if written is not None:
-                found.append(written)
-    return found
-
-
-def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
-    """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
+    if name != "auto":
+        if name not in PARSERS:
+            raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
+        return PARSERS[name](tools)
     written = written_calls(template, stop_texts=stop_texts)
-    return None if not written or _reads(parser, written) else written[0].texts[0][:_SHOWN]
-
-
-def _first_that_reads(written: list[WrittenCalls], tools: Tools) -> ReplyParser:
     if not written:
         return ReactParser(tools)
     for kind in PARSERS.values():
@@ -149,21 +128,30 @@ def _first_that_reads(written: list[WrittenCalls], tools: Tools) -> ReplyParser:
     )
 
 
+def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list[WrittenCalls]:
+    """One call and two parallel ones, with each kind of ids; what the template refuses or leaves out is left out."""
+    written = (_written(template, ids[:count], stop_texts) for ids in zip(*_IDS, strict=True) for count in (1, 2))
+    return [calls for calls in written if calls is not None]
+
+
+def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
+    """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
+    written = written_calls(template, stop_texts=stop_texts)
+    return None if not written or _reads(parser, written) else written[0].texts[0][:_SHOWN]
+
+
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
-    """Whether it reads the single call, and the parallel ones with the same ids where there are any."""
-    single = [calls for calls in written if len(calls.arguments) == 1]
-    parallel = [calls for calls in written if len(calls.arguments) == 2]
-    return any(calls.read_by(parser) for calls in single) and (
-        not parallel or any(calls.read_by(parser) for calls in parallel)
-    )
+    """True if the parser reads the single call, and the parallel ones where there are any, with some kind of ids."""
+    read = {count: [calls.read_by(parser) for calls in written if len(calls.arguments) == count] for count in (1, 2)}
+    return any(read[1]) and (not read[2] or any(read[2]))
 
 
 def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
+    """The reply with calls of these ids; None where the template does not write it."""
     arguments = _ARGUMENTS[: len(ids)]
-    marks = [str(given["key"]).split()[-1] for given in arguments]
     for results in ((), ids):  # some templates write only calls that have been answered
         text = _reply_text(template, ids, results)
-        if all(mark in text for mark in marks):
+        if all(str(given["key"]).split()[-1] in text for given in arguments):
             return WrittenCalls(arguments, _without_end(text, _text(template, _USER, _ANSWER), stop_texts))
     return None
 
@@ -185,7 +173,7 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 
 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
-    """Empty where the template refuses."""
+    """The rendering of these rows; empty where the template refuses."""
     try:
         return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
@@ -194,15 +182,15 @@ def _text(template: Template, *rows: Mapping[str, Any]) -> str:
 
 def _common_start(text: str, other: str) -> int:
     """Up to where they differ, or to the control token in which they do."""
-    common = _alike(text, other)
+    common = len(shared_opening(text, other))
     within = _CUT_TAG.search(text[:common])
     return within.start() if within else common
 
 
-def _alike(text: str, other: str) -> int:
-    """How many first characters are the same."""
-    differs = (place for place, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
-    return next(differs, min(len(text), len(other)))
+def shared_opening(first: str, second: str) -> str:
+    """What two renderings begin with in common."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in same)
 
 
 def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str, ...]:
@@ -210,7 +198,7 @@ def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str
     ends = [place for stop in stop_texts if (place := text.find(stop)) >= 0]
     if ends:
         return (text[: min(ends)],)
-    same = _alike(text[::-1], answer[::-1])
+    same = len(shared_opening(text[::-1], answer[::-1]))
     cuts = [text, text[: len(text) - same]]
     for _ in range(_MOST_TAGS):
         cuts.append(_LAST_TAG.sub("", cuts[-1] if len(cuts) > 2 else text))

@@ -10,6 +10,7 @@ from typing import Any
 from context.messages import ToolCall
 from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, is_unicode
 
+SAME_KEY = "a tool call has the same key twice"
 _SPACE = re.compile(r"\s*")
 _NAME_KEYS = ("name", "tool_name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters")
@@ -103,7 +104,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise Malformed("a tool call has the same key twice")
+        raise Malformed(SAME_KEY)
     return value
 
 

@@ -3,60 +3,44 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from context.messages import ToolCall
 from context.parse.json_calls import arguments_of, calls_of, json_at, skip_space
-from context.parse.reply import (
-    NOT_CLOSED,
-    THINK,
-    CallParser,
-    Malformed,
-    ReadCalls,
-    check_id,
-    check_length,
-    check_tool_name,
-)
+from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, check_id, check_tool_name
 
 
-class SectionParser(CallParser):
-    """Text, then a section of calls between two tags; in it one or more: tag, name, tag, JSON arguments, tag.
+class SectionParser(BlockParser):
+    """A parser of sections of calls; in each, one or more: tag, name, tag, JSON arguments, tag.
 
-    Text behind the section is left out of the content. Malformed: an unknown order of tags, a section or call that
-    is not closed, what is not a JSON object.
+    Malformed: an unknown order of tags, a section or call that is not closed, what is not a JSON object.
     """
 
-    section: ClassVar[tuple[str, str]]
-    opening: ClassVar[str]
+    call_opening: ClassVar[str]
     """The tag that opens a call."""
     heading: ClassVar[re.Pattern[str]]
     """From there to where its arguments begin; group 1 has the name."""
     ending: ClassVar[re.Pattern[str]]
     """From the arguments' end to the call's."""
 
-    def _read_calls(self, text: str) -> ReadCalls:
-        opening, closing = self.section
-        start = text.find(opening)
-        if start < 0:
-            if closing in text or self.opening in text:
-                raise Malformed("a tool call stands outside of the section of calls")
-            return ReadCalls(text)
-        check_length(len(text) - start)
+    def _content(self, beside: Sequence[str]) -> str:
+        if self.call_opening in beside[0] + beside[-1]:
+            raise Malformed("a tool call stands outside of the section of calls")
+        return super()._content(beside)
+
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         calls: list[ToolCall] = []
-        end = skip_space(text, start + len(opening))
-        while not text.startswith(closing, end):
-            call, end = self._call(text, end)
+        while not text.startswith(str(self.closing), end := skip_space(text, start)):
+            call, start = self._call(text, end)
             calls.append(call)
-            end = skip_space(text, end)
         if not calls:
             raise Malformed("the section of tool calls is empty")
-        if opening in text[end:] or closing in text[end + len(closing) :]:
-            raise Malformed("there is more than one section of tool calls")
-        return ReadCalls(text[:start].removesuffix("\n"), tuple(calls))
+        return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
-        head = self.heading.match(text, start + len(self.opening))
-        if head is None or not text.startswith(self.opening, start):
+        head = self.heading.match(text, start + len(self.call_opening))
+        if head is None or not text.startswith(self.call_opening, start):
             raise Malformed(NOT_CLOSED if start == len(text) else "a tool call does not begin with its tag and a name")
         value, end = json_at(text, head.end())
         tail = self.ending.match(text, end)
@@ -77,8 +61,8 @@ class DeepSeekParser(SectionParser):
     models' chat templates.
     """
 
-    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    opening = "<｜tool▁call▁begin｜>"
+    opening, closing = re.compile("<｜tool▁calls▁begin｜>"), "<｜tool▁calls▁end｜>"
+    call_opening = "<｜tool▁call▁begin｜>"
     heading = re.compile(
         r"(?:function<｜tool▁sep｜>(?=[^{\n]*\n\s*```))?"  # V3 names the type of the tool first
         r"([^<{\n]*)(?:<｜tool▁sep｜>|\n\s*```(?:json)?(?=\s))"
@@ -93,8 +77,8 @@ class KimiParser(SectionParser):
     `<|tool_calls_section_end|>`: Kimi K2's guide to tool calls, github.com/MoonshotAI/Kimi-K2.
     """
 
-    section = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-    opening = "<|tool_call_begin|>"
+    opening, closing = re.compile(r"<\|tool_calls_section_begin\|>"), "<|tool_calls_section_end|>"
+    call_opening = "<|tool_call_begin|>"
     heading = re.compile(r"([^<]*)<\|tool_call_argument_begin\|>")
     ending = re.compile(r"\s*<\|tool_call_end\|>")
     _ID = re.compile(r"(?:functions\.)?(.+):[0-9]{1,9}")
@@ -106,32 +90,19 @@ class KimiParser(SectionParser):
         return found[1], check_id(text)
 
 
-class MistralParser(CallParser):
+class MistralParser(BlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3), or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call (v11, v13).
 
     The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in
-    `[THINK]` ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Text behind the calls is left out.
-    Malformed: what is not JSON, a call without a name.
+    `[THINK]` ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call
+    without a name.
     """
 
     thinking = (("[THINK]", "[/THINK]"), THINK)
-    _OPEN = "[TOOL_CALLS]"
+    opening = re.compile(r"\[TOOL_CALLS\]")
     _HEAD = re.compile(r"\s*([^\s\[{]*)\s*(?:\[CALL_ID\]([^\[{]*))?(?:\[ARGS\])?")
 
-    def _read_calls(self, text: str) -> ReadCalls:
-        start = text.find(self._OPEN)
-        if start < 0:
-            return ReadCalls(text)
-        check_length(len(text) - start)
-        calls: list[ToolCall] = []
-        found = start
-        while found >= 0:
-            block, end = self._block(text, found + len(self._OPEN))
-            calls += block
-            found = text.find(self._OPEN, end)
-        return ReadCalls(text[:start].removesuffix("\n"), tuple(calls))
-
-    def _block(self, text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         if text.startswith(("[", "{"), skip_space(text, start)):
             value, end = json_at(text, start)
             return calls_of(value), end
@@ -139,4 +110,4 @@ class MistralParser(CallParser):
         assert head is not None
         value, end = json_at(text, head.end())
         call_id = head[2].strip() if head[2] else None
-        return (ToolCall(check_tool_name(head[1]), arguments_of(value), call_id and check_id(call_id)),), end
+        return [ToolCall(check_tool_name(head[1]), arguments_of(value), call_id and check_id(call_id))], end

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import ast
-import math
+import json
 import re
 import warnings
 from typing import Any
 
 from context.messages import ToolCall
-from context.parse.reply import (
-    MAX_DEPTH,
-    NOT_CLOSED,
-    TOO_DEEP,
-    CallParser,
-    Malformed,
-    ReadCalls,
-    check_length,
-    check_tool_name,
-    is_unicode,
-)
+from context.parse.json_calls import SAME_KEY, strict_json
+from context.parse.reply import NOT_CLOSED, TOO_DEEP, CallParser, Malformed, ReadCalls, check_length, check_tool_name
 
 _FILE = "<tool calls>"
-_TOO_LONG = 10**4300  # what int() and json refuse to write out; hexadecimal digits get past Python's parser
 _MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
 # Escapes that Python doubts ("\d") are the policy's affair, not a line on our stderr.
 warnings.filterwarnings("ignore", category=SyntaxWarning, module=re.escape(_FILE))
-_JSON_NAMES = {"true": True, "false": False, "null": None}  # what templates write that dump arguments as JSON
-
-
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[()\[\]{}]""", re.DOTALL)
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
@@ -103,9 +91,9 @@ def _call(node: ast.expr) -> ToolCall:
         raise Malformed("the list of tool calls holds something else")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         raise Malformed("a tool call has an argument without a name")
-    arguments = {str(keyword.arg): _value(keyword.value, MAX_DEPTH) for keyword in node.keywords}
+    arguments = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
     if len(arguments) != len(node.keywords):
-        raise Malformed("a tool call has the same key twice")
+        raise Malformed(SAME_KEY)
     return ToolCall(check_tool_name(_dotted(node.func)), arguments)
 
 
@@ -117,42 +105,26 @@ def _dotted(node: ast.expr) -> str | None:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
 
-def _value(node: ast.expr, depth: int) -> Any:
+class _JsonWords(ast.NodeTransformer):
+    """Takes true, false and null for values: what templates write that dump arguments as JSON."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+def _value(node: ast.expr) -> Any:
     """What JSON could say too: text, numbers, truth values, None, lists, dictionaries with text keys."""
-    if depth == 0:
-        raise Malformed(TOO_DEEP)
-    if isinstance(node, ast.Constant):
-        return _constant(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        number = _constant(node.operand.value)
-        if isinstance(number, (int, float)) and not isinstance(number, bool):
-            return -number
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(child, depth - 1) for child in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [_key(key) for key in node.keys]
-        if len(set(keys)) != len(keys):
-            raise Malformed("a tool call has the same key twice")
-        return dict(zip(keys, (_value(child, depth - 1) for child in node.values), strict=True))
-    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
-        return _JSON_NAMES[node.id]
-    raise Malformed("an argument of a tool call is not a literal")
-
-
-def _key(node: ast.expr | None) -> str:
-    key = _constant(node.value) if isinstance(node, ast.Constant) else None
-    if not isinstance(key, str):
-        raise Malformed("a dictionary in a tool call has a key that is not text")
-    return key
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Malformed("a tool call holds a number that is too large")
-    if isinstance(value, int) and value >= _TOO_LONG:
-        raise Malformed("a tool call holds a number that is too long")
-    if isinstance(value, str) and not is_unicode(value):
-        raise Malformed("a tool call holds half a character")
-    if value is not None and not isinstance(value, (str, int, float)):
-        raise Malformed("an argument of a tool call is not a literal")
-    return value
+    for part in ast.walk(node):
+        if isinstance(part, ast.Dict):
+            keys = [key.value if isinstance(key, ast.Constant) else None for key in part.keys]
+            if not all(isinstance(key, str) for key in keys):
+                raise Malformed("a dictionary in a tool call has a key that is not text")
+            if len(set(keys)) != len(keys):
+                raise Malformed(SAME_KEY)
+    try:
+        written = json.dumps(ast.literal_eval(_JsonWords().visit(node)))
+    except (RecursionError, MemoryError):
+        raise Malformed(TOO_DEEP) from None
+    except (TypeError, ValueError):  # too many digits for int() among them
+        raise Malformed("an argument of a tool call is not a literal") from None
+    return strict_json(written)

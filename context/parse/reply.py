@@ -116,7 +116,7 @@ class CallParser:
         return thinking.strip("\n"), rest.lstrip("\n"), None
 
     def _only_mentions(self, text: str, tags: Sequence[str]) -> bool:
-        """Whether tags that end thinking stand within the calls' arguments only, where they end nothing."""
+        """True if tags that end thinking stand within the calls' arguments only, where they end nothing."""
         try:
             found = self._read_calls(text)
         except Malformed:
@@ -124,6 +124,52 @@ class CallParser:
         inside = repr([dict(call.arguments) for call in found.calls])
         outside = found.content + (found.thoughts or "")
         return all(tag in inside and tag not in outside for tag in tags)
+
+
+class BlockParser(CallParser):
+    """A parser of text and one or more blocks of calls, each behind a tag; text behind a block is left out.
+
+    Malformed: what `_block` can't read, and a closing tag where no block is open.
+    """
+
+    opening: ClassVar[re.Pattern[str]]
+    closing: ClassVar[str | None] = None
+    """None: the format has no closing tag, a block ends where its last call does."""
+    closes_only_calls: ClassVar[bool] = True
+    """False: the closing tag may stand in a text beside calls."""
+
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
+        """The calls behind an opening tag that ends at `start`, and where their block ends."""
+        raise NotImplementedError
+
+    def _content(self, beside: Sequence[str]) -> str:
+        """The content of a reply: `beside` are the texts before, between and behind its blocks."""
+        return beside[0] if len(beside) == 1 else beside[0].removesuffix("\n")
+
+    def _read_calls(self, text: str) -> ReadCalls:
+        beside: list[str] = []
+        calls: list[ToolCall] = []
+        end, found = 0, self.opening.search(text)
+        if found is not None:
+            check_length(len(text) - found.start())
+        while found is not None:
+            beside.append(text[end : found.start()])
+            block, end = self._block(text, found.end())
+            calls += block
+            found = self.opening.search(text, end)
+        beside.append(text[end:])
+        if self.closes_only_calls and self.closing is not None and self.closing in beside[0] + beside[-1]:
+            raise Malformed("a tool call is closed that was never opened")
+        return ReadCalls(self._content(beside), tuple(calls))
+
+
+def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:
+    """The text before the first of `stop_strings`, such as ReAct's `Observation:`; None where there is none.
+
+    A little more may follow the stop string: the token that completed it may spell more than it.
+    """
+    places = [place for place in map(text.find, stop_strings) if place >= 0]
+    return text[: min(places)] if places else None
 
 
 def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, ...] = ()) -> Message:

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from collections.abc import Sequence
 
 from context.messages import ToolCall
 from context.parse.json_calls import calls_of, json_at, skip_space
-from context.parse.reply import MAX_CHARS, NOT_CLOSED, THINK, CallParser, Malformed, ReadCalls, check_length
+from context.parse.reply import (
+    MAX_CHARS,
+    NOT_CLOSED,
+    THINK,
+    BlockParser,
+    CallParser,
+    Malformed,
+    ReadCalls,
+    check_length,
+)
 
 
-class TaggedJsonParser(CallParser):
-    """Text, then one or more of: opening tag, a JSON object or a list of them, closing tag.
+class TaggedJsonParser(BlockParser):
+    """A parser of JSON between tags: an object for each call, or a list of them.
 
-    Text behind a call is left out of the content. Malformed: a tag that is not closed or was never opened, what is
-    not JSON (`strict_json`), a call without a name, arguments that are no object.
+    Malformed: a tag that is not closed or was never opened, what is not JSON (`strict_json`), a call without a name,
+    arguments that are no object.
     """
 
-    opening: ClassVar[re.Pattern[str]]
-    closing: ClassVar[str | None] = None
-    """None: the format has no closing tag, a call ends where its JSON does."""
-    closes_only_calls: ClassVar[bool] = True
-    """Whether the closing tag has no place in a text beside calls."""
-
-    def _read_calls(self, text: str) -> ReadCalls:
-        found = self.opening.search(text)
-        start = end = len(text) if found is None else found.start()
-        check_length(len(text) - start)
-        calls: list[ToolCall] = []
-        while found is not None:
-            block, end = self._block(text, found.end())
-            calls += block
-            found = self.opening.search(text, end)
-        if self.closes_only_calls and self.closing is not None and self.closing in text[:start] + text[end:]:
-            raise Malformed("a tool call is closed that was never opened")
-        content = self._content(text[:start])
-        return ReadCalls(content.removesuffix("\n") if calls else content, tuple(calls))
-
-    def _block(self, text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         if self.closing is None:
             value, end = json_at(text, start)
             return calls_of(value), end
@@ -48,10 +37,6 @@ class TaggedJsonParser(CallParser):
         if not text.startswith(self.closing, end):
             raise Malformed(f"a tool call is not valid JSON: Extra data at character {end - skip_space(text, start)}")
         return calls_of(value), end + len(self.closing)
-
-    def _content(self, text: str) -> str:
-        """The text beside calls; some formats put that between tags, too."""
-        return text
 
 
 class HermesParser(TaggedJsonParser):
@@ -114,8 +99,8 @@ class CommandAParser(TaggedJsonParser):
     closing = "<|END_ACTION|>"
     _ANSWER = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 
-    def _content(self, text: str) -> str:
-        return self._ANSWER.sub("", text)
+    def _content(self, beside: Sequence[str]) -> str:
+        return self._ANSWER.sub("", super()._content(beside))
 
 
 class Llama3JsonParser(CallParser):

@@ -7,12 +7,12 @@ reads as JSON is JSON, and what doesn't is text. Templates that print with Pytho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from context.messages import ToolCall
-from context.parse.json_calls import skip_space, strict_json
-from context.parse.reply import NOT_CLOSED, CallParser, Malformed, ReadCalls, Tools, check_length, check_tool_name
+from context.parse.json_calls import SAME_KEY, skip_space, strict_json
+from context.parse.reply import NOT_CLOSED, BlockParser, Malformed, Tools, check_tool_name
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _JSON_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
@@ -25,14 +25,13 @@ _JSON_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 )
 
 
-class TaggedParametersParser(CallParser):
-    """Text, then one or more blocks of calls. Text behind a block is left out of the content.
+class TaggedParametersParser(BlockParser):
+    """A parser of blocks of calls whose arguments stand in tags.
 
     A value ends at the closing tag that the next tag of the grammar follows, so that it may spell one. Malformed: tags
     that are not closed or stand in another order, an argument given twice, a tool's name that is none.
     """
 
-    block: ClassVar[tuple[str, str]]
     name: ClassVar[re.Pattern[str]]
     """Begins a call; group 1 has the tool's name."""
     key: ClassVar[re.Pattern[str]]
@@ -45,36 +44,23 @@ class TaggedParametersParser(CallParser):
         functions = [tool.get("function", tool) for tool in tools]
         self._types = {str(function["name"]): dict(_types_of(function)) for function in functions}
 
-    def _read_calls(self, text: str) -> ReadCalls:
-        opening, closing = self.block
-        start = end = text.find(opening)
-        if start < 0:
-            if closing in text:
-                raise Malformed("a tool call is closed that was never opened")
-            return ReadCalls(text)
-        check_length(len(text) - start)
-        calls: list[ToolCall] = []
-        while (begin := text.find(opening, end)) >= 0:
-            block, end = self._block(text, begin + len(opening))
-            calls += block
-        if closing in text[:start] or closing in text[end:]:
-            raise Malformed("a tool call is closed that was never opened")
-        return ReadCalls(text[:start].rstrip("\n"), tuple(calls))
+    def _content(self, beside: Sequence[str]) -> str:
+        return beside[0] if len(beside) == 1 else beside[0].rstrip("\n")
 
-    def _block(self, text: str, start: int) -> tuple[list[ToolCall], int]:
-        closing = self.block[1]
+    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         calls: list[ToolCall] = []
-        while not text.startswith(closing, end := skip_space(text, start)):
+        while not text.startswith(str(self.closing), end := skip_space(text, start)):
             call, start = self._call(text, start)
             calls.append(call)
         if not calls:
             raise Malformed("a tool call holds nothing")
-        return calls, end + len(closing)
+        return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         named = self.name.match(text, start)
         if named is None:
-            raise Malformed(NOT_CLOSED if self.block[1] not in text[start:] else "a tool call has no name in its tag")
+            is_closed = str(self.closing) in text[start:]
+            raise Malformed("a tool call has no name in its tag" if is_closed else NOT_CLOSED)
         name, end = check_tool_name(named[1].strip()), named.end()
         arguments: dict[str, Any] = {}
         while (key := self.key.match(text, end)) is not None:
@@ -82,7 +68,7 @@ class TaggedParametersParser(CallParser):
             if closed is None:
                 raise Malformed("an argument of a tool call is not closed")
             if key[1] in arguments:
-                raise Malformed("a tool call has the same key twice")
+                raise Malformed(SAME_KEY)
             types = self._types.get(name, {}).get(key[1], frozenset())
             arguments[key[1]] = _value(text[key.end() : closed.start()], types)
             end = closed.end()
@@ -98,7 +84,7 @@ class QwenCoderParser(TaggedParametersParser):
     Qwen3-Coder, Qwen3.5 and later, Nemotron 3: the models' chat templates.
     """
 
-    block = ("<tool_call>", "</tool_call>")
+    opening, closing = re.compile("<tool_call>"), "</tool_call>"
     name = re.compile(r"\s*<function=([^>\n]*)>")
     key = re.compile(r"\s*<parameter=([^>\n]*)>\n?")
     value_end = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
@@ -111,7 +97,7 @@ class GlmParser(TaggedParametersParser):
     GLM-4.5 and later: the models' chat templates.
     """
 
-    block = ("<tool_call>", "</tool_call>")
+    opening, closing = re.compile("<tool_call>"), "</tool_call>"
     name = re.compile(r"\s*([^\s<]+)")
     key = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
     value_end = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))")
@@ -124,7 +110,7 @@ class MiniMaxParser(TaggedParametersParser):
     One block holds several calls: MiniMax M2's guide to tool calls.
     """
 
-    block = ("<minimax:tool_call>", "</minimax:tool_call>")
+    opening, closing = re.compile("<minimax:tool_call>"), "</minimax:tool_call>"
     name = re.compile(r'\s*<invoke name="([^">\n]*)">')
     key = re.compile(r'\s*<parameter name="([^">\n]*)">')
     value_end = re.compile(r"</parameter>(?=\s*(?:<parameter name=|</invoke>))")

@@ -1,6 +1,5 @@
 """What the next prompt shows of a conversation."""
 
-from context.strategies.linear import Hint, Linear, LinearThink
 from context.strategies.model_questions import Memory, SelfClip
 from context.strategies.protocol import (
     CONTEXT_FULL,
@@ -18,7 +17,7 @@ from context.strategies.protocol import (
     Turn,
     shown,
 )
-from context.strategies.windows import ClipToolResults, SlidingWindow
+from context.strategies.rules import ClipToolResults, Hint, Linear, LinearThink, SlidingWindow
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "linear": Linear,

@@ -21,7 +21,7 @@ from context.strategies.protocol import (
     check_tokens,
     shown,
 )
-from context.strategies.windows import fits, newest_turns, prompt_limit, suffixes
+from context.strategies.rules import fits, newest_turns, prompt_limit, suffixes
 
 _ASK_SUMMARY = (
     "The conversation above is about to be removed. Write down, in a few short lines, everything from it that you "

@@ -14,6 +14,7 @@ import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Message
+from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
@@ -22,7 +23,6 @@ from context.templates.rendering.contents import (
     Leaf,
     Row,
     contents,
-    find_spans,
     first_place,
     row,
     tool_rows,
@@ -33,12 +33,11 @@ from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
 from context.templates.rendering.written_reply import written_reply
-from context.tokens.codec import Piece, TokenCodec, storable
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import TokenSequence
 
-__all__ = ["ChatTemplate", "RenderError", "Renderer", "Rendering", "TokenCodec"]
 _Tools = Sequence[Mapping[str, Any]]
+_THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
 _MAX_CACHED_CHARS = 2_000_000
 """Characters of texts whose tokens are kept: what is shown again is not tokenised again."""
 
@@ -55,7 +54,14 @@ class Rendering:
     tools: _Tools
     written: Written
     now: datetime
-    """The time that the template was clean; it stays the same while a conversation grows."""
+    """What the template takes for today; it stays the same while a conversation grows."""
+
+    @property
+    def opened_thought(self) -> str:
+        """The end of the prompt that opens a thought for the policy; empty where none is opened."""
+        text = self.written.text.rstrip()
+        opening = next((opening for opening in _THOUGHT_OPENINGS if text.endswith(opening)), "")
+        return self.written.text[text.rfind(opening) :] if opening else ""
 
 
 _Placed = tuple[int, Content, Span | None]
@@ -106,7 +112,6 @@ class Renderer:
         self._thoughts_are_controls = bool(codec.controls("</think>"))
         self._pieces: dict[tuple[str, Control | None, bool], Piece] = {}
         self._cached_chars = 0
-        self._tools: tuple[_Tools, list[Any]] = ((), [])
 
     def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -164,6 +169,14 @@ class Renderer:
         if end is None:
             return None
         return self._encode(text, controls, spans, start=end[0], lead=end[1], opens=False)
+
+    def said(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
+        """A sampled reply as text, without what ended it, and whether something did."""
+        if token_ids[-1] in self.stop_ids:
+            return Sampled(self.codec.decode(token_ids[:-1]), token_ids[-1]), True
+        text = self.codec.decode(token_ids)
+        before = before_stop(text, self.stop_strings)
+        return Sampled(text if before is None else before, None), before is not None
 
     def reply(self, message: Message) -> list[int]:
         """The tokens of a reply as the template writes it, its stop token last: what a policy says to say this.
@@ -263,10 +276,10 @@ class Renderer:
         generation_prompt: bool = True,
         before: Written | None = None,
     ) -> Written:
-        if self._tools[0] is not tools:
-            self._tools = tools, tool_rows(tools, storable, storable)
-        text = self._marking.render_rows(rows, tools=self._tools[1], generation_prompt=generation_prompt, now=now)
-        return Written(text, before)
+        given = tool_rows(tools, storable, storable)
+        return Written(
+            self._marking.render_rows(rows, tools=given, generation_prompt=generation_prompt, now=now), before
+        )
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
         """Where the contents of the messages from `first` on stand in the text, behind `start`.
@@ -279,9 +292,6 @@ class Renderer:
             for number, message in enumerate(rendering.messages[first:], first)
             for content in contents(message)
         ]
-        spans = find_spans(text, [content for _, content in wanted], start)
-        if spans is not None:
-            return [(number, content, span) for (number, content), span in zip(wanted, spans, strict=True)]
         marked, _ = self._numbered(rendering, first)
         clean, places = marks.numbered_spans(marked)
         if clean != text:  # a template that looks at how contents begin or end

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from context.parse.choose import shared_opening
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.rendering.contents import shared_opening
 from context.templates.row_forms import LOOKUP
 from context.tokens.codec import TokenCodec
 

@@ -81,12 +81,11 @@ _CASES: tuple[tuple[str, str, Thinking, bool], ...] = (
     ("tool result after an unreadable call", "uar", "none", True),
     ("empty reply", "ueu", "none", False),
 )
-_WORDS = {
-    "system": "You are a careful agent.",
-    "user": "What is the code of pearl?",
-    "assistant": "The code is 78.",
-    "tool": '{"next": "arrow"}',
+_ASKING = {
+    "s": Message("system", "You are a careful agent.", "initialization"),
+    "u": Message("user", "What is the code of pearl?"),
 }
+_ANSWER = "The code is 78."
 _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, as Mistral's templates demand
 
 
@@ -99,15 +98,15 @@ def check_template(model: ModelFiles) -> TemplateReport:
 
 def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
     """One sentence for each kind of thing that is left out."""
-    asked, tools = Message("user", _WORDS["user"]), (LOOKUP,)
-    with_system = (Message("system", _WORDS["system"], "initialization"), asked)
+    (system, asked), tools = _conversation("su", "none"), (LOOKUP,)
+    with_system = (system, asked)
     refused = hidden_message(template, with_system, tools)
     openings = [(asked,), with_system] if refused is None else [(asked,)]
     tools_of = (hidden_tools(template, tools, opening) for opening in openings)
     yield from filter(None, (refused, next(filter(None, tools_of), None), hidden_calls(template)))
     yield from filter(None, (hidden_result(template, (asked,), tools),))
     try:
-        renderer.reply(Message("assistant", _WORDS["assistant"], reasoning="Which record was it?"))
+        renderer.reply(Message("assistant", _ANSWER, reasoning="Which record was it?"))
     except RenderError as error:
         yield str(error)
 
@@ -123,16 +122,16 @@ def _parser(template: ChatTemplate) -> str:
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
-    messages = conversation(plan, thinking)
+    messages = [*_conversation(plan, thinking)]
     schemas = (LOOKUP,) if tools else ()
     found: list[str] = []
-    turns = list(_turns(plan))
+    replies = [index for index, letter in enumerate(plan) if letter in "acpe"]
     try:
-        first = renderer.render(messages[: turns[0][0]], schemas)
+        first = renderer.render(messages[: replies[0]], schemas)
         renderer.tokens(first)
-        if plan == "uau" and tools and (problem := hidden_tools(model.template, schemas, messages[: turns[0][0]])):
+        if plan == "uau" and tools and (problem := hidden_tools(model.template, schemas, messages[: replies[0]])):
             raise RenderError(problem)
-        for reply, end in turns:
+        for reply, end in pairwise([*replies, len(plan)]):
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
             if renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown))) is None:
@@ -159,28 +158,17 @@ def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None
     return next((found.token for found in renderer.codec.controls(tail) if found.token in renderer.stop_ids), None)
 
 
-def _turns(plan: str) -> Iterator[tuple[int, int]]:
-    """Where each reply stands, and where what follows it ends."""
-    replies = [index for index, letter in enumerate(plan) if letter in "acpe"]
-    yield from pairwise([*replies, len(plan)])
-
-
-def conversation(plan: str, thinking: Thinking = "none") -> list[Message]:
+def _conversation(plan: str, thinking: Thinking) -> Iterator[Message]:
     """A message for each letter: s(ystem), u(ser), a(nswer), c(all), p(arallel calls), r(esult), e(mpty)."""
-    return [_message(index, letter, plan, thinking) for index, letter in enumerate(plan)]
-
-
-def _message(index: int, letter: str, plan: str, thinking: Thinking) -> Message:
-    if letter == "s":
-        return Message("system", _WORDS["system"], "initialization")
-    if letter == "u":
-        return Message("user", _WORDS["user"])
-    if letter == "r":
-        answered = plan[: index + 1].rpartition("p")[2]
-        return Message("tool", _WORDS["tool"], "env", name="lookup", tool_call_id=_CALL_IDS[answered == "rr"])
-    thought = {"none": None, "empty": "", "some": f"Which record was it, {index}?"}[thinking]
-    ids = _CALL_IDS[: "acp".index(letter)] if letter in "cp" else ()
-    calls = tuple(ToolCall("lookup", {"key": "pearl"}, call_id) for call_id in ids)
-    return Message(
-        "assistant", _WORDS["assistant"] if letter == "a" else "", "initialization", calls, reasoning=thought
-    )
+    for index, letter in enumerate(plan):
+        if letter in _ASKING:
+            yield _ASKING[letter]
+        elif letter == "r":
+            second = plan[: index + 1].rpartition("p")[2] == "rr"
+            yield Message("tool", '{"next": "arrow"}', "env", name="lookup", tool_call_id=_CALL_IDS[second])
+        else:
+            thought = {"none": None, "empty": "", "some": f"Which record was it, {index}?"}[thinking]
+            ids = _CALL_IDS[: "acp".find(letter)] if letter in "cp" else ()
+            calls = tuple(ToolCall("lookup", {"key": "pearl"}, call_id) for call_id in ids)
+            said = _ANSWER if letter == "a" else ""
+            yield Message("assistant", said, "initialization", calls, reasoning=thought)

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
 from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import TokenSequence
-from context.tokens.token_text import pieces
+from context.tokens.token_sequence import TokenSequence, pieces
 
 
 @dataclass(frozen=True)

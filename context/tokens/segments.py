@@ -8,8 +8,7 @@ import numpy as np
 
 from context.authors import HISTORY, AuthorTable
 from context.tokens.control import TrainingControl, withhold
-from context.tokens.masks import response_mask
-from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence
+from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, response_mask
 
 
 class OpenSegment:

@@ -1,18 +1,22 @@
-"""Exact tokens with their provenance."""
+"""Exact tokens with their provenance, the masks that follow from their authors, and their texts one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from context.authors import AuthorTable
 
 NOT_SAMPLED = -1
 """`policy_versions` of a token that no policy of the run sampled."""
 SegmentReason = Literal["clean", "template_rewrite", "strategy_rewrite", "fork"]
 BehaviorContext = Literal["plain", "hinted", "relabelled"]
+MOST_TOKENS_OF_A_CHARACTER = 6
+_UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +88,41 @@ class Segment:
     behavior_context: BehaviorContext = "plain"
     """In sight of what tokens were sampled. hinted: of a hint that is not here; relabelled: of another conversation, of
     which this is the end. Their log-probs are unknown then."""
+
+
+def response_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
+    """[T] True = action token: sampled by the policy, a teacher or a demonstrator."""
+    return table.is_action(tokens.authors)
+
+
+def loss_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_]:
+    """[T] True = trained on. Always within `response_mask`."""
+    return table.is_trained(tokens.authors)
+
+
+class Decoder(Protocol):
+    """What turns ids into text: a `TokenCodec`."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+def pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[tuple[int, int, str]]:
+    """Tokens first..last-1 with their text: one token each, or the few that spell one character together.
+
+    Where `ids` begin in the middle of a character, the pieces are right again after MOST_TOKENS_OF_A_CHARACTER.
+    """
+    alone: dict[int, str] = {}
+    first, end = 0, len(ids)
+    while first < end:
+        token, last = ids[first], first + 1
+        if token not in alone:
+            alone[token] = decoder.decode([token])
+        text = alone[token]
+        longest = min(end, first + MOST_TOKENS_OF_A_CHARACTER)
+        while text.endswith(_UNFINISHED) and last < longest:
+            last += 1
+            text = decoder.decode(ids[first:last])
+        if text.endswith(_UNFINISHED):
+            last, text = first + 1, alone[token]
+        yield first, last, text
+        first = last

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 Description = dict[str, Any]
 SENTENCEPIECE_SPACE = "\u2581"
+_OTHER = "[other]"
 
 
 def whole_text_rules_off(description: Description) -> Description:
@@ -64,6 +65,13 @@ def without_control_tokens(description: Description, control: Collection[int]) -
     else:
         model["vocab"] = _pieces_without(model["vocab"], plain, control)
     return tokenizer_of({**description, "added_tokens": plain, "model": model})
+
+
+def only_control_tokens(description: Description, control: Sequence[Mapping[str, Any]]) -> Tokenizer:
+    """The tokenizer that numbers these control tokens from 1, and takes all that stands between them for one word."""
+    model = {"type": "WordLevel", "vocab": {_OTHER: 0}, "unk_token": _OTHER}
+    added = [{**row, "id": number} for number, row in enumerate(control, 1)]
+    return tokenizer_of({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})
 
 
 def _pieces_without(

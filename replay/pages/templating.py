@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from context.visible import visible
+from context.wording import visible
 from replay.pages.addresses import address
 from replay.pages.charts import number
 

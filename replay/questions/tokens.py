@@ -10,9 +10,14 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import NOT_SAMPLED
-from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder, pieces
+from context.tokens.token_sequence import (
+    MOST_TOKENS_OF_A_CHARACTER,
+    NOT_SAMPLED,
+    Decoder,
+    loss_mask,
+    pieces,
+    response_mask,
+)
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.records import COMMITTED, Trajectory

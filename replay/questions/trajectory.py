@@ -14,9 +14,7 @@ import sqlalchemy as sa
 
 from context.authors import HISTORY, AuthorTable
 from context.messages import Message, plain_message
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import Segment
-from context.tokens.token_text import Decoder
+from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_mask
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from context import (
     loss_mask,
     response_mask,
 )
+from tests.fakes.conversations import increment
 from tests.fakes.families import Family, families, family
-from tests.fakes.increments import increment
 
 NO_TOOLS: tuple[dict[str, object], ...] = ()
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -46,24 +45,6 @@ def log_probs(ids: list[int]) -> list[float]:
     return [-0.5 - i / 100 for i in range(len(ids))]
 
 
-def test_prompt_of_each_turn_is_all_that_came_before_it(model: Family) -> None:
-    context, rng = manager(model), random.Random(0)
-    context.begin(START, NO_TOOLS)
-    expected = model.renderer().initial(START, NO_TOOLS).token_ids.tolist()
-    for turn in range(5):
-        assert context.prompt_ids == expected
-        # Any ids at all, as a policy at high temperature samples them: no text has this tokenization.
-        ids = [rng.choice(range(20, 250)) for _ in range(7)] + [model.end_id]
-        opening = context.messages
-        reply = context.record_reply(ids, log_probs(ids), policy_version=turn)
-        result = Message("user", f"result {turn}", "env")
-        assert context.observe([result]) is None
-        expected += ids + increment(model.renderer(), reply.message, [result], opening=opening).token_ids.tolist()
-    (segment,) = context.segments()
-    assert segment.reason == "clean"
-    assert segment.tokens.token_ids.tolist() == context.prompt_ids == expected
-
-
 def test_what_answers_an_unreadable_call_is_a_users_where_a_tool_needs_a_call() -> None:
     model = family("mistral")
     context = manager(model)
@@ -80,7 +61,8 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     context.begin(START, NO_TOOLS)
     n = len(context.prompt_ids)
     ids = sampled(model, model.call)
-    context.record_reply(ids, log_probs(ids), policy_version=3)
+    versions = [3, *range(3, 2 + len(ids))]
+    context.record_reply(ids, log_probs(ids), policy_version=versions)
     assert context.observe([model.tool_result("78")]) is None
     tokens = context.segments()[0].tokens
     sampled_at = np.zeros(len(tokens), bool)
@@ -90,17 +72,8 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     assert tokens.token_ids[sampled_at].tolist() == ids
     assert tokens.behavior_log_probs[sampled_at].tolist() == np.float32(log_probs(ids)).tolist()
     assert np.isnan(tokens.behavior_log_probs[~sampled_at]).all()
-    assert (tokens.policy_versions == np.where(sampled_at, 3, -1)).all()
-
-
-@pytest.mark.parametrize("said", ["The code is 78.", ""])
-def test_final_answer_is_read_without_its_stop_token(model: Family, said: str) -> None:
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    ids = sampled(model, said)
-    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
-    assert (reply.outcome, reply.message.content) == ("final", said)
-    assert context.messages == (*START, reply.message)
+    assert tokens.policy_versions[sampled_at].tolist() == versions
+    assert (tokens.policy_versions[~sampled_at] == NOT_SAMPLED).all()
 
 
 def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
@@ -156,9 +129,9 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
         ([30, 31], [-1.0], 0, r"log_probs must have one entry per token \(2\), got 1"),
         ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
         ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
-        ([30], [-1.0], -1, "policy_version must be >= 0, got -1"),
-        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must be >= 0, got -1"),
-        ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_version must be one number, or one per token \(2\), got 3"),
+        ([30], [-1.0], -1, "policy_version must not be negative, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must not be negative, got -1"),
+        ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_versions must have one entry per token \(2\), got 3"),
     ],
 )
 def test_wrong_reply_is_an_error_naming_the_field(ids, values, version, complaint: str) -> None:
@@ -168,16 +141,6 @@ def test_wrong_reply_is_an_error_naming_the_field(ids, values, version, complain
     with pytest.raises(ValueError, match=complaint):
         context.record_reply(ids, values, policy_version=version)
     assert context.prompt_ids == before
-
-
-def test_each_token_keeps_the_version_that_sampled_it() -> None:
-    model = family("chatml")
-    context = manager(model)
-    context.begin(START, NO_TOOLS)
-    context.record_reply([30, 31, model.end_id], [-1.0] * 3, policy_version=(6, 6, 7))
-    (segment,) = context.segments()
-    assert segment.tokens.policy_versions.tolist()[-3:] == [6, 6, 7]
-    assert set(segment.tokens.policy_versions.tolist()[:-3]) == {NOT_SAMPLED}
 
 
 def test_calls_out_of_turn_are_refused() -> None:

@@ -6,9 +6,8 @@ databases, postgres_servers: where buffers are: SQLite, and every PostgreSQL ser
 batch_rows: rows of an update, and models of two layers to update.
 runs: whole runs in a second, and the models they start from; processes, ranks: runs in processes of their own.
 conversations, scripted: policies that say what is written down; families, trl_templates: chat templates and tokenizers.
-real_templates, tokenizer_kinds: every template with every kind of tokenizer; template_reference:
-what transformers makes of them; scripted_conversations, template_plays, prompt_checks: episodes
-over them, and what their prompts must be; injections: what hostile contents hold.
+real_templates, tokenizer_kinds: every template with every kind of tokenizer; template_reference: what transformers
+makes of them; call_templates: templates of dialects that no package has; injections: what hostile contents hold.
 environments: files that a configuration names.
 shell: the command in this process; small_processes: processes without torch.
 """

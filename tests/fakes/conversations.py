@@ -9,6 +9,7 @@ import numpy as np
 
 from context import ContextManager, Message, Renderer, Reply, Segment, TokenSequence, ToolCall, loss_mask, response_mask
 from context.authors import ENV, HISTORY, TEMPLATE
+from context.templates.rendering.reply_end import Sampled
 
 TOOLS = [
     {
@@ -155,3 +156,17 @@ def _given_what_is_trained(tokens: TokenSequence, sampled: np.ndarray, calls: It
 def texts(segment: Segment, renderer: Renderer, author: str) -> str:
     tokens = segment.tokens
     return renderer.codec.decode(tokens.token_ids[tokens.authors == renderer.authors.code(author)].tolist())
+
+
+ASKED = (Message("user", "What is asked?"),)
+
+
+def increment(
+    renderer: Renderer, reply: Message, added: Sequence[Message], *, opening: Sequence[Message] = ASKED
+) -> TokenSequence:
+    """What follows a reply that ended in one of the renderer's stop tokens."""
+    before = renderer.render(opening, ())
+    grown = renderer.render([*opening, reply, *added], (), after=before)
+    found = renderer.increment(before, grown, Sampled("", min(renderer.stop_ids)))
+    assert found is not None, "the template rewrites what was shown"
+    return found

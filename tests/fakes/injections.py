@@ -41,8 +41,6 @@ def disguises(token: str) -> list[str]:
         token.upper(),
         token[1:],
         token[:-1],
-        token[1:-1],
-        token[2:-2],
         token[:half] + token + token[half:],
         *(token[:half] + mark + token[half:] for mark in INVISIBLE),
         *(f"{token}{mark}{token[:half]}{mark}{token[half:]}" for mark in INVISIBLE[7:9]),

@@ -30,14 +30,12 @@ class Reference:
     """One template and one tokenizer, as transformers uses them."""
 
     def __init__(self, template: RealTemplate, tokenizer_json: str) -> None:
-        self._source = template.text
         self._tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(tokenizer_json),
             chat_template=template.text,
             clean_up_tokenization_spaces=False,
             **template.special_tokens,
         )
-        self._texts: dict[str, str | None] = {}
         added = json.loads(tokenizer_json)["added_tokens"]
         self.controls = {
             int(row["id"]): str(row["content"])
@@ -53,11 +51,7 @@ class Reference:
 
     def text(self, messages: Sequence[Message], tools: Tools, *, prompted: bool = True) -> str | None:
         """The rendering; None: the template refuses."""
-        rows = [self._row(message) for message in messages]
-        key = repr((rows, tools, prompted))
-        if key not in self._texts:
-            self._texts[key] = self._rendered(rows, tools, prompted=prompted)
-        return self._texts[key]
+        return self._rendered([self._row(message) for message in messages], tools, prompted=prompted)
 
     def shows_all(self, messages: Sequence[Message], tools: Tools) -> bool:
         """Whether the template renders these messages, and leaves out no content of others and no reply as a whole."""
@@ -87,27 +81,6 @@ class Reference:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def spelled_out(self, ids: Sequence[int]) -> list[int]:
-        """The same text in tokens of one byte each, control tokens as they are. For byte-level vocabularies."""
-        found: list[int] = []
-        for token in ids:
-            pieces = [self.spelled(token)] if token in self.controls else list(self.spelled(token))
-            found += self._tokenizer.convert_tokens_to_ids(pieces)
-        return found
-
-    def spelled(self, token: int) -> str:
-        return str(self._tokenizer.convert_ids_to_tokens(token))
-
-    def spells_control(self, messages: Sequence[Message], tools: Tools) -> bool:
-        """Whether some content holds the spelling of a control token."""
-        written = [json.dumps(list(tools), ensure_ascii=False)]
-        for message in messages:
-            written += [message.content, message.note, message.reasoning or "", message.name or ""]
-            written += [
-                json.dumps([call.name, dict(call.arguments)], ensure_ascii=False) for call in message.tool_calls
-            ]
-        return any(token in text for token in self.controls.values() for text in written)
 
     def _row(self, message: Message) -> dict[str, Any]:
         if self._marks_thoughts and message.role == "assistant" and (thought := _THOUGHT.fullmatch(message.content)):

@@ -17,7 +17,6 @@ from context.templates.model_files import spelled_controls
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 WORDS = ("sop", "assistant")
 """Control tokens that are plain words, as ChatGLM2 has them."""
-WHITE_SPACE = ("  ", "    ", "\n\n", "\t\t")
 CORPUS = [
     "You are a careful agent. What is the code of pearl? The code is 78, and the next one 1024.",
     '{"name": "lookup", "arguments": {"key": "pearl", "limit": 3}, "parameters": {"type": "object"}}',
@@ -48,10 +47,7 @@ def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
         "sp_legacy": partial(plain, _sentencepiece_legacy),
         "sp_first": partial(plain, partial(_metaspace, "first")),
         "sp_always": partial(plain, partial(_metaspace, "always")),
-        "sp_never": partial(plain, partial(_metaspace, "never")),
         "unigram": partial(plain, _unigram),
-        "unigram_spaces": _with_white_space,
-        "wordpiece": partial(plain, _wordpiece),
         "nfkc": _with_normalized_controls,
         "words": _with_words,
         "strips": _with_strips,
@@ -103,29 +99,16 @@ def _with_strips(template_source: str) -> str:
 
 def _with_unk_as_eos(template_source: str) -> str:
     """As GPT-2, whose one special token has all parts."""
-    described = json.loads(_added(_byte_bpe_with_eos, template_source))
+    described = json.loads(_added(partial(_byte_bpe, EOS), template_source))
     described["model"]["unk_token"] = EOS
     return json.dumps(described)
 
 
-def _with_white_space(template_source: str) -> str:
-    tokenizer = Tokenizer.from_str(_added(_unigram, template_source))
-    tokenizer.add_tokens([AddedToken(space, normalized=False) for space in WHITE_SPACE])
-    return str(tokenizer.to_str())
-
-
 @cache
-def _byte_bpe() -> str:
+def _byte_bpe(*special: str) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return _byte_level(tokenizer, 700)
-
-
-@cache
-def _byte_bpe_with_eos() -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return _byte_level(tokenizer, 700, [EOS])
+    return _byte_level(tokenizer, 700, special)
 
 
 @cache
@@ -213,17 +196,6 @@ def _unigram() -> str:
     described["model"]["vocab"] += [[piece, -20.0] for piece in _byte_pieces()]
     described["model"]["byte_fallback"] = True
     return json.dumps(described)
-
-
-@cache
-def _wordpiece() -> str:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=["[UNK]"], show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return str(tokenizer.to_str())
 
 
 def _byte_pieces() -> Sequence[str]:

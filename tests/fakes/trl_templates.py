@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from context import Author, AuthorTable, Renderer, default_authors
 from context.templates.model_files import ModelFiles, from_template
@@ -40,15 +39,6 @@ def model(name: str) -> ModelFiles:
 def renderer(name: str) -> Renderer:
     files = model(name)
     return Renderer(files.codec, files.template, authors=AUTHORS, stop_ids=files.stop_ids)
-
-
-@cache
-def reference(name: str) -> PreTrainedTokenizerFast:
-    """Transformers' own way with the same template."""
-    from tokenizers import Tokenizer, models
-
-    source = model(name).template.source
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=source, **SPECIAL)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from context.visible import visible_lines
+from context.wording import visible_lines
 from replay.errors import ReplayError
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 

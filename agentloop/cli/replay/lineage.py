@@ -12,7 +12,7 @@ import typer
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Run, RunId, app, fail, opened, say, say_json
 from agentloop.cli.replay.look import uses_text
-from context.visible import visible
+from context.wording import visible
 from replay import questions
 from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import asked_run

@@ -14,8 +14,7 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, opened, say, say_json
 from context.authors import AuthorTable
 from context.view import token_view
-from context.visible import visible
-from context.wording import excerpt
+from context.wording import excerpt, visible
 from replay import questions
 from replay.locate import tokenizer
 from replay.questions import Sort, TaskSort

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from context.tokens.stop_strings import before_stop
-from context.tokens.token_text import MOST_TOKENS_OF_A_CHARACTER, Decoder
+from context.parse.reply import before_stop
+from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, Decoder
 
 
 class StopStrings:

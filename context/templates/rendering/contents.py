@@ -6,20 +6,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
 from typing import Any
 
 from context.authors import MEMORY
 from context.messages import Message, ToolCall, below
 from context.parse import NAME
-from context.templates.rendering.marks import Span
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "ipython", "function", "observation")
 """What templates write as it is: there are tokenizers for which some of these are control tokens."""
 Row = dict[str, Any]
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
-_LONG_ENOUGH = 32
-"""Characters of a text that nothing else spells by chance."""
 Leaf = Callable[[str], str]
 """What becomes of a text before the template gets it."""
 
@@ -78,24 +74,6 @@ def tool_rows(tools: Sequence[Mapping[str, Any]], leaf: Leaf, word: Leaf) -> lis
     return [_value(tool, leaf, word) for tool in tools]
 
 
-def find_spans(text: str, wanted: Sequence[Content], start: int) -> list[Span] | None:
-    """Where each of the contents stands behind `start`, in their order; None where their texts alone don't tell.
-
-    A text that is short, or may be left out, could also be found in what the template wrote.
-    """
-    if not all(content.required and len(content.text) >= _LONG_ENOUGH for content in wanted):
-        return None
-    spans = []
-    for content in wanted:
-        place = _only_place(text, content.text, start)
-        if place is None:
-            return None
-        spans.append(Span(*place, content.author))
-    in_order = sorted(spans, key=lambda span: span.first)
-    apart = all(a.end <= b.first for a, b in pairwise(in_order))
-    return spans if apart else None
-
-
 def first_place(text: str, content: str, start: int = 0) -> tuple[int, int] | None:
     """The first place of a content, in any of the forms that templates write it in."""
     for form in forms(content):
@@ -119,24 +97,10 @@ def forms(text: str) -> Iterator[str]:
         yield repr(form + "'\"")[1:-4]  # with both quotes in it, Python escapes the single ones
 
 
-def shared_opening(first: str, second: str) -> str:
-    """What two renderings begin with in common."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in same)
-
-
 def checked_name(field: str, name: Any) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"{field} must match {NAME.pattern}, got {str(name)[:80]!r}. Rename it.")
     return name
-
-
-def _only_place(text: str, content: str, start: int) -> tuple[int, int] | None:
-    found = first_place(text, content, start)
-    if found is None:
-        return None
-    again = text.find(text[found[0] : found[1]], found[0] + 1)
-    return found if again < 0 else None
 
 
 def _given(text: str, leaf: Leaf) -> str:

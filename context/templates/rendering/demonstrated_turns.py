@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from context.parse.choose import shared_opening
 from context.templates.chat_template import RenderError
 from context.templates.rendering import marks
-from context.templates.rendering.contents import shared_opening
 from context.templates.rendering.marks import Span
 from context.tokens.codec import TokenCodec
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from context.tokens.codec import TokenCodec
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control, TokenCodec
 
 _OPEN, _CLOSE = "\ud800", "\udfff"
 _OWN = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")

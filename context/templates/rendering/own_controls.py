@@ -18,8 +18,7 @@ from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.rendering.contents import Leaf
 from context.templates.rendering.marks import BREAK, Written, inner, own
 from context.templates.row_forms import CALLED, LOOKUP
-from context.tokens.codec import TokenCodec
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control, TokenCodec
 
 Again = Callable[[Leaf], str | None]
 """The whole rendering with this done to each content and name; None where it changes none."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from context.messages import Message
 from context.templates.chat_template import RenderError
 from context.templates.rendering.contents import first_place
-from context.tokens.control_finder import Control
+from context.tokens.codec import Control
 
 Ended = Callable[[str | None], str | None]
 """How the template writes the conversation that ends in the reply, with another thought if one is given; from behind

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from context.parse.choose import shared_opening
 from context.templates.chat_template import ChatTemplate, RenderError
-from context.templates.rendering.contents import Row, shared_opening
+from context.templates.rendering.contents import Row
 from context.templates.rendering.marks import Written, inner, own
 from context.tokens.codec import TokenCodec
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.engines.local.stopping import StopStrings
-from context.tokens.stop_strings import before_stop
+from context.parse.reply import before_stop
 from tests.fakes.families import family
 
 VOCABULARY = 64

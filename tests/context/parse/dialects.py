@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 from context import ChatTemplate
 from context.parse import PARSERS, ReplyParser
 from tests.fakes.call_templates import CALL_TEMPLATES
-from tests.fakes.trl_templates import SPECIAL, model
+from tests.fakes.real_templates import SPECIAL_TOKENS, real_template
 
 USER = {"role": "user", "content": "What is the code of pearl?"}
 
@@ -20,7 +21,7 @@ USER = {"role": "user", "content": "What is the code of pearl?"}
 class Dialect:
     parser: str
     template: str
-    """A template of trl's, or one of `call_templates`."""
+    """One of `call_templates` or `real_templates`; trl's without the package."""
     ends: tuple[str, ...]
     """What the template ends a turn with."""
     parallel: int = 3
@@ -49,12 +50,13 @@ class Dialect:
         prompt = _prompt(self.template)
         same = next(n for n in range(len(prompt), 0, -1) if whole.startswith(prompt[:n]))
         tag = prompt.rfind("<", 0, same)  # the templates' own prompts leave none open
-        text = whole[tag if ">" not in prompt[tag:same] else same :]
+        text = whole[tag if tag >= 0 and ">" not in prompt[tag:same] else same :]
         for end in self.ends:
             text = text.removesuffix(end)
         return text
 
 
+COHERE_END = "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
 QWEN_ENDS = ("<|im_end|>\n",)
 CODER = {"parser": "qwen3_coder", "ends": QWEN_ENDS, "unspeakable": ("</function>", "<parameter=x>")}
 DIALECTS = [
@@ -67,21 +69,20 @@ DIALECTS = [
     Dialect(template="qwen3_5_think", **CODER),
     Dialect(template="qwen3_6", **CODER),
     Dialect("glm", "glm4moe", (), unspeakable=("<arg_key>", "</tool_call>")),
-    Dialect("mistral", "mistral_v3", ("</s>",), ids="{:09d}"),
-    Dialect("mistral", "mistral_v11", ("</s>",), ids="{:09d}"),
-    Dialect("mistral", "mistral_v13", ("</s>",)),
+    Dialect("mistral", "written/mistral_v0_3", ("</s>",), ids="{:09d}", beside=False, thinks=False),
+    Dialect("mistral", "written/mistral_v11", ("</s>",), thinks=False),
     Dialect("deepseek", "deepseekv3", ("<｜end▁of▁sentence｜>",), thinks=False),
     Dialect("deepseek", "deepseek_v31", ("<｜end▁of▁sentence｜>",)),
-    Dialect("kimi", "kimi", ("<|im_end|>",), ids="functions.{name}:{}"),
+    Dialect("kimi", "written/kimi_k2", ("<|im_end|>",), ids="functions.{name}:{}", thinks=False),
     Dialect("gemma", "gemma4_v5", ("<|tool_response>", "<turn|>\n"), unspeakable=('<|"|>',)),
     Dialect("harmony", "gptoss", ("<|call|>",), parallel=1, beside=False),
-    Dialect("minimax", "minimax", ("[e~[\n",), unspeakable=("</invoke>", '<parameter name="x">')),
-    Dialect("phi4_mini", "phi4_mini", ("<|end|>",)),
-    Dialect("granite", "granite", ("<|end_of_text|>\n",)),
+    Dialect("minimax", "written/minimax_m2", ("[e~[\n",), unspeakable=("</invoke>", '<parameter name="x">')),
+    Dialect("phi4_mini", "written/phi_4_mini", ("<|end|></s>",), thinks=False),
+    Dialect("granite", "written/granite_3", ("<|end_of_text|>\n",), beside=False, thinks=False),
     Dialect("nemotron", "nemotron", ("\n<SPECIAL_12>\n",)),
     Dialect("command_r", "command_r", ("<|END_OF_TURN_TOKEN|>",)),
-    Dialect("command_a", "command_a", ("<|END_OF_TURN_TOKEN|>",), ids="{}"),
-    Dialect("jamba", "jamba", ("<|eom|>",)),
+    Dialect("command_a", "written/command_r7b", (COHERE_END,), ids="{}", beside=False),
+    Dialect("jamba", "axolotl/jamba", ("<|eom|>",), thinks=False),
     Dialect("react", "react", QWEN_ENDS),
 ]
 
@@ -114,35 +115,26 @@ def hermes(body: str) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-CONTROLS = [
-    *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    *("<think>", "</think>", "<|im_end|>", "</s>", "<|eot_id|>", "<|python_tag|>", "<TOOLCALL>", "</TOOLCALL>"),
-    *("<|START_ACTION|>", "<|END_ACTION|>", "<|END_THINKING|>", "<tool_call|>", "<|tool_call>", "<channel|>", '<|"|>'),
-    *("<function=f>", "</function>", "<parameter=x>", "</parameter>", "<arg_key>", "</arg_value>", "</invoke>"),
-    *(
-        '<parameter name="x">',
-        "</minimax:tool_call>",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "```",
-        "Action:",
-    ),
-    *(
-        *("<|tool_call_begin|>", "<|tool_calls_section_end|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>"),
-        "<|start|>",
-    ),
-    *("<｜tool▁sep｜>", "<tool_calls>", "<|tool_call_start|>", "<|tool_call_end|>", "[/THINK]", "Final Answer:"),
+_TAG = re.compile(r"<[^<>{}]+>|\[[A-Z_]+\]|```|Action(?: Input)?:")
+CONTROLS = sorted({tag for text in ONE_CALL.values() for tag in _TAG.findall(text)})
+CONTROLS += [
+    "<think>",
+    "</think>",
+    "[/THINK]",
+    "<|END_THINKING|>",
+    "<channel|>",
+    '<|"|>',
+    "<|im_end|>",
+    "<|python_tag|>",
 ]
 """Spellings of every family's own tags."""
-_WORDS = [
-    *("pearl", "é", "日本", "🙂", "\n", "\t", '"', "'", "\\", "\\n", "{", "}", "[", "]", ",", ":", "3", " ", "true"),
-    *("<", ">"),
-]
+_WORDS = ["pearl", "é", "日本", "🙂", "true", "\\n", *"\n\t\"'\\{}[],:3 <>"]
 
 
 @cache
 def _template(name: str) -> ChatTemplate:
-    return ChatTemplate(CALL_TEMPLATES[name], SPECIAL) if name in CALL_TEMPLATES else model(name).template
+    source = CALL_TEMPLATES.get(name) or real_template(name if "/" in name else f"trl/{name}").text
+    return ChatTemplate(source, SPECIAL_TOKENS)
 
 
 @cache
@@ -214,23 +206,3 @@ def _sentence(chance: random.Random) -> str:
 
 
 NUMBERS = ["0x" + "f" * 3700, "9" * 4400, "1e999", "NaN", "\\ud800", "\ud800"]
-_MUTATIONS: list[tuple[int, Callable[[str, int, int, int, random.Random], str]]] = [
-    (4, lambda text, i, j, k, chance: text[:i] + text[j:]),
-    (4, lambda text, i, j, k, chance: text[:j] + text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + text[j:k] + text[i:j] + text[k:]),
-    (1, lambda text, i, j, k, chance: text[:i]),
-    (1, lambda text, i, j, k, chance: text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + chance.choice(CONTROLS) + text[i:]),
-    (4, lambda text, i, j, k, chance: text[:i] + chance.choice("{}[]\"'\\,:()<>0\n") + text[i:]),
-    (1, lambda text, i, j, k, chance: text[:i] + chance.choice(NUMBERS) + text[i:]),
-]
-
-
-def mutated(text: str, chance: random.Random) -> str:
-    """Deletions, doublings, swaps, cuts and insertions, up to three of them."""
-    weights, mutations = zip(*_MUTATIONS, strict=True)
-    for mutate in chance.choices(mutations, weights, k=chance.randint(1, 3)):
-        i = chance.randint(0, len(text))
-        j = min(len(text), i + chance.randint(1, 30))
-        text = mutate(text, i, j, min(len(text), j + chance.randint(0, 30)), chance)
-    return text

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser, ReplyParser
-from tests.context.parse.dialects import ONE_CALL, hermes
+from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser
+from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
 PYTHONIC, REACT = PythonicParser(), ReactParser()
@@ -32,30 +30,18 @@ def test_cut_reply_is_truncated_even_with_a_whole_call_in_it(name: str) -> None:
     assert (reply.outcome, reply.message.content, reply.message.tool_calls) == ("truncated", ONE_CALL[name], ())
 
 
-def test_lone_surrogates_are_malformed_and_leave_storable_text() -> None:
-    for parser in ALL:
-        reply = parser.parse("a\ud800", stopped=True)
-        assert (reply.outcome, reply.message.content) == ("malformed", "a\ufffd")
-
-
 PIECES = st.sampled_from(
-    [
-        *(
-            *("<tool_call>", "</tool_call>", "<|python_tag|>", '"name"', '"arguments"', '"parameters"', '"f"'),
-            "{}",
-        ),
-        *(
-            *("{", "}", "[", "]", ":", ",", '"', "1e999", "-1", "null", "NaN", "\\ud800", "\ud800", "\x00", "é"),
-            "\n",
-        ),
-        *("<think>", "</think>", "[f(", "a=", ")]", "(", ")", "'", "\\", "**", "lambda:", "<|tool_call_start|>"),
-        *("<|tool_call_end|>", "Action:", "Action Input:", "Final Answer:", "Observation:", "0x", "f''", "b''", "1j"),
-    ]
+    [*CONTROLS, *"{}[]():,\"'\\\né", '"name"', "[f(", "a=", "1e999", "NaN", "\\ud800", "\ud800", "\x00", "0x"]
 )
+# Calls with pieces in the middle of them, and cut ones.
+BROKEN = st.tuples(
+    st.sampled_from([*ONE_CALL.values()]), st.integers(0, 60), st.integers(0, 60), st.lists(PIECES, max_size=3)
+)
+CALLS = BROKEN.map(lambda drawn: drawn[0][: drawn[1]] + "".join(drawn[3]) + drawn[0][drawn[2] :])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join)), st.booleans())
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(st.text(), st.lists(PIECES, max_size=30).map("".join), CALLS), st.booleans())
 def test_parsers_never_raise(text: str, stopped: bool) -> None:
     for parser in ALL:
         reply = parser.parse(text, stopped=stopped)
@@ -63,6 +49,8 @@ def test_parsers_never_raise(text: str, stopped: bool) -> None:
         assert (reply.outcome == "tool_calls") == bool(reply.message.tool_calls)
         assert (reply.outcome == "malformed") == (reply.problem is not None)
         reply.message.content.encode()
+        found = [(call.name, dict(call.arguments), call.id) for call in reply.message.tool_calls]
+        json.dumps(found, allow_nan=False)
 
 
 def calls(text: str, parser=PYTHONIC) -> list[tuple[str, object]]:
@@ -141,57 +129,19 @@ def test_call_inside_thinking_is_no_call() -> None:
     assert len(HERMES.parse(f"<think>{call}</think>{call}", stopped=True).message.tool_calls) == 1
 
 
-@pytest.mark.parametrize("parser", ALL)
-def test_thinking_without_an_end_is_malformed_or_truncated(parser) -> None:
-    reply = parser.parse("<think>hm", stopped=True)
-    assert (reply.outcome, reply.problem) == ("malformed", "the thinking is not closed with </think>")
-    reply = parser.parse("<think>hm", stopped=False)
-    assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("truncated", "hm", "")
-
-
-SLOW = [
-    hermes('{"name": "f", "arguments": {"a": "' + "x" * 10_000_000 + '"}}'),
-    '{"name": "f", "parameters": {"a": "' + "x" * 10_000_000 + '"}}',
+LONG = [
     hermes('{"name": "f", "arguments": {"a": [' + "[],1e1," * 500_000 + "1]}}"),
     "<tool_call>" * 1_000_000,
-    hermes("[" * 90_000),
-    '{"name": "f", "parameters": {"a": [' + "[],1e1," * 13_000 + "1]}}",
-    "é" * 5_000_000,
-    "[f(a=[" + "[],1e1," * 3_300 + "1])]",
-    "[f(a=" + "[" * 90_000 + ")]",
-    "[f(a=" + "-" * 90_000 + "1)]",
-    "[f(a=[" + "1," * 9_900 + "])]",
-    "[f(a=" + "b." * 45_000 + "c)]",
-    "[" + "f()," * 4_950 + "]",
-    "Action: f\nAction Input: {}\n" * 3_000,
-    "Action: f\n" * 1_000_000,
-    "<think>" * 1_000_000,
     "<think></think>" * 500_000,
+    "[f(a=[" + "[],1e1," * 3_300 + "1])]",
+    "[f(a=" + "-" * 90_000 + "1)]",
+    "[f(a=" + "b." * 45_000 + "c)]",
+    "Action: f\nAction Input: {}\n" * 3_000,
 ]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_parse_takes_no_more_than_a_tenth_of_a_second(name: str) -> None:
-    for text in (*SLOW, ONE_CALL[name] * (95_000 // len(ONE_CALL[name]))):
-        check_seconds(PARSERS[name](()), text)
-
-
-def check_seconds(parser: ReplyParser, text: str) -> None:
-    """On a machine that reads 200,000 numbers of JSON in a hundredth; a slower one takes its time with both."""
-    fastest = reference = float("inf")
-    for _ in range(10):
-        fastest = min(fastest, seconds(lambda: parser.parse(text, stopped=True)))
-        if fastest < 0.1:
-            return
-        reference = min(reference, seconds(lambda: json.loads(NUMBERS)))
-    assert fastest < 10 * reference
-
-
-NUMBERS = "[" + "1," * 200_000 + "1]"
-
-
-def seconds(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    work()
-    return time.process_time() - started
+def test_long_replies_have_an_outcome(name: str) -> None:
+    for text in (*LONG, ONE_CALL[name] * (95_000 // len(ONE_CALL[name]))):
+        assert PARSERS[name](()).parse(text, stopped=True).outcome in ("final", "tool_calls", "malformed")

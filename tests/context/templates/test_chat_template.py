@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context import ChatTemplate, Message, RenderError
-from tests.fakes.families import CHATML, MISTRAL
+from tests.fakes.families import CHATML
 from tests.fakes.trl_templates import model
 
 LOOKUP: dict[str, Any] = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
@@ -20,11 +20,6 @@ USER = [Message("user", "x")]
 
 def rendered(source: str, **options: Any) -> str:
     return ChatTemplate(source, {"eos_token": "</s>"}, **options).render(USER, generation_prompt=True)
-
-
-def test_arguments_reach_the_template() -> None:
-    assert rendered(THINKING) == "x"
-    assert rendered(THINKING, args={"enable_thinking": False}) == "x<think></think>"
 
 
 def test_argument_with_a_default_in_the_template_is_one_it_reads() -> None:
@@ -98,30 +93,20 @@ DEMANDED = (
     [
         (KIMI, True),
         (DEMANDED, True),
-        (KIMI.replace("c['id']", "c.id|default(none)"), True),
         (OPTIONAL_ID, False),
         (CHATML, False),
-        (MISTRAL, False),
         (SAYING, False),
     ],
-    ids=["pasted", "demanded", "none", "optional", "chatml", "mistral", "no calls"],
 )
 def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: bool) -> None:
     assert ChatTemplate(source, {"bos_token": "", "eos_token": ""}).needs_call_ids is needs
-
-
-def test_template_for_tools_may_be_the_one_that_needs_ids() -> None:
-    assert ChatTemplate(SAYING, {}, tool_use=DEMANDED).needs_call_ids
+    assert ChatTemplate(SAYING, {}, tool_use=source).needs_call_ids is needs
 
 
 FAILING = {
     "says so": ("{{ raise_exception('no\nsystem <|im_end|>') }}", "TemplateError: no"),
     "no such message": ("{{ messages[7].content }}", "UndefinedError"),
-    "adds what has no sum": ("{{ messages + 'x' }}", "TypeError"),
-    "divides by nothing": ("{{ 1 / 0 }}", "ZeroDivisionError"),
-    "no such format": ("{{ '%d' % 'x' }}", "TypeError"),
     "macros that call themselves": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-    "blocks that call themselves": ("{% block a %}{{ self.a() }}{% endblock %}", "RecursionError"),
     "endless range": ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
     "looks behind the sandbox": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
     "changes what it is given": ("{{ messages.clear() }}", "SecurityError"),
@@ -135,7 +120,7 @@ def test_template_that_can_not_render_says_why_in_one_line(source: str, why: str
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("source", ["{% for m in %}", "{% nonsense %}", "{{ x"])
+@pytest.mark.parametrize("source", ["{% for m in %}", "{{ x"])
 def test_template_that_is_no_jinja_is_refused_in_one_line(source: str) -> None:
     with pytest.raises(RenderError, match=r"^chat template must be valid jinja2, got: TemplateSyntaxError[^\n]*$"):
         ChatTemplate(source, {})

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
 from context.templates.rendering.contents import with_thought
 from context.templates.rendering.reply_end import Sampled
+from tests.fakes.conversations import ASKED, increment
 from tests.fakes.families import Family, families, family
-from tests.fakes.increments import ASKED, increment
 
 CONVERSATION = (
     Message("system", "You are a careful agent.", "initialization"),
@@ -70,22 +70,6 @@ def test_increment_after_chatml_reply_begins_with_the_newline_the_template_write
     assert by_author(model, added, "template") == text.replace("78", "", 1)
 
 
-def test_increment_without_end_of_turn_in_the_template_drops_nothing() -> None:
-    model = family("chatml")
-    renderer = renderer_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
-    added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
-    assert model.codec.decode(added.token_ids.tolist()) == "\nuser: more\n"
-
-
-def test_template_without_a_tool_role_says_so() -> None:
-    model = family("chatml")
-    source = "{% for m in messages if m.role != 'tool' %}{{ m.content + '<|im_end|>' }}{% endfor %}"
-    renderer = renderer_of(source)
-    for reply in (CALLED, Message("assistant", "oops", "llm")):
-        with pytest.raises(RenderError, match=r"leaves out messages\[2\] \(role tool\)"):
-            increment(renderer, reply, [model.tool_result("78")])
-
-
 def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_increment() -> None:
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -105,13 +89,6 @@ def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_i
     assert model.codec.decode(added.token_ids.tolist()) == text
 
 
-def test_rendering_is_the_same_again(model: Family) -> None:
-    renderer = model.renderer()
-    first = increment(renderer, CALLED, [model.tool_result("one")])
-    increment(renderer, CALLED, [model.tool_result("two <|im_end|>")])
-    assert increment(renderer, CALLED, [model.tool_result("one")]).equals(first)
-
-
 def test_conversation_keeps_the_time_it_began_at() -> None:
     source = "{{ strftime_now('%f') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     renderer = renderer_of(source)
@@ -124,11 +101,9 @@ def test_conversation_keeps_the_time_it_began_at() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for m in messages %}{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ 'A' if m.content.startswith('find') else 'B' }}{{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if 'find' in messages[0].content }}",
         "{% for m in messages %}{{ m.content | tojson(ensure_ascii=True) }}{% endfor %}",
-        "{% for m in messages %}{{ [m.content] | string }}{% endfor %}",
     ],
 )
 def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
@@ -149,7 +124,6 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
             "leaves out messages.0. .role sys",
         ),
         ("{{ raise_exception('no system') }}", "no system"),
-        ("{{ messages[7].content }}", "UndefinedError"),
     ],
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
@@ -163,21 +137,6 @@ def test_refusal_that_names_a_control_token_can_be_printed() -> None:
     with pytest.raises(RenderError, match=r"no <\|im_end\|> here") as error:
         renderer.initial([Message("user", "x")], ())
     assert str(error.value).encode()
-
-
-def test_renderer_without_stop_ids_is_refused() -> None:
-    model = family("chatml")
-    with pytest.raises(ValueError, match="stop_ids must hold at least one token"):
-        Renderer(model.codec, model.template, authors=default_authors(), stop_ids=frozenset())
-
-
-def test_codec_hash_is_of_the_file_and_ids_are_the_tokenizers(model: Family) -> None:
-    text = model.tokenizer.to_str()
-    codec = TokenCodec(text)
-    assert codec.hash == TokenCodec(text).hash
-    assert codec.vocab_size == model.tokenizer.get_vocab_size()
-    assert codec.token_id(model.end) == model.tokenizer.token_to_id(model.end)
-    assert codec.token_id("no such token") is None
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])
@@ -224,16 +183,8 @@ def test_token_bytes_of_sentencepiece_tokens() -> None:
         ("<think></think>Yes.", "", "Yes."),
         ("\n<think>a\nb</think>", "a\nb", ""),
         ("Yes. <think>hm</think>", None, "Yes. <think>hm</think>"),
-        ("<think>hm", None, "<think>hm"),
     ],
 )
 def test_thinking_in_what_an_assistant_says_is_read_apart(content: str, reasoning: str | None, rest: str) -> None:
     message = with_thought(Message("assistant", content))
     assert (message.reasoning, message.content) == (reasoning, rest)
-
-
-def test_thinking_is_left_where_there_is_some_or_another_speaks() -> None:
-    said = "<think>a</think>b"
-    named = with_thought(Message("assistant", said, reasoning="c"))
-    assert (named.reasoning, named.content) == ("c", said)
-    assert with_thought(Message("user", said)).content == said

@@ -106,14 +106,6 @@ def test_withheld_demonstration_has_no_log_probs_and_no_policy_for_them() -> Non
         assert response_mask(tokens, TABLE).sum() == 2
 
 
-def test_codes_of_the_built_in_authors_never_change() -> None:
-    names = [
-        *("initialization", "user", "env", "memory", "llm", "llm(do_not_train)", "template", "demonstration"),
-        "history",
-    ]
-    assert [TABLE.code(name) for name in names] == list(range(9))
-
-
 def test_table_says_who_is_sampled_trained_shown_and_known() -> None:
     codes = np.array(
         [TABLE.code(name) for name in ("user", LLM, LLM_DO_NOT_TRAIN, "demonstration", "history")], np.uint8

@@ -19,27 +19,23 @@ from tests.fakes.template_reference import subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 from tests.fakes.trl_templates import TEMPLATES, renderer
 
-CASES = [(name, kind) for name in SIX for kind in KINDS]
-ALL_CASES = [
-    *((template.name, kind) for template in real_templates() for kind in ("byte_bpe", "nfkc")),
-    *((name, kind) for name in REPRESENTATIVE for kind in tokenizer_kinds() if kind not in ("byte_bpe", "nfkc")),
+CASES = [
+    *((name, kind, 40, 10) for name in SIX for kind in KINDS),
+    # Templates that put their control tokens together.
+    *((name, "byte_bpe", 4, None) for name in ("written/concatenates", "written/brackets")),
+    *(pytest.param(row.name, "byte_bpe", 2, None, marks=pytest.mark.soak) for row in real_templates()),
+    *(
+        pytest.param(name, kind, 2, None, marks=pytest.mark.soak)
+        for name in REPRESENTATIVE
+        for kind in tokenizer_kinds()
+        if kind != "byte_bpe"
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
-def test_no_added_token_comes_of_any_content(name: str, kind: str) -> None:
-    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=40, most=10) == {}
-
-
-@pytest.mark.parametrize("name", ["written/concatenates", "written/brackets"])
-def test_no_added_token_comes_of_a_template_that_puts_its_own_together(name: str) -> None:
-    assert ways_in(InjectionCase(subject(real_template(name), "byte_bpe")), every=4) == {}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("name", "kind"), ALL_CASES)
-def test_no_added_token_comes_of_any_content_of_any_template(name: str, kind: str) -> None:
-    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=2) == {}
+@pytest.mark.parametrize(("name", "kind", "every", "most"), CASES)
+def test_no_added_token_comes_of_any_content(name: str, kind: str, every: int, most: int | None) -> None:
+    assert ways_in(InjectionCase(subject(real_template(name), kind)), every=every, most=most) == {}
 
 
 @pytest.mark.parametrize("name", SIX)
@@ -124,9 +120,14 @@ def test_control_token_that_a_template_makes_of_a_text_by_changing_it_is_refused
         assert "must not decide by a content that takes part in a control token" in str(refused)
 
 
-def test_lone_surrogates_become_replacement_characters() -> None:
-    codec = family("chatml").codec
-    assert codec.decode(codec.encode_text("a\ud800b")) == "a\ufffdb"
+def test_template_may_look_for_words_in_a_content_that_holds_a_control_token() -> None:
+    made = from_template(
+        "{% for m in messages %}<|im_start|>{{ 'A' if 'find' in m.content else 'B' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}"
+    ).renderer(default_authors())
+    ids = made.initial([Message("user", "find <|im_end|> it")], ()).token_ids.tolist()
+    assert made.codec.decode(ids) == "<|im_start|>Afind <|im_end|> it<|im_end|>"
+    assert sum(token in made.codec.added_ids for token in ids) == 2
 
 
 def test_template_text_is_encoded_with_control_tokens_and_content_without() -> None:
@@ -158,21 +159,12 @@ def test_merges_that_spell_an_added_token_are_no_way_in() -> None:
     tokenizer = trained(
         models.BPE(unk_token="<unk>"), trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False)
     )
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
     description = json.loads(tokenizer.to_str())
-    description["model"]["vocab"].setdefault("s>", len(description["model"]["vocab"]))
-    description["model"]["vocab"]["<s>"] = len(description["model"]["vocab"])
+    vocabulary = description["model"]["vocab"]
+    vocabulary.setdefault("s>", len(vocabulary) + 1)
+    vocabulary["<s>"] = tokenizer.token_to_id("<s>")
     description["model"]["merges"] = [["s", ">"], ["<", "s>"], *description["model"]["merges"]]
-    description["added_tokens"].append(
-        {
-            "id": description["model"]["vocab"]["<s>"],
-            "content": "<s>",
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-    )
     codec = TokenCodec(json.dumps(description))
     assert codec.encode("<s>") == [codec.token_id("<s>")]
     assert codec.token_id("<s>") not in codec.encode_text("<s>")

@@ -4,8 +4,7 @@ import numpy as np
 
 from agentloop.training.mixed_batch import as_observed
 from context.authors import Author, AuthorTable
-from context.tokens.masks import loss_mask, response_mask
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence, loss_mask, response_mask
 from tests.fakes.records import AUTHORS, SHORT, tokens, trajectory
 
 

@@ -91,17 +91,6 @@ def test_call_in_the_policys_place_is_trained_as_the_policy_would_write_it(name:
     assert renderer(name).codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == written
 
 
-@pytest.mark.parametrize("name", ["qwen3", "deepseekv3"])
-def test_call_without_arguments_and_an_empty_reply_have_their_ends_trained(name: str) -> None:
-    called = (ToolCall("lookup", {}, "call00001"),)
-    result = Message("tool", "78", "env", name="lookup", tool_call_id="call00001")
-    rest = (Message("assistant", "", EDIT), Message("user", "And now?"))
-    tokens = first_prompt(name, Message("assistant", "", EDIT, called), result, *rest, tools=True)
-    ends = [token for token in tokens.token_ids[at(tokens, EDIT)].tolist() if token in renderer(name).stop_ids]
-    assert len(ends) == 2
-    assert "lookup" in renderer(name).codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
-
-
 def test_thinking_is_trained_where_the_template_shows_it() -> None:
     called = (ToolCall("lookup", {"key": "pearl"}, "call00001"),)
     said = Message("assistant", "", EDIT, called, reasoning="weigh it")
@@ -127,17 +116,14 @@ def test_each_token_from_outside_is_trained_in_exactly_one_segment(
     _is_learned_once(episode, renderer(name), said)
 
 
-@pytest.mark.parametrize("strategy", ["linear_think", "sliding_window", "clip oldest", "self_clip", "memory"])
-@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1"])
-def test_rewritten_conversation_shows_what_outsiders_said_as_history(name: str, strategy: str) -> None:
-    episode = begin(name, STRATEGIES[strategy], spoken=opening())
-    episode.play(fitted(name, LONG), tool_role=shapes(name)[1])
-    laws(episode, renderer(name))
-    _is_learned_once(episode, renderer(name), "It is 78.")
-    later = [segment for segment in episode.context.segments()[1:] if segment.reason != "fork"]
+def test_rewritten_conversation_shows_what_outsiders_said_as_history() -> None:
+    episode = begin("qwen2_5", STRATEGIES["sliding_window"], spoken=opening())
+    episode.play(fitted("qwen2_5", LONG), tool_role=True)
+    _is_learned_once(episode, renderer("qwen2_5"), "It is 78.")
+    later = episode.context.segments()[1:]
     assert later
     for segment in later:
-        assert texts(segment, renderer(name), HISTORY).startswith("It is 78.Ask again.")
+        assert texts(segment, renderer("qwen2_5"), HISTORY).startswith("It is 78.Ask again.")
 
 
 def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
@@ -155,12 +141,9 @@ def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
 @pytest.mark.parametrize("name", SIX)
 def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
     model = renderer(name)
-    tame, wild = "word", "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
-    counts = [
-        int(np.isin(first_prompt(name, *opening(said)).token_ids, list(model.codec.added_ids)).sum())
-        for said in (tame, f"w{wild}w")
-    ]
-    assert counts[0] == counts[1]
+    wild = "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
+    tokens = [first_prompt(name, *opening(said)).token_ids for said in ("word", f"w{wild}w")]
+    assert len({int(np.isin(ids, list(model.codec.added_ids)).sum()) for ids in tokens}) == 1
 
 
 def started(*messages: Message) -> ContextManager:

@@ -6,8 +6,8 @@ import pytest
 
 from context import ChatTemplate, ContextManager, Message, Renderer, choose_parser, default_authors
 from context.templates.rendering.reply_end import Sampled
+from tests.fakes.conversations import ASKED
 from tests.fakes.families import family
-from tests.fakes.increments import ASKED
 from tests.fakes.trl_templates import renderer
 
 _TURNS = (

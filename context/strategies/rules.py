@@ -1,4 +1,4 @@
-"""Strategies that make room by leaving things out."""
+"""Strategies that follow a rule: they keep every turn, or make room by leaving things out."""
 
 from __future__ import annotations
 
@@ -20,6 +20,40 @@ from context.strategies.protocol import (
     check_tokens,
     shown,
 )
+
+_MARGIN = 16
+"""Tokens by which counting contents may be wrong."""
+
+
+@dataclass(frozen=True)
+class Linear(Strategy):
+    """All is kept, in one segment for as long as the template only appends."""
+
+    def arrange(self, history: History) -> Arrangement:
+        return Append()
+
+
+@dataclass(frozen=True)
+class LinearThink(Strategy):
+    """Earlier thinking is not shown again: one segment per turn that thinks, all turns kept."""
+
+    def arrange(self, history: History) -> Arrangement:
+        if all(turn.reply.reasoning is None for turn in history.turns):
+            return Append()
+        turns = [replace(turn, reply=replace(turn.reply, reasoning=None)) for turn in history.turns]
+        return Rewrite(shown(history.opening, turns), "strip_thinking")
+
+
+@dataclass(frozen=True)
+class Hint(Linear):
+    """The task's hint is in sight while the policy samples and gone when it trains.
+
+    The one exception to "trained in the context it was sampled in": segments are marked `hinted`, and their
+    log-probs count as missing.
+    """
+
+    def hinted(self, opening: Sequence[Message], hint: str | None) -> tuple[Message, ...]:
+        return tuple(opening) if hint is None else (*opening[:-1], replace(opening[-1], note=hint))
 
 
 @dataclass(frozen=True)
@@ -83,9 +117,6 @@ class ClipToolResults(Strategy):
         if self.order == "largest":
             at.sort(key=lambda place: -history.count(history.messages[place]))
         return at
-
-
-_MARGIN = 16
 
 
 def prompt_limit(history: History, budget: int) -> int:
