@@ -13,7 +13,8 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 
 from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.tools.worker_threads import run_hook
-from agentloop.errors import UserCodeFailed, UserError, one_line
+from agentloop.errors import UserError, one_line
+from agentloop.user_code import failing_as
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
@@ -127,47 +128,26 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, source: str, ad
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode, let it be judged after an empty reply, and end it."""
     try:
-        _check_judged(environment, task, where)
+        start_now(environment, task, where)
+        reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
     finally:
-        _check_closed(environment, where)
-
-
-def _check_judged(environment: Environment, task: Task, where: str) -> None:
-    start_now(environment, task, where)
-    reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
+        with failing_as(f"{where}.close must free what an episode holds, got", " after an empty reply. Mend it."):
+            run_hook(environment.close)
 
 
 def start_now(environment: Environment, task: Task, where: str) -> None:
     """Start an instance that no episode of the policy is played with."""
-    try:
+    advice = f" for {quoted_task(task)}. Mend it, and --resume if the run had begun."
+    with failing_as(f"{where}.start must accept its tasks, got", advice):
         run_hook(environment.start, task)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.start must accept its tasks, got {failed} for {quoted_task(task)}. Mend it, and --resume if the "
-            "run had begun."
-        ) from failed
 
 
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
     """What a started instance says of a conversation that is no episode of the policy."""
-    try:
+    asked = quoted_task(task, messages)
+    advice = f" for {asked}. Return 0.0 there, and --resume if the run had begun."
+    with failing_as(f"{where}.reward must judge any reply, got", advice):
         reward: Any = run_hook(environment.reward, task, messages)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.reward must judge any reply, got {failed} for {quoted_task(task, messages)}. Return 0.0 there, "
-            "and --resume if the run had begun."
-        ) from failed
     if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise UserError(
-            f"{where}.reward must return a finite number, got {reward!r} for {quoted_task(task, messages)}. Mend it."
-        )
+        raise UserError(f"{where}.reward must return a finite number, got {reward!r} for {asked}. Mend it.")
     return float(reward)
-
-
-def _check_closed(environment: Environment, where: str) -> None:
-    try:
-        run_hook(environment.close)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.close must free what an episode holds, got {failed} after an empty reply. Mend it."
-        ) from failed

@@ -145,22 +145,8 @@ def _parquet(path: Path) -> Sequence[Row]:
         ) from error
     if not path.is_file():
         raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
-    table = pyarrow.parquet.read_table(path)
-    return _Table(table)
-
-
-class _Table(Sequence[Row]):
-    """Rows that stay in columns until they are asked for."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def __getitem__(self, number: Any) -> Any:
-        (row,) = self._table.slice(range(len(self))[number], 1).to_pylist()
-        return row
+    rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
 
 
 def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:

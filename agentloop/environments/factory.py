@@ -32,8 +32,8 @@ from agentloop.environments.mcp import list_servers
 from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
-from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import file_of, given_digest, load_class, users_code
+from agentloop.errors import UserError
+from agentloop.user_code import failing_as, file_of, is_given, load_class
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -89,21 +89,16 @@ class EnvironmentFactory:
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
-        try:
-            with users_code():
-                return self.environment(**self.options)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"environment.options must be accepted by {self.where}, "
-                f"got {dict(self.options)} with {failed}. Change them, or mend __init__."
-            ) from failed
+        given = f"environment.options must be accepted by {self.where}, got {dict(self.options)} with"
+        with failing_as(given, ". Change them, or mend __init__."):
+            return self.environment(**self.options)
 
     def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
         """An instance's own MCP servers, for one episode."""
         return nullcontext() if self.servers is None else self.servers.opened_for(environment)
 
     def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
-        """Its own MCP servers, where there is no event loop."""
+        """An instance's own MCP servers, where there is no event loop."""
         return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
 
     @contextmanager
@@ -126,11 +121,8 @@ class EnvironmentFactory:
 
     def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
         make = getattr(self.create(), method)
-        try:
-            with users_code():
-                task: Task = make(source)
-        except UserCodeFailed as failed:
-            raise UserError(f"{self.where}.{method} must {rule}, got {failed}{place}. Mend it.") from failed
+        with failing_as(f"{self.where}.{method} must {rule}, got", f"{place}. Mend it."):
+            task: Task = make(source)
         check_task(task, f"{self.where}.{method}", self.registered)
         return self.labelled(task)
 
@@ -144,15 +136,10 @@ class EnvironmentFactory:
 
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
-        try:
-            with users_code():
-                given = self.create().turn_rewards(task, messages)
-                rewards = None if given is None else tuple(float(reward) for reward in given)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{self.where}.turn_rewards must return a list of numbers, got {failed} for "
-                f"{quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
-            ) from failed
+        place = f" for {quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
+        with failing_as(f"{self.where}.turn_rewards must return a list of numbers, got", place):
+            given = self.create().turn_rewards(task, messages)
+            rewards = None if given is None else tuple(float(reward) for reward in given)
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
                 f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
@@ -177,26 +164,20 @@ class EnvironmentFactory:
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
         turns = sum(message.author == LLM for message in messages)
-        try:
-            with users_code():
-                found = list(self.create().achieved(task, messages))
-                good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{self.where}.achieved must return a list of Achieved, got {failed} for "
-                f"{quoted_task(task, messages)}. Mend it and --resume."
-            ) from failed
+        rule = f"{self.where}.achieved must return a list of Achieved"
+        with failing_as(f"{rule}, got", f" for {quoted_task(task, messages)}. Mend it and --resume."):
+            found = list(self.create().achieved(task, messages))
+            good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
         if not good:
             raise UserError(
-                f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
-                f"got {found!r:.200}. Mend it and --resume."
+                f"{rule}, each with a first_turn of 0 to {turns - 1}, got {found!r:.200}. Mend it and --resume."
             )
         for one in found:
             check_task(one.task, f"{self.where}.achieved", self.registered)
         return [replace(one, task=self.labelled(one.task)) for one in found]
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """Of a conversation that no episode of this environment was: a new instance is started with the task."""
+        """The reward of a conversation that was no episode: a new instance is started with the task, and closed."""
         with self.started(task) as environment:
             return reward_now(environment, task, messages, self.where)
 
@@ -291,10 +272,10 @@ def _find(name: str) -> type:
 
 
 def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]) -> str:
-    """A digest of a class's own and of the files that functions are in, which are named as the configuration does."""
-    named = {"environment.tools": tools, "reward.functions": judges}
-    specs = [(spec, what) for what, specs in named.items() for spec in specs]
-    files = [given_digest(spec) or source_digest(file_of(spec, what=what)) for spec, what in specs]
+    """A digest of a class's `own` source and of the files that functions are in."""
+    specs = [(spec, "environment.tools") for spec in tools] + [(spec, "reward.functions") for spec in judges]
+    # The name of a function that this process was given is like no other.
+    files = [spec if is_given(spec) else source_digest(file_of(spec, what=what)) for spec, what in specs]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 

@@ -71,7 +71,7 @@ class Collector:
         collected = Collected(
             rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
             engine_failures=len(everything) - len(episodes),
-            extra_metrics=scores.metrics() | _calls(self.actors, episodes),
+            extra_metrics=scores.metrics | _calls(self.actors, episodes),
         )
         if self.scorer.can_fail:
             unknown = sum(math.isnan(total) for total in scores.totals)

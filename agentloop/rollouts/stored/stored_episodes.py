@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentloop.environments import RunEnvironments, Task
+from agentloop.records import TurnRewards
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
 from replay.errors import CorruptTrajectory
@@ -53,3 +54,18 @@ class StoredEpisodes:
             return self.store.read([id])[0].messages
         except CorruptTrajectory:
             return ()
+
+
+def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
+    """Turn rewards of trajectories: their environment is asked again, with their messages; None where these are
+    unknown."""
+
+    def turn_rewards(rows: Sequence[Trajectory]) -> list[tuple[float, ...] | None]:
+        return [
+            None
+            if episode is None
+            else episodes.environments.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
+            for row, episode in zip(rows, episodes.of(rows), strict=True)
+        ]
+
+    return turn_rewards
