@@ -18,10 +18,6 @@ BY_HAND = [
     (Problem(Template("even", "squares", "sum"), 3), [1, 2, -4, 5], 20),
     (Problem(Template("multiples", "opposites", "sorted"), 3), [9, 4, -6, 12], [-12, -9, 6]),
     (Problem(Template("above", "halves", "largest"), 5), [5, 6, 13, -9], 6),
-    (Problem(Template("others", "last_digits", "different"), 7), [7, 17, 27, 3, 13], 2),
-    (Problem(Template("negative", "sizes", "range"), 2), [-3, -10, 4, -5], 7),
-    (Problem(Template("odd", "successors", "falling"), 2), [1, 2, -3, 7], [8, 2, -2]),
-    (Problem(Template("below", "doubles", "list"), 4), [3, 9, 0, 4], [6, 0]),
     (Problem(Template("positive", "doubles", "smallest"), 4), [3, 9, 0, -4], 6),
 ]
 
@@ -44,10 +40,6 @@ def test_code_does_what_the_english_says(problem: Problem, xs: list[int], result
     assert problem.outcome(xs).value == result
 
 
-def test_english_of_a_problem() -> None:
-    assert BY_HAND[1][0].english == "Return in order the opposites of the multiples of 3 in xs."
-
-
 def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     problem, row = posed
     example = row["example"]
@@ -59,16 +51,6 @@ def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     assert reward(row, [problem.code, "def solve(xs): return None"]) == 0.0
     assert reward(row, [problem.code], answer="Done") == 0.0
     assert reward(row, []) == 0.0
-
-
-def test_a_try_says_what_the_example_gave(posed: tuple[Problem, dict[str, Any]]) -> None:
-    problem, row = posed
-    agent = CodingAgent()
-    agent.start(agent.task_from_row(row))
-    right = row["example"]["result"]
-    assert agent.try_code(problem.code) == f"{right} is right"
-    assert agent.try_code("def solve(xs): return -1") == "-1 is wrong"
-    assert agent.try_code("def solve(xs): return xs[99]") == "IndexError: list index out of range"
 
 
 def test_hidden_tests_are_not_shown(posed: tuple[Problem, dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ def page_commands(agent: str) -> list[list[str]]:
     return [shlex.split(command) for block in found for command in block.commands()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", two_agents.AGENTS)
 def test_commands_of_the_page_make_data_and_train(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkout(tmp_path / "checkout")
@@ -44,13 +45,3 @@ def test_table_of_the_page_is_that_of_the_results(agent: str) -> None:
     assert two_agents.table(found) in two_agents.page(agent).read_text(encoding="utf-8")
     assert len(found) == len(two_agents.SEEDS)
     assert all(row["after"] - row["before"] >= 0.3 for row in found)
-
-
-def test_runs_that_the_results_lack() -> None:
-    results: list[two_agents.Result] = [{"agent": "sql_agent", "seed": 0, "before": 0.25, "after": 0.5, "cpu_s": 90}]
-    assert list(two_agents.missing(["sql_agent", "coding_agent"], [0, 1], results)) == [
-        ("coding_agent", 0),
-        ("sql_agent", 1),
-        ("coding_agent", 1),
-    ]
-    assert two_agents.table(results).splitlines()[-1] == "| 0 | 25.0 % | 50.0 % | +25.0 | 2 |"
