@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-import threading
+import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from agentloop.environments.environment import Environment, tool
 from agentloop.environments.sql.preparation import can_be_prepared
@@ -104,6 +103,8 @@ _FAULTS_OF_FILES = frozenset(
 )
 """SQLite's codes for trouble with the file or the disk. Any other is the query's, also SQLITE_SCHEMA: a syntax error
 has it where no query before has read the schema."""
+_INSTRUCTIONS = 10_000
+"""Instructions of SQLite between two looks at the clock, each of which waits for the interpreter's lock."""
 _SCHEMA = (
     "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' "
     "ORDER BY rowid"
@@ -141,15 +142,14 @@ class ReadOnlyDatabase:
         if not can_be_prepared(self._uri, sql, bounds):
             raise QueryFailed("stopped: WITH tables that name each other often take too much to prepare")
         refusals: list[str] = []
-        with (
-            closing(self._opened(bounds, refusals)) as connection,
-            Interruption(connection, limits.seconds) as interruption,
-        ):
+        with closing(self._opened(bounds, refusals)) as connection:
+            deadline = time.monotonic() + limits.seconds
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS)
             try:
                 cursor = connection.execute(sql)
                 rows: list[tuple[Value, ...]] = cursor.fetchmany(limits.rows + 1)
             except (sqlite3.Error, sqlite3.Warning, ValueError) as error:  # ValueError: NUL or a lone surrogate
-                if interruption.came:
+                if time.monotonic() > deadline:
                     raise QueryFailed(f"stopped: it took longer than {limits.seconds:g} s") from error
                 if refusals:
                     raise QueryFailed(f"the database can only be read: {refusals[0]} is refused") from error
@@ -172,8 +172,7 @@ class ReadOnlyDatabase:
 
     def _opened(self, bounds: dict[int, int], refusals: list[str]) -> sqlite3.Connection:
         """A connection that can only read; what it refuses is named in `refusals`."""
-        # Only the deadline's thread is another one, and it does no more than interrupt.
-        connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._uri, uri=True, isolation_level=None)
         for bound, most in bounds.items():
             connection.setlimit(bound, most)
         connection.execute("PRAGMA query_only = ON")
@@ -220,40 +219,6 @@ def _refusal(action: int, first: str, second: str) -> str | None:
         name = first.lower()
         return None if name in _PRAGMAS else f"PRAGMA {name}"
     return None if action in _READING else "anything but SELECT"
-
-
-_AGAIN_AFTER_S = 0.02
-
-
-class Interruption:
-    """Within it, what `connection` runs is interrupted once `seconds` are over.
-
-    SQLite forgets an interrupt that comes between two statements, so it is repeated. A progress handler would be a call
-    into Python every few instructions, each of which waits for the interpreter's lock.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
-        self.came = False
-        """True: the time was over."""
-        self._connection = connection
-        self._seconds = seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="query deadline", daemon=True)
-
-    def __enter__(self) -> Interruption:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        wait = self._seconds
-        while not self._done.wait(wait):
-            self.came = True
-            self._connection.interrupt()
-            wait = _AGAIN_AFTER_S
 
 
 class SqlQueries(Environment):

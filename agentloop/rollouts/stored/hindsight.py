@@ -78,7 +78,7 @@ class Hindsight:
 
     def _claims(self, episode: StoredEpisode) -> Iterator[Achieved]:
         replies = len(_turns(episode))
-        for achieved in self.actors.environments.achieved(episode.task, episode.messages):
+        for achieved in self.actors.environments.of(episode.task).achieved(episode.task, episode.messages):
             if replies - achieved.first_turn >= self.config.replay.hindsight.min_turns:
                 yield achieved
 
@@ -90,7 +90,7 @@ class Hindsight:
         context = self._rebuilt(row, episode, achieved)
         if context is None:
             return None
-        reward = environments.reward(task, context.messages)
+        reward = environments.of(task).reward(task, context.messages)
         if not reward >= self.config.rollout.success_reward:
             return None
         name = environments.task_hash(task)

@@ -60,12 +60,10 @@ def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
     """Turn rewards of trajectories: their environment is asked again, with their messages; None where these are
     unknown."""
 
-    def turn_rewards(rows: Sequence[Trajectory]) -> list[tuple[float, ...] | None]:
-        return [
-            None
-            if episode is None
-            else episodes.environments.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
-            for row, episode in zip(rows, episodes.of(rows), strict=True)
-        ]
+    def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[float, ...] | None:
+        if episode is None:
+            return None
+        factory = episodes.environments.of(episode.task)
+        return factory.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
 
-    return turn_rewards
+    return lambda rows: list(map(of_one, rows, episodes.of(rows)))
