@@ -142,27 +142,25 @@ class McpServers:
     @asynccontextmanager
     async def opened_for(self, environment: Environment) -> AsyncIterator[None]:
         """Connect this instance: programs are started for it, and ended with it."""
-        connections = self._connections_of(environment)
-        try:
+        with self._connections_of(environment) as connections:
             await asyncio.wrap_future(submit(_open_all(connections)))
             yield
-        finally:
-            submit(_close_all(connections))  # nobody waits for it: a program may take its time
 
     @contextmanager
     def opened_now_for(self, environment: Environment) -> Iterator[None]:
         """Connect this instance where there is no event loop."""
-        connections = self._connections_of(environment)
-        try:
+        with self._connections_of(environment) as connections:
             submit(_open_all(connections)).result()
             yield
-        finally:
-            submit(_close_all(connections))
 
-    def _connections_of(self, environment: Environment) -> list[Connection]:
+    @contextmanager
+    def _connections_of(self, environment: Environment) -> Iterator[list[Connection]]:
         connections = {server.name: Connection(server.section, handshake=server.handshake) for server in self._listed}
         object.__setattr__(environment, _OF_INSTANCE, connections)  # its class may be a frozen dataclass
-        return list(connections.values())
+        try:
+            yield list(connections.values())
+        finally:
+            submit(_close_all(list(connections.values())))  # nobody waits for it: a program may take its time
 
 
 async def _open_all(connections: Sequence[Connection]) -> None:
