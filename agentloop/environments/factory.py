@@ -241,11 +241,7 @@ def load_environment(
             return factory.make_task(random.Random(f"check/{trial}"))
         return factory.task_from_row(row, "row 1")
 
-    if row is None:
-        check_repeatable(make, f"{name}.make_task", source="rng", advice="Draw every random number from rng.")
-    else:
-        check_repeatable(make, f"{name}.task_from_row", source="row", advice="Take everything from the row.")
-    example = make(0)
+    example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
 
@@ -286,27 +282,21 @@ def source_digest(file: Path) -> str:
     while waiting:
         path = waiting.pop()
         name = path.relative_to(file.parent).as_posix()
-        if name in found:
-            continue
-        content = path.read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()
-        for module in _imported(content):
-            waiting += _beside(file.parent, module)
+        if name not in found:
+            content = path.read_bytes()
+            found[name] = hashlib.sha256(content).hexdigest()
+            waiting += [other for module in _imported(content) for other in _beside(file.parent, module)]
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
 def _imported(content: bytes) -> set[str]:
     """Names of the top-level modules that a source imports, wherever in it."""
     try:
-        tree = ast.parse(content)
+        nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):  # of a package's file that nothing imports
         return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            names.add(node.module)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
     return {name.partition(".")[0] for name in names}
 
 

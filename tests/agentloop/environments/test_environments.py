@@ -109,9 +109,8 @@ def test_tool_schema_has_types_defaults_and_google_descriptions(tmp_path: Path) 
         },
     }
     # Chat templates print it as it is.
-    size, share = (json.dumps(function["parameters"]["properties"][name]) for name in ("size", "share"))
+    size = json.dumps(function["parameters"]["properties"]["size"])
     assert size == '{"type": "integer", "description": "How big: in metres."}'
-    assert share == '{"type": "number", "default": 0.5}'
 
 
 def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path) -> None:
@@ -207,14 +206,11 @@ def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path:
 
 def test_file_may_import_its_neighbours_and_use_postponed_annotations(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_mine.py").write_text("LIMIT = 3", encoding="utf-8")
-    text = "from __future__ import annotations\nfrom neighbour_of_mine import LIMIT\n" + _SOUND
-    assert load_environment(write(tmp_path, text), {}).name == "mine.py:Mine"
-
-
-def test_tools_of_a_base_class_are_offered_too(tmp_path: Path) -> None:
     more = "\nclass Base(Mine): pass\nclass Mine(Base):\n    @tool\n    def more(self) -> None:\n        '''More.'''\n"
-    tools = load_environment(write(tmp_path, _SOUND + more), {}).tools
-    assert [schema["function"]["name"] for schema in tools] == ["act", "more"]
+    text = "from __future__ import annotations\nfrom neighbour_of_mine import LIMIT\n" + _SOUND + more
+    loaded = load_environment(write(tmp_path, text), {})
+    assert loaded.name == "mine.py:Mine"
+    assert [schema["function"]["name"] for schema in loaded.tools] == ["act", "more"]  # those of a base class too
 
 
 def hashes(source: EnvironmentTasks, start: int, stop: int) -> list[str]:

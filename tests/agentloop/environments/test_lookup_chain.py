@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentloop.environments import LookupChain, Task, call_demonstrated
-from agentloop.environments.lookup_chain import CODES, KEYS, MAX_CALLS
+from agentloop.environments.lookup_chain import KEYS, MAX_CALLS
 from context.messages import Message, ToolCall
 
 
@@ -74,7 +74,6 @@ def test_see_leads_to_wrong_codes_with_no_way_back() -> None:
         (Message("assistant", 'The code is "79".'), 0.0),
         (Message("assistant", "The code is 78."), 0.0),
         (Message("assistant", 'The code is "78". '), 0.0),
-        (Message("assistant", ""), 0.0),
         (Message("tool", 'The code is "78".'), 0.0),
         (Message("assistant", 'The code is "78".', tool_calls=(ToolCall("lookup", {"key": "oak"}),)), 0.0),
     ],
@@ -110,18 +109,6 @@ def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(
                 assert f'"{call.arguments["key"]}"' in before.content
         assert 1 <= calls <= MAX_CALLS
         assert messages[-1].content == f'The code is "{json.loads(messages[-2].content)["code"]}".'
-
-
-def test_padding_adds_words_behind_the_record_that_are_no_keys() -> None:
-    (task,) = tasks(1)
-    plain, padded = LookupChain(), LookupChain(padding=9)
-    for environment in (plain, padded):
-        environment.start(task)
-    for key in ("pearl", "perl"):
-        short, long = plain.lookup(key), padded.lookup(key)
-        assert list(long) == [*short, "note"]
-        assert {name: long[name] for name in short} == short
-        assert len(long["note"].split()) == 9 and not {*long["note"].split()} & {*KEYS, *CODES}
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,6 @@ def test_one_of_several_makes_the_tasks_that_it_makes_whatever_stands_beside_it(
     assert [source.train(number * 3 + 1) for number in range(3)] == [alone.train(number) for number in range(3)]
 
 
-def test_pool_of_each_is_gone_through_by_itself() -> None:
-    _, source = opened()
-    asked = [str(source.train(number * 3 + 2).prompt) for number in range(5)]
-    assert len(set(asked)) == 5
-    assert {str(source.train(number * 3 + 2).prompt) for number in range(5, 10)} == set(asked)
-
-
 def test_held_out_tasks_are_of_each_in_turn_and_a_longer_list_begins_with_a_shorter_one() -> None:
     _, source = opened()
     tasks = source.held_out(7)
