@@ -136,15 +136,14 @@ class Collector:
             return {}
         by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)
-        episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
-        scores = self.scorer.score(episodes)
-        totals, rows = scores.totals, []
-        for task, episode, total in zip(by_hash, scores.episodes, totals, strict=True):
+        scores = self.scorer.score(list(run_episodes(self.actors, list(by_hash.values()), self.config)))
+        rows = []
+        for task, episode, total in zip(by_hash, scores.episodes, scores.totals, strict=True):
             if not math.isnan(total):
                 place = MemberPlace(collected_by.id_of(task, 0), "", task, slot=0, member=0)
                 row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
                 rows.append(replace(row, record=replace(row.record, temperature=1.0)))
-        collected.extra_metrics["rollout/greedy_failures"] = len(totals) - len(rows)
+        collected.extra_metrics["rollout/greedy_failures"] = len(by_hash) - len(rows)
         if rows:
             collected.extra_metrics["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
         rewards = penalised_rewards(rows, kl_penalties(self.penalty, rows))

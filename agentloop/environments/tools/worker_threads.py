@@ -77,7 +77,7 @@ class WorkerThreads:
 
         Whoever waits for it may be cancelled meanwhile: that comes once it has ended.
         """
-        if not _closes(environment):
+        if type(environment).close is Environment.close:
             return None
 
         async def closed() -> str | None:
@@ -182,8 +182,6 @@ def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
 
 def close_now(environment: Environment, where: str) -> None:
     """Call the `close` of an instance that played no episode of the policy; one that fails is warned of, once."""
-    if not _closes(environment):
-        return
     try:
         run_hook(environment.close)
     except (UserCodeFailed, UserError, CodeInterrupted) as problem:
@@ -194,7 +192,3 @@ def close_now(environment: Environment, where: str) -> None:
 def warn_of_close(where: str, problem: str) -> None:
     """Say it once."""
     _log.warning("%s.close must free what an episode holds, got %s. Mend it.", where, problem)
-
-
-def _closes(environment: Environment) -> bool:
-    return type(environment).close is not Environment.close
