@@ -81,7 +81,7 @@ def users_code() -> Iterator[None]:
 
 
 def _may_be_the_signals(error: BaseException | None) -> bool:
-    """Whether this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
+    """True if this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, _OF_ENDED_PROCESSES):

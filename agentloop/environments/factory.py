@@ -64,7 +64,7 @@ class EnvironmentFactory:
     environment: type[Environment]
     options: Mapping[str, Any]
     source: str
-    """Digest of the file the class is in, or of those that functions are in, with what they import from beside them."""
+    """Digest of the file of the class, or of those of functions, with what they import from the same folder."""
     example: Task | None = None
     """One of its tasks; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
@@ -153,7 +153,7 @@ class EnvironmentFactory:
         return bool(specs) and (self.environment.deterministic or any(spec.deterministic for spec in specs))
 
     def tools_hash(self, max_chars: int) -> str:
-        """Of what the answers of its tools depend on besides task and calls; `max_chars` of one are shown."""
+        """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
         return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
 
@@ -206,7 +206,7 @@ def load_environment(
 ) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
 
-    It offers what the MCP `servers` offer beside its own tools. Its messages may name the `registered` authors. With
+    It offers what the MCP `servers` offer besides its own tools. Its messages may name the `registered` authors. With
     `row`, one of the user's data, it is to read its tasks from such; without, to make them up. `tools` are functions
     that `rows` offers, `judges` those that say what a success is there: their files are the environment's source too.
 
@@ -252,7 +252,7 @@ def _file_of(name: str) -> Path:
 
 
 def makes_tasks(name: str) -> bool:
-    """Whether the environment makes tasks up, so that it may have some to demonstrate; not where all are rows."""
+    """True if the environment makes tasks up, so that it may demonstrate some; False where all are rows."""
     return getattr(_find(name), "make_task", None) is not Environment.make_task
 
 
@@ -276,7 +276,7 @@ def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]
 
 
 def source_digest(file: Path) -> str:
-    """The digest covers the file and what it imports from beside it, and that from beside it; nothing installed."""
+    """A digest of the file and of what it imports, and that imports, from the same folder; nothing installed."""
     found: dict[str, str] = {}
     waiting = [file]
     while waiting:

@@ -114,7 +114,7 @@ class RewardScorer:
         return run_coroutine(self.judge_beside(episodes)) if self._judges else list(episodes)
 
     async def judge_beside(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """`judge`, beside what else runs on an event loop."""
+        """What `judge` does, on an event loop that runs."""
         if not self._judges:
             return list(episodes)
         values = iter(await self._values(self._functions[0], [episode for episode in episodes if not episode.failed]))
@@ -130,7 +130,7 @@ class RewardScorer:
         return run_coroutine(self.score_beside(episodes)) if self._functions else self._scored(episodes, [])
 
     async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
-        """`score`, beside what else runs on an event loop."""
+        """What `score` does, on an event loop that runs."""
         played = [episode for episode in episodes if not episode.failed]
         return self._scored(episodes, [await self._values(function, played) for function in self._functions])
 

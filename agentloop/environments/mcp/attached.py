@@ -117,13 +117,13 @@ class McpServers:
         self._listed = submit(_list_all(sections)).result()
 
     def digest(self, source: str) -> str:
-        """Of an environment's source with what they offer: a tool that changes is another environment."""
+        """A digest of an environment's source with what they offer: a tool that changes is another environment."""
         return content_hash(
             [source, [[server.name, [tool.schema for tool in server.tools]] for server in self._listed]]
         )
 
     def attached_to(self, environment: type[Environment], where: str) -> type[Environment]:
-        """The class with their tools beside its own. Raises UserError where two have one name."""
+        """The class with their tools besides its own. Raises UserError where two have one name."""
         owners = dict.fromkeys(tools_of(environment, where), where)
         specs = {}
         for server in self._listed:
@@ -197,7 +197,7 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
 
 
 def answer_text(result: CallToolResult) -> str:
-    """Its texts, one below the other, with a line for what is no text; what has structure alone, as JSON."""
+    """The texts of an answer, one below the other, with a line for what is no text; what has structure alone, as JSON."""
     parts = [_block_text(block) for block in result.content]
     if not any(isinstance(block, TextContent) for block in result.content) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))

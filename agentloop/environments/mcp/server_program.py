@@ -69,7 +69,7 @@ class ServerProgram:
         return cls(process)
 
     async def read(self) -> AsyncIterator[bytes | None]:
-        """Its lines until it ends; None for one that was too long."""
+        """The program's lines until it ends; None for one that was too long."""
         stdout, skipping = self._process.stdout, False
         assert stdout is not None
         while True:

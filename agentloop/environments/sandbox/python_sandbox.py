@@ -173,7 +173,7 @@ def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter
 
 
 def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
-    """Of what it starts, only what stays in its process group is killed."""
+    """A run without a sandbox: of what it starts, only what stays in its process group is killed."""
     codes: list[int] = []
 
     def end(process: subprocess.Popen[bytes]) -> None:

@@ -28,15 +28,15 @@ class SqlLimits:
     """What one query may take."""
 
     seconds: float = 2.0
-    """Of the clock, once the query is prepared."""
+    """Seconds of the clock, once the query is prepared."""
     rows: int = 50
     """Rows that it gives; the others are left out."""
     characters: int = 4000
-    """Of its rows as text; what is beyond them is left out."""
+    """Characters of its rows as text; what is beyond them is left out."""
     value_bytes: int = 50_000
-    """Of one row, text or blob, also of those in between; a query with a longer one ends."""
+    """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
     query_characters: int = 4000
-    """Of the query itself."""
+    """Characters of the query itself."""
 
     def __post_init__(self) -> None:
         for name in ("seconds", "rows", "characters", "value_bytes", "query_characters"):
@@ -56,7 +56,7 @@ class QueryResult:
     limits: SqlLimits
 
     def same_rows(self, other: QueryResult, *, in_order: bool = False) -> bool:
-        """Whether both hold the same rows, each as often; False where one of them is not complete.
+        """True if both hold the same rows, each as often; False where one of them is not complete.
 
         Names of columns don't count. Numbers are the same to nine digits, 2 and 2.0 too: a sum depends on the order in
         which it was made.
@@ -112,7 +112,7 @@ _SCHEMA = (
 
 
 class ReadOnlyDatabase:
-    """A database file; each query opens it anew, so that threads may share this and no query finds what one has left.
+    """A database file; each query opens it again, so that threads may share this and no query finds what one has left.
 
     A query may read the file's tables, views and schema, and is ended at its limits. It can't write, attach other
     files, change settings, begin transactions or load code.

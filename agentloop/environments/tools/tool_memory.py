@@ -73,7 +73,7 @@ class TaskMemory:
 
     memory: ToolMemory
     task: str
-    """Its hash."""
+    """The task's hash."""
     environment: str
     """See `ObservationRecord`."""
 

@@ -189,7 +189,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
 
 
 def _is_json(annotation: Any, *, nested: bool = False) -> bool:
-    """Whether JSON has the type, so that what a model writes and what the tool gets are the same."""
+    """True if JSON has the type, so that what a model writes and what the tool gets are the same."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Literal:
         return all(type(value) in _SCALARS for value in parts)

@@ -151,7 +151,7 @@ class _Worker:
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Its result. Whoever calls may have an event loop running, as notebooks do."""
+    """The result of a coroutine. Whoever calls may have an event loop running, as notebooks do."""
     results: list[_Result] = []
     interrupts: list[BaseException] = []
 

@@ -20,7 +20,7 @@ class StoredEpisode:
     """What is known of an episode once its environment's instance is gone."""
 
     task: Task
-    """Its prompt is the opening messages."""
+    """The task that was asked; its prompt is the opening messages."""
     messages: tuple[Message, ...]
 
 
