@@ -164,13 +164,14 @@ class EnvironmentFactory:
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
         turns = sum(message.author == LLM for message in messages)
-        rule = f"{self.where}.achieved must return a list of Achieved"
-        with failing_as(f"{rule}, got", f" for {quoted_task(task, messages)}. Mend it and --resume."):
+        place = f" for {quoted_task(task, messages)}. Mend it and --resume."
+        with failing_as(f"{self.where}.achieved must return a list of Achieved, got", place):
             found = list(self.create().achieved(task, messages))
             good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
         if not good:
             raise UserError(
-                f"{rule}, each with a first_turn of 0 to {turns - 1}, got {found!r:.200}. Mend it and --resume."
+                f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
+                f"got {found!r:.200}. Mend it and --resume."
             )
         for one in found:
             check_task(one.task, f"{self.where}.achieved", self.registered)

@@ -197,7 +197,7 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
 
 
 def answer_text(result: CallToolResult) -> str:
-    """The texts of an answer, one below the other, with a line for what is no text; what has structure alone, as JSON."""
+    """The texts of an answer, a line for each part that is no text; what has structure alone, as JSON."""
     parts = [_block_text(block) for block in result.content]
     if not any(isinstance(block, TextContent) for block in result.content) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
