@@ -73,7 +73,7 @@ def test_tool_arguments_that_do_not_fit_are_explained_to_the_policy(name: str, a
     ],
 )
 def test_tool_that_raises_is_an_observation_of_one_line(kind: str, text: str) -> None:
-    result = call("fail", {"kind": kind})
+    result = call("fail", {"kind": kind}, limits=PATIENT)
     assert (error(result), result.error_kind) == (text, "raised")
 
 
