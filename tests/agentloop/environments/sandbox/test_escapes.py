@@ -249,6 +249,7 @@ def counts_memory() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("counts_memory")
 @pytest.mark.parametrize("kind", HOARDS)
 def test_memory_of_all_processes_together_is_bounded_whatever_it_is(kind: str) -> None:
@@ -258,6 +259,7 @@ def test_memory_of_all_processes_together_is_bounded_whatever_it_is(kind: str) -
     assert sum(map(int, run.output.split())) <= 256 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
 def test_no_process_outlives_its_program(ends: bool) -> None:
     """A daemon that has left session, group and streams, ignores signals, and sleeps."""
