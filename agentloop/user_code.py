@@ -16,12 +16,11 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -40,12 +39,7 @@ _GIVEN: dict[str, Callable[..., Any]] = {}
 """Such functions by the names they were given, `given:DIGEST:function`."""
 
 
-@dataclass
-class _Stop:
-    asked: bool = False
-
-
-_stop = _Stop()
+_stop = SimpleNamespace(asked=False)
 
 
 def ask_to_stop(asked: bool) -> None:
@@ -87,7 +81,7 @@ def users_code() -> Iterator[None]:
 
 
 def _may_be_the_signals(error: BaseException | None) -> bool:
-    """Whether this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
+    """True if this failure, or one that it came of, can be that of a process that Ctrl-C ended."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, _OF_ENDED_PROCESSES):
@@ -111,17 +105,24 @@ def _is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def guarded(kind: type, methods: Sequence[str], refused: Callable[[UserCodeFailed], UserError]) -> type[Any]:
-    """A class of the user's, whose `methods` raise what `refused` makes of their failures."""
+@contextmanager
+def failing_as(before: str, after: str) -> Iterator[None]:
+    """Within, code of the user's is called: its failure is a UserError, named between these two texts."""
+    try:
+        with users_code():
+            yield
+    except UserCodeFailed as failed:
+        raise UserError(f"{before} {failed}{after}") from failed
+
+
+def guarded(kind: type, methods: Sequence[str], failing: Callable[[], AbstractContextManager[None]]) -> type[Any]:
+    """A subclass of a user's class whose `methods` run within `failing()`."""
 
     def guard(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(kind, name))
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            try:
-                with users_code():
-                    return getattr(super(made, self), name)(*args, **options)  # static and class methods, too
-            except UserCodeFailed as failed:
-                raise refused(failed) from failed
+            with failing():
+                return getattr(super(made, self), name)(*args, **options)  # static and class methods, too
 
         return call
 
@@ -144,13 +145,8 @@ def give_function(function: Callable[..., Any], *, what: str) -> str:
 
 
 def is_given(spec: str) -> bool:
-    """Whether it names no file."""
+    """True for a function that this process was given: no file holds it."""
     return spec.startswith(_HERE)
-
-
-def given_digest(spec: str) -> str | None:
-    """The digest of a function that this process was given; None for one that a file holds."""
-    return spec.removeprefix(_HERE).partition(":")[0] if is_given(spec) else None
 
 
 def load_class(spec: str, *, what: str) -> type:
@@ -193,18 +189,10 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
         )
     own = [name for name in _OF_SAMPLERS if getattr(kind, name, None) is not getattr(Sampler, name, None)]
 
-    def refused(failed: UserCodeFailed) -> UserError:
-        return UserError(
-            f"replay.sampler must be a sampler that weighs rows, got {spec!r} with {failed}. Mend it, and --resume if "
-            "the run had begun."
-        )
-
-    made: Sampler
-    try:
-        with users_code():
-            made = make_sampler(guarded(kind, ["weigh", *own], refused), seed, options)
-    except UserCodeFailed as failed:
-        raise refused(failed) from failed
+    rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
+    failing = functools.partial(failing_as, rule, ". Mend it, and --resume if the run had begun.")
+    with failing():
+        made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
     made.try_out()
     return made
 
@@ -263,13 +251,8 @@ def _run_file(path: Path, *, what: str) -> ModuleType:
     if name in sys.modules and _sources.get(name) == source:
         return sys.modules[name]
     sys.modules.pop(name, None)
-    try:
-        with users_code():
-            module = importlib.import_module(name)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{what} must name a file that can be imported, got {str(path)!r} with {failed}. Mend the file."
-        ) from failed
+    with failing_as(f"{what} must name a file that can be imported, got {str(path)!r} with", ". Mend the file."):
+        module = importlib.import_module(name)
     _sources[name] = source
     return module
 

@@ -13,7 +13,8 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, Val
 
 from agentloop.environments.environment import Environment, Task, quoted_task
 from agentloop.environments.tools.worker_threads import run_hook
-from agentloop.errors import UserCodeFailed, UserError, one_line
+from agentloop.errors import UserError, one_line
+from agentloop.user_code import failing_as
 from context.authors import INITIALIZATION, LLM, USER, Author
 from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
@@ -47,8 +48,9 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
 def check_options(environment: type[Environment], options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The options as the constructor's annotations ask for them (a YAML list becomes a tuple, ...)."""
     parameters = inspect.signature(environment).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    known = [p.name for p in parameters.values() if p.kind not in _VARIADIC]
+    kinds = inspect.Parameter
+    takes_any = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+    known = [p.name for p in parameters.values() if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
     for name in options:
         if name not in known and not takes_any:
             raise UserError(f"environment.options must be arguments of {where}, got {name!r}. {suggest(name, known)}")
@@ -60,9 +62,6 @@ def check_options(environment: type[Environment], options: Mapping[str, Any], wh
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise UserError(f"{where}.__init__ must have annotations that can be resolved, got: {error}.") from error
     return {name: _converted(name, value, hints.get(name, Any)) for name, value in options.items()}
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _converted(name: str, value: Any, annotation: Any) -> Any:
@@ -104,70 +103,51 @@ def _check_authors(messages: Sequence[Message], where: str, registered: Mapping[
             continue
         author = registered.get(message.author)
         if author is None:
-            raise UserError(
-                f"{where} must give messages by authors of context.authors, got {message.author!r} in "
-                f"message {index}. {suggest(message.author, registered)} Or register it."
-            )
+            rule = f"{where} must give messages by authors of context.authors, got {message.author!r} in message"
+            raise UserError(f"{rule} {index}. {suggest(message.author, registered)} Or register it.")
         if author.action and message.role != "assistant":
             raise UserError(
-                f"{where} must give messages by {author.name!r} the role assistant, for action: true says "
-                f"that it stands in the policy's place, got {message.role!r} in message {index}. "
-                "Change the role, or register it with action: false."
+                f"{where} must give messages by {author.name!r} the role assistant, for action: true says that it "
+                f"stands in the policy's place, got {message.role!r} in message {index}. Change the role, or register "
+                "it with action: false."
             )
 
 
-def check_repeatable(make: Callable[[int], Task], where: str, *, source: str, advice: str) -> None:
-    """Refuse an environment whose tasks depend on more than their `source`: the random numbers, or the row."""
-    for trial in range(_TRIALS):
-        first, second = make(trial), make(trial)
-        if (first.payload, first.messages()) != (second.payload, second.messages()):
-            raise UserError(f"{where} must make the same task from the same {source}, got two different ones. {advice}")
+def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: bool) -> Task:
+    """A task of an environment whose tasks depend on nothing but the random numbers, or the row."""
+    pairs = [(make(trial), make(trial)) for trial in range(_TRIALS)]
+    if any((one.payload, one.messages()) != (same.payload, same.messages()) for one, same in pairs):
+        method, source, advice = "make_task", "rng", "Draw every random number from rng."
+        if reads_rows:
+            method, source, advice = "task_from_row", "row", "Take everything from the row."
+        rule = f"{where}.{method} must make the same task from the same {source}"
+        raise UserError(f"{rule}, got two different ones. {advice}")
+    return pairs[0][0]
 
 
 def check_reward(environment: Environment, task: Task, where: str) -> None:
     """Start an episode, let it be judged after an empty reply, and end it."""
     try:
-        _check_judged(environment, task, where)
+        start_now(environment, task, where)
+        reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
     finally:
-        _check_closed(environment, where)
-
-
-def _check_judged(environment: Environment, task: Task, where: str) -> None:
-    start_now(environment, task, where)
-    reward_now(environment, task, (*task.messages(), Message("assistant", "", author=LLM)), where)
+        with failing_as(f"{where}.close must free what an episode holds, got", " after an empty reply. Mend it."):
+            run_hook(environment.close)
 
 
 def start_now(environment: Environment, task: Task, where: str) -> None:
     """Start an instance that no episode of the policy is played with."""
-    try:
+    advice = f" for {quoted_task(task)}. Mend it, and --resume if the run had begun."
+    with failing_as(f"{where}.start must accept its tasks, got", advice):
         run_hook(environment.start, task)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.start must accept its tasks, got {failed} for {quoted_task(task)}. Mend it, and --resume if the "
-            "run had begun."
-        ) from failed
 
 
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
     """What a started instance says of a conversation that is no episode of the policy."""
-    try:
+    asked = quoted_task(task, messages)
+    advice = f" for {asked}. Return 0.0 there, and --resume if the run had begun."
+    with failing_as(f"{where}.reward must judge any reply, got", advice):
         reward: Any = run_hook(environment.reward, task, messages)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.reward must judge any reply, got {failed} for {quoted_task(task, messages)}. Return 0.0 there, "
-            "and --resume if the run had begun."
-        ) from failed
     if not isinstance(reward, Real) or not math.isfinite(reward):
-        raise UserError(
-            f"{where}.reward must return a finite number, got {reward!r} for {quoted_task(task, messages)}. Mend it."
-        )
+        raise UserError(f"{where}.reward must return a finite number, got {reward!r} for {asked}. Mend it.")
     return float(reward)
-
-
-def _check_closed(environment: Environment, where: str) -> None:
-    try:
-        run_hook(environment.close)
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"{where}.close must free what an episode holds, got {failed} after an empty reply. Mend it."
-        ) from failed

@@ -53,16 +53,14 @@ def load_rows(section: TasksSection) -> TaskRows:
         shared = sum(digest in known for digest in others)
         return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared)
     there = held_out_by_content(digests, section.held_out_share)
-    kept = [number for number, held in enumerate(there) if not held]
-    if not kept or len(kept) == len(rows):
+    kept, away = ([number for number, held in enumerate(there) if held is side] for side in (False, True))
+    if not kept or not away:
         raise UserError(
             f"tasks.data must hold rows to train on and others to evaluate on, got {len(rows)} in {data!r} with "
             f"{len(set(digests))} contents. Name a split with tasks.held_out, or add rows."
         )
-    away = [number for number, held in enumerate(there) if held]
-    return TaskRows(
-        _RowSubset(rows, kept), _RowSubset(rows, away), digest_of([*digests, str(section.held_out_share)]), 0
-    )
+    digest = digest_of([*digests, str(section.held_out_share)])
+    return TaskRows(_RowSubset(rows, kept), _RowSubset(rows, away), digest, 0)
 
 
 def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
@@ -145,22 +143,8 @@ def _parquet(path: Path) -> Sequence[Row]:
         ) from error
     if not path.is_file():
         raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
-    table = pyarrow.parquet.read_table(path)
-    return _Table(table)
-
-
-class _Table(Sequence[Row]):
-    """Rows that stay in columns until they are asked for."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def __getitem__(self, number: Any) -> Any:
-        (row,) = self._table.slice(range(len(self))[number], 1).to_pylist()
-        return row
+    rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+    return rows
 
 
 def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:
@@ -171,21 +155,16 @@ def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]
             f"tasks.data must name a format that can be read here, got {HUGGING_FACE}{name} without its library. "
             "Install the extra: pip install 'agentloop-replay[datasets]'."
         ) from error
-    shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
-    try:
-        with _explained(f"{HUGGING_FACE}{name}"):
-            if (Path(name) / "dataset_dict.json").is_file():
-                whole = datasets.load_from_disk(name)
-                if split not in whole:
-                    raise ValueError(f"no split {split!r} among {', '.join(whole)}")
-                rows: Sequence[Row] = whole[split]
-            else:
-                rows = datasets.load_dataset(name, section.subset, split=split, revision=section.revision)
-        return rows
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+    with _explained(f"{HUGGING_FACE}{name}"):
+        if (Path(name) / "dataset_dict.json").is_file():
+            whole = datasets.load_from_disk(name)
+            if split not in whole:
+                raise ValueError(f"no split {split!r} among {', '.join(whole)}")
+            rows: Sequence[Row] = whole[split]
+        else:
+            rows = datasets.load_dataset(name, section.subset, split=split, revision=section.revision)
+    return rows
 
 
 @contextmanager

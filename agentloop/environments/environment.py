@@ -161,7 +161,7 @@ class Environment:
         raise NotImplementedError
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
-        """What each reply of the policy earned by itself, beside `reward`: one finite number per reply, in order.
+        """What each reply of the policy earned by itself, besides `reward`: one finite number per reply, in order.
 
         None: this environment does not say. Asked of an instance that has played no episode, as `messages` and the
         task's payload are all there is of a stored one; the task's prompt is then its opening messages. Used with
@@ -173,7 +173,7 @@ class Environment:
         """Other tasks that this conversation, which failed at `task`, has in fact solved; none where it is not said.
 
         What the tools answered from `first_turn` on must be what they would have answered for the new task. Asked of an
-        instance that has played no episode, as `turn_rewards` is, with `replay.hindsight.enable` only. Each is believed
+        instance that has played no episode, as `turn_rewards` is, with `replay.hindsight.enable` only. Each is taken
         only if `reward` of the new task and that end, asked of an instance that was started with the new task, is a
         success (Andrychowicz et al. 2017, arXiv 1707.01495).
         """

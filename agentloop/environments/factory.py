@@ -32,8 +32,8 @@ from agentloop.environments.mcp import list_servers
 from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
-from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import file_of, given_digest, load_class, users_code
+from agentloop.errors import UserError
+from agentloop.user_code import failing_as, file_of, is_given, load_class
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -64,7 +64,7 @@ class EnvironmentFactory:
     environment: type[Environment]
     options: Mapping[str, Any]
     source: str
-    """Digest of the file the class is in, or of those that functions are in, with what they import from beside them."""
+    """Digest of the file of the class, or of those of functions, with what they import from the same folder."""
     example: Task | None = None
     """One of its tasks; None only while the environment is being checked."""
     registered: tuple[Author, ...] = ()
@@ -89,21 +89,16 @@ class EnvironmentFactory:
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
-        try:
-            with users_code():
-                return self.environment(**self.options)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"environment.options must be accepted by {self.where}, "
-                f"got {dict(self.options)} with {failed}. Change them, or mend __init__."
-            ) from failed
+        given = f"environment.options must be accepted by {self.where}, got {dict(self.options)} with"
+        with failing_as(given, ". Change them, or mend __init__."):
+            return self.environment(**self.options)
 
     def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
         """An instance's own MCP servers, for one episode."""
         return nullcontext() if self.servers is None else self.servers.opened_for(environment)
 
     def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
-        """Its own MCP servers, where there is no event loop."""
+        """An instance's own MCP servers, where there is no event loop."""
         return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
 
     @contextmanager
@@ -126,11 +121,8 @@ class EnvironmentFactory:
 
     def _task(self, method: str, source: Any, *, rule: str, place: str = "") -> Task:
         make = getattr(self.create(), method)
-        try:
-            with users_code():
-                task: Task = make(source)
-        except UserCodeFailed as failed:
-            raise UserError(f"{self.where}.{method} must {rule}, got {failed}{place}. Mend it.") from failed
+        with failing_as(f"{self.where}.{method} must {rule}, got", f"{place}. Mend it."):
+            task: Task = make(source)
         check_task(task, f"{self.where}.{method}", self.registered)
         return self.labelled(task)
 
@@ -144,15 +136,10 @@ class EnvironmentFactory:
 
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
-        try:
-            with users_code():
-                given = self.create().turn_rewards(task, messages)
-                rewards = None if given is None else tuple(float(reward) for reward in given)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{self.where}.turn_rewards must return a list of numbers, got {failed} for "
-                f"{quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
-            ) from failed
+        place = f" for {quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
+        with failing_as(f"{self.where}.turn_rewards must return a list of numbers, got", place):
+            given = self.create().turn_rewards(task, messages)
+            rewards = None if given is None else tuple(float(reward) for reward in given)
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
                 f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
@@ -166,7 +153,7 @@ class EnvironmentFactory:
         return bool(specs) and (self.environment.deterministic or any(spec.deterministic for spec in specs))
 
     def tools_hash(self, max_chars: int) -> str:
-        """Of what the answers of its tools depend on besides task and calls; `max_chars` of one are shown."""
+        """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
         return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
 
@@ -177,15 +164,10 @@ class EnvironmentFactory:
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
         turns = sum(message.author == LLM for message in messages)
-        try:
-            with users_code():
-                found = list(self.create().achieved(task, messages))
-                good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{self.where}.achieved must return a list of Achieved, got {failed} for "
-                f"{quoted_task(task, messages)}. Mend it and --resume."
-            ) from failed
+        place = f" for {quoted_task(task, messages)}. Mend it and --resume."
+        with failing_as(f"{self.where}.achieved must return a list of Achieved, got", place):
+            found = list(self.create().achieved(task, messages))
+            good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
         if not good:
             raise UserError(
                 f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
@@ -196,7 +178,7 @@ class EnvironmentFactory:
         return [replace(one, task=self.labelled(one.task)) for one in found]
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        """Of a conversation that no episode of this environment was: a new instance is started with the task."""
+        """The reward of a conversation that was no episode: a new instance is started with the task, and closed."""
         with self.started(task) as environment:
             return reward_now(environment, task, messages, self.where)
 
@@ -225,7 +207,7 @@ def load_environment(
 ) -> EnvironmentFactory:
     """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
 
-    It offers what the MCP `servers` offer beside its own tools. Its messages may name the `registered` authors. With
+    It offers what the MCP `servers` offer besides its own tools. Its messages may name the `registered` authors. With
     `row`, one of the user's data, it is to read its tasks from such; without, to make them up. `tools` are functions
     that `rows` offers, `judges` those that say what a success is there: their files are the environment's source too.
 
@@ -260,11 +242,7 @@ def load_environment(
             return factory.make_task(random.Random(f"check/{trial}"))
         return factory.task_from_row(row, "row 1")
 
-    if row is None:
-        check_repeatable(make, f"{name}.make_task", source="rng", advice="Draw every random number from rng.")
-    else:
-        check_repeatable(make, f"{name}.task_from_row", source="row", advice="Take everything from the row.")
-    example = make(0)
+    example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
 
@@ -275,7 +253,7 @@ def _file_of(name: str) -> Path:
 
 
 def makes_tasks(name: str) -> bool:
-    """Whether the environment makes tasks up, so that it may have some to demonstrate; not where all are rows."""
+    """True if the environment makes tasks up, so that it may demonstrate some; False where all are rows."""
     return getattr(_find(name), "make_task", None) is not Environment.make_task
 
 
@@ -291,41 +269,35 @@ def _find(name: str) -> type:
 
 
 def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]) -> str:
-    """A digest of a class's own and of the files that functions are in, which are named as the configuration does."""
-    named = {"environment.tools": tools, "reward.functions": judges}
-    specs = [(spec, what) for what, specs in named.items() for spec in specs]
-    files = [given_digest(spec) or source_digest(file_of(spec, what=what)) for spec, what in specs]
+    """A digest of a class's `own` source and of the files that functions are in."""
+    specs = [(spec, "environment.tools") for spec in tools] + [(spec, "reward.functions") for spec in judges]
+    # The name of a function that this process was given is like no other.
+    files = [spec if is_given(spec) else source_digest(file_of(spec, what=what)) for spec, what in specs]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own
 
 
 def source_digest(file: Path) -> str:
-    """The digest covers the file and what it imports from beside it, and that from beside it; nothing installed."""
+    """A digest of the file and of what it imports, and that imports, from the same folder; nothing installed."""
     found: dict[str, str] = {}
     waiting = [file]
     while waiting:
         path = waiting.pop()
         name = path.relative_to(file.parent).as_posix()
-        if name in found:
-            continue
-        content = path.read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()
-        for module in _imported(content):
-            waiting += _beside(file.parent, module)
+        if name not in found:
+            content = path.read_bytes()
+            found[name] = hashlib.sha256(content).hexdigest()
+            waiting += [other for module in _imported(content) for other in _beside(file.parent, module)]
     return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
 
 
 def _imported(content: bytes) -> set[str]:
     """Names of the top-level modules that a source imports, wherever in it."""
     try:
-        tree = ast.parse(content)
+        nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):  # of a package's file that nothing imports
         return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            names.add(node.module)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
     return {name.partition(".")[0] for name in names}
 
 

@@ -54,15 +54,14 @@ class LookupChain(Environment):
         *,
         thinking: bool = False,
         padding: int = 0,
-        keys: int = len(KEYS),
         delay_s: float = 0.0,
     ) -> None:
         """`hops` is the fewest and most lookups a task needs.
 
         The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
         be it right or wrong, with probability `p_stop`. With `thinking` it first says which field it goes by.
-        Tool results end in a note of `padding` words that say nothing. Stores have `keys` keys, and codes to match:
-        copying among fewer is learned sooner. A lookup takes `delay_s` seconds, as one of a distant service would.
+        Tool results end in a note of `padding` words that say nothing. A lookup takes `delay_s` seconds, as one of a
+        distant service would.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
@@ -70,9 +69,6 @@ class LookupChain(Environment):
             raise ValueError(f"p_next and p_stop must be between 0 and 1, got {p_next} and {p_stop}")
         if padding < 0:
             raise ValueError(f"padding must be >= 0, got {padding}")
-        if not hops[1] + LONGEST_DECOY <= keys <= len(KEYS):
-            most = f"{hops[1] + LONGEST_DECOY} (the longest chain, and decoys) to {len(KEYS)}"
-            raise ValueError(f"keys must be {most}, got {keys}")
         if not 0.0 <= delay_s < math.inf:
             raise ValueError(f"delay_s must be >= 0, got {delay_s}")
         self.hops = hops
@@ -80,18 +76,16 @@ class LookupChain(Environment):
         self.p_stop = p_stop
         self.thinking = thinking
         self.padding = padding
-        self.keys = KEYS[:keys]
-        self.codes = CODES[: keys * len(CODES) // len(KEYS)]
         self.delay_s = delay_s
         self._store: Mapping[str, Record] = {}
 
     def make_task(self, rng: random.Random) -> Task:
         lengths = [rng.randint(*self.hops)]
-        while sum(lengths) < len(self.keys):
-            lengths.append(min(rng.randint(1, LONGEST_DECOY), len(self.keys) - sum(lengths)))
-        keys = iter(rng.sample(self.keys, len(self.keys)))
+        while sum(lengths) < len(KEYS):
+            lengths.append(min(rng.randint(1, LONGEST_DECOY), len(KEYS) - sum(lengths)))
+        keys = iter(rng.sample(KEYS, len(KEYS)))
         chains = [[next(keys) for _ in range(length)] for length in lengths]
-        codes = rng.sample(self.codes, len(chains))
+        codes = rng.sample(CODES, len(chains))
         decoys = [key for chain in chains[1:] for key in chain]
         store: dict[str, Record] = {}
         for chain, code in zip(chains, codes, strict=True):

@@ -10,11 +10,11 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.environments.shares import EnvironmentPart, said_of
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
-from agentloop.environments.environment import Achieved, Task
+from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
-from context.messages import Message, content_hash
+from context.messages import content_hash
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RunEnvironments:
     """What is asked about a task is asked of the environment that it is of."""
 
     by_name: Mapping[str, EnvironmentFactory]
-    """By the names that their rows have."""
+    """Environments by the names that their rows have."""
 
     @classmethod
     def of_one(cls, factory: EnvironmentFactory) -> RunEnvironments:
@@ -62,7 +62,7 @@ class RunEnvironments:
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
-        """Of all of them, each name once."""
+        """Tools of all of them, each name once."""
         return tuple({tool["function"]["name"]: tool for factory in self.all for tool in factory.tools}.values())
 
     @property
@@ -83,15 +83,6 @@ class RunEnvironments:
 
     def task_hash(self, task: Task) -> str:
         return self.of(task).task_hash(task)
-
-    def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
-        return self.of(task).turn_rewards(task, messages, replies=replies)
-
-    def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
-        return self.of(task).achieved(task, messages)
-
-    def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        return self.of(task).reward(task, messages)
 
 
 _MOST_CHECKED = 20_000
@@ -124,29 +115,24 @@ def load_environments(
     config: RunConfig, rows: Mapping[str | None, Mapping[str, Any]], *, options: Mapping[str, Any] | None = None
 ) -> RunEnvironments:
     """The environments, each checked with the row that it has; `options` go over those of the configuration."""
-    factories = []
+    by_name = {}
     for part in config.parts:
+        section = part.environment
         try:
-            factory = _load(config, part, rows.get(part.name), options or {})
+            factory = load_environment(
+                section.name,
+                {**section.options, **(options or {})},
+                config.context.registered_authors(),
+                row=rows.get(part.name),
+                servers=section.mcp_servers,
+                tools=section.tools,
+                judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
+            )
         except UserError as error:
             raise UserError(said_of(part.name, str(error))) from error
-        factories.append(factory if part.name is None else factory.named(part.name))
-    return RunEnvironments({factory.name: factory for factory in factories})
-
-
-def _load(
-    config: RunConfig, part: EnvironmentPart, row: Mapping[str, Any] | None, options: Mapping[str, Any]
-) -> EnvironmentFactory:
-    section = part.environment
-    return load_environment(
-        section.name,
-        {**section.options, **options},
-        config.context.registered_authors(),
-        row=row,
-        servers=section.mcp_servers,
-        tools=section.tools,
-        judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
-    )
+        factory = factory if part.name is None else factory.named(part.name)
+        by_name[factory.name] = factory
+    return RunEnvironments(by_name)
 
 
 def _source(

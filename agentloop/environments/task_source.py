@@ -41,6 +41,7 @@ class EnvironmentTasks:
         self._factory = factory
         self._seed = seed
         self._rows = rows
+        self._digest = None if rows is None else rows.digest
         size = pool if rows is None else len(rows.train)
         self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, section=section or TasksSection())
 
@@ -60,16 +61,14 @@ class EnvironmentTasks:
         A pool of N is gone through in a new random order per epoch: N indices in a row, from a multiple of N,
         give every task once. A curriculum has rules of its own: see `TaskOrder`.
         """
-        number = index if self._order is None else self._order.at(index)
-        return self._make("train", number) if self._rows is None else self._read(self._rows.train, number)
+        return self._task("train", index if self._order is None else self._order.at(index))
 
     def held_out(self, count: int) -> list[Task]:
         """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
-        if self._rows is None:
-            return [self._make("held-out", number) for number in range(count)]
-        order = list(range(len(self._rows.held_out)))
-        random.Random(f"{self._seed}/held-out").shuffle(order)
-        return [self._read(self._rows.held_out, number) for number in order[:count]]
+        order = list(range(count if self._rows is None else len(self._rows.held_out)))
+        if self._rows is not None:
+            random.Random(f"{self._seed}/held-out").shuffle(order)
+        return [self._task("held-out", number) for number in order[:count]]
 
     def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
         """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
@@ -84,10 +83,9 @@ class EnvironmentTasks:
             counts[task] = (attempts + size, successes + size * rate)
         counted: set[int] = set()
         for index in done:
-            number = self._order.at(index)
-            attempts, successes = counts.get(self._factory.task_hash(self.train(index)), (0, 0.0))
-            again = number in counted
-            self._order.record_success(index, attempts=0 if again else attempts, successes=0.0 if again else successes)
+            number, task_hash = self._order.at(index), self._factory.task_hash(self.train(index))
+            attempts, successes = (0, 0.0) if number in counted else counts.get(task_hash, (0, 0.0))
+            self._order.record_success(index, attempts=attempts, successes=successes)
             counted.add(number)
 
     def metrics(self) -> dict[str, float]:
@@ -95,15 +93,11 @@ class EnvironmentTasks:
 
     def state(self) -> dict[str, Any]:
         """JSON values for `load_state`: the order, and which rows it is of."""
-        return {
-            "rows": None if self._rows is None else self._rows.digest,
-            "order": {} if self._order is None else self._order.state(),
-        }
+        return {"rows": self._digest, "order": {} if self._order is None else self._order.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `state()` was. Raises UserError for other rows."""
-        digest = None if self._rows is None else self._rows.digest
-        if state["rows"] != digest:
+        if state["rows"] != self._digest:
             raise UserError(
                 "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a new "
                 "run without --resume."
@@ -111,10 +105,10 @@ class EnvironmentTasks:
         if self._order is not None:
             self._order.load_state(state["order"])
 
-    def _make(self, stream: str, number: int) -> Task:
-        return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
-
-    def _read(self, rows: Sequence[Mapping[str, Any]], number: int) -> Task:
+    def _task(self, stream: Literal["train", "held-out"], number: int) -> Task:
+        if self._rows is None:
+            return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
+        rows = self._rows.train if stream == "train" else self._rows.held_out
         return self._factory.task_from_row(rows[number], f"row {number + 1}")
 
 
@@ -156,7 +150,7 @@ class TaskSource:
         return [source.state() for source in self._sources]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where `state()` was. Raises UserError for other rows."""
+        """Go on where `state()` was; see `EnvironmentTasks`."""
         for source, own in zip(self._sources, state, strict=True):
             source.load_state(own)
 
@@ -203,9 +197,10 @@ class TaskOrder:
     def at(self, index: int) -> int:
         """The number of the task. With a curriculum, for indices without a recorded success, or new ones in turn."""
         if not self.adapts:
-            return self._plain(index)
+            return self._in_epoch(index)
         while self._next <= index:
-            self._given[self._next] = self._easiest() if self._section.curriculum == "easy_first" else self._drawn()
+            easy_first = self._section.curriculum == "easy_first"
+            self._given[self._next] = self._in_epoch(self._next) if easy_first else self._drawn()
             self._next += 1
         return self._given[index]
 
@@ -230,8 +225,8 @@ class TaskOrder:
         if not self.adapts:
             return {}
         rates = [self.success(number) for number in self._counts]
-        metrics = {"tasks/untried": float(self.size - len(rates))}
-        return metrics | ({"tasks/expected_success": math.fsum(rates) / len(rates)} if rates else {})
+        expected = {"tasks/expected_success": math.fsum(rates) / len(rates)} if rates else {}
+        return {"tasks/untried": float(self.size - len(rates)), **expected}
 
     def state(self) -> dict[str, Any]:
         """JSON values that `load_state` goes on from; nothing for an order without a curriculum, which has none."""
@@ -256,25 +251,15 @@ class TaskOrder:
         for number in self._counts:
             self._weights[number] = self._weight(number)
 
-    def _plain(self, index: int) -> int:
+    def _in_epoch(self, index: int) -> int:
+        """The number at an index of an epoch's order: shuffled, and with a curriculum the easiest first."""
         epoch, position = divmod(index, self.size)
-        if not self._section.shuffle:
-            return position
         if epoch != self._epoch:
-            self._order, self._epoch = self._shuffled(epoch), epoch
-        return self._order[position]
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        order = list(range(self.size))
-        random.Random(f"{self._seed}/epoch/{epoch}").shuffle(order)
-        return order
-
-    def _easiest(self) -> int:
-        epoch, position = divmod(self._next, self.size)
-        if epoch != self._epoch:
-            # Sorting keeps the shuffled order of equals.
-            self._order = sorted(self._shuffled(epoch), key=self.success, reverse=True)
-            self._epoch = epoch
+            self._epoch, self._order = epoch, list(range(self.size))
+            if self._section.shuffle:
+                random.Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
+            if self.adapts:  # sorting keeps the shuffled order of equals
+                self._order.sort(key=self.success, reverse=True)
         return self._order[position]
 
     def _drawn(self) -> int:

@@ -12,8 +12,8 @@ from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
-from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import guarded, load_class, users_code
+from agentloop.errors import UserError
+from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.messages import shown_messages
 from context.parse import unread_call
@@ -114,19 +114,12 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
 
-    def refused(failed: UserCodeFailed) -> UserError:
-        return UserError(
-            f"context.parser must read any reply, got {name!r} with {failed}. Mend it, and --resume if the run had "
-            "begun."
-        )
-
-    try:
-        with users_code():
-            parser: ReplyParser = guarded(found, ["parse"], refused)()
-    except UserCodeFailed as failed:
-        raise UserError(
-            f"context.parser must be made without arguments, got {name!r} with {failed}. Mend it."
-        ) from failed
+    advice = ". Mend it, and --resume if the run had begun."
+    kind = guarded(
+        found, ["parse"], lambda: failing_as(f"context.parser must read any reply, got {name!r} with", advice)
+    )
+    with failing_as(f"context.parser must be made without arguments, got {name!r} with", ". Mend it."):
+        parser: ReplyParser = kind()
     return parser
 
 

@@ -71,7 +71,7 @@ class Collector:
         collected = Collected(
             rewrites=Counter(kind for episode in episodes for kind in episode.rewrites),
             engine_failures=len(everything) - len(episodes),
-            extra_metrics=scores.metrics() | _calls(self.actors, episodes),
+            extra_metrics=scores.metrics | _calls(self.actors, episodes),
         )
         if self.scorer.can_fail:
             unknown = sum(math.isnan(total) for total in scores.totals)
@@ -136,15 +136,14 @@ class Collector:
             return {}
         by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
         self.actors.generator.begin(seed=0, temperature=0.0)
-        episodes = list(run_episodes(self.actors, list(by_hash.values()), self.config))
-        scores = self.scorer.score(episodes)
-        totals, rows = scores.totals, []
-        for task, episode, total in zip(by_hash, scores.episodes, totals, strict=True):
+        scores = self.scorer.score(list(run_episodes(self.actors, list(by_hash.values()), self.config)))
+        rows = []
+        for task, episode, total in zip(by_hash, scores.episodes, scores.totals, strict=True):
             if not math.isnan(total):
                 place = MemberPlace(collected_by.id_of(task, 0), "", task, slot=0, member=0)
                 row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
                 rows.append(replace(row, record=replace(row.record, temperature=1.0)))
-        collected.extra_metrics["rollout/greedy_failures"] = len(totals) - len(rows)
+        collected.extra_metrics["rollout/greedy_failures"] = len(by_hash) - len(rows)
         if rows:
             collected.extra_metrics["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
         rewards = penalised_rewards(rows, kl_penalties(self.penalty, rows))
@@ -152,11 +151,10 @@ class Collector:
 
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How many tool calls were run, and the shares of calls that failed or were answered from memory; nothing where
-    none was made. Many that fail are warned of once. How often `close` failed, where it did."""
+    """How many tool calls were run, how long they and replies take in the mean, and the shares of calls that failed or
+    were answered from memory; nothing where none was made. Many failed calls are warned of once."""
     metrics: dict[str, float] = {}
-    failed_closes = sum(episode.close_problem is not None for episode in episodes)
-    if failed_closes:
+    if failed_closes := sum(episode.close_problem is not None for episode in episodes):
         metrics["rollout/failed_closes"] = failed_closes
     made = sum(episode.num_tool_calls for episode in episodes)
     failed = sum(episode.num_failed_calls for episode in episodes)
@@ -169,25 +167,20 @@ def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
             f"{_MANY_FAILED_CALLS:.0%}), the last with {example}. The policy was shown each error; mend the tool.",
             reason="failed tool calls",
         )
-    metrics |= {"rollout/failed_calls": failed / made, "tools/runs": float(sum(e.num_tool_runs for e in episodes))}
     in_tools, in_replies = (sum(getattr(e, name) for e in episodes) for name in ("tool_seconds", "reply_seconds"))
-    metrics["time/in_tools"] = in_tools / max(in_tools + in_replies, 1e-9)
-    metrics |= _seconds(episodes)
-    if actors.memory is not None:
-        metrics["tools/replayed"] = sum(episode.num_replayed_calls for episode in episodes) / made
-    return metrics
-
-
-def _seconds(episodes: Sequence[Episode]) -> dict[str, float]:
-    """For which an episode waits for a reply, and which a run of each tool takes, in the mean."""
-    of_tools: dict[str, list[float]] = defaultdict(list)
+    run_seconds: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for name, seconds in episode.run_seconds.items():
-            of_tools[name].extend(seconds)
-    replies = sum(episode.num_turns for episode in episodes)
+            run_seconds[name].extend(seconds)
+    if actors.memory is not None:
+        metrics["tools/replayed"] = sum(episode.num_replayed_calls for episode in episodes) / made
     return {
-        "time/reply": sum(episode.reply_seconds for episode in episodes) / max(replies, 1),
-        **{f"time/tool/{name}": statistics.fmean(seconds) for name, seconds in of_tools.items()},
+        **metrics,
+        "rollout/failed_calls": failed / made,
+        "tools/runs": float(sum(episode.num_tool_runs for episode in episodes)),
+        "time/in_tools": in_tools / max(in_tools + in_replies, 1e-9),
+        "time/reply": in_replies / max(sum(episode.num_turns for episode in episodes), 1),
+        **{f"time/tool/{name}": statistics.fmean(seconds) for name, seconds in run_seconds.items()},
     }
 
 

@@ -11,8 +11,7 @@ from agentloop.environments import Environment, EnvironmentFactory, Task, call_d
 from agentloop.environments.check import start_now
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.worker_threads import close_now
-from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import users_code
+from agentloop.user_code import failing_as
 from context import Message
 from context.authors import LLM
 from context.strategies import Strategy
@@ -29,14 +28,9 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random, *, whe
     start_now(environment, task, where)
     messages = list(task.messages())
     while True:
-        try:
-            with users_code():
-                reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{where}.demonstrate must bring its episodes to an answer, got {failed} for "
-                f"{quoted_task(task, messages)}. Mend it."
-            ) from failed
+        rule = f"{where}.demonstrate must bring its episodes to an answer, got"
+        with failing_as(rule, f" for {quoted_task(task, messages)}. Mend it."):
+            reply = replace(environment.demonstrate(task, messages, rng), author=LLM)
         messages.append(reply)
         if not reply.tool_calls:
             return tuple(messages)

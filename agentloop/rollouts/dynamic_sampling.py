@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from agentloop.rollouts.trajectories import Collected
@@ -89,19 +89,20 @@ def _joined(
 
 def _mean_metrics(collected: Sequence[Collected]) -> dict[str, float]:
     """The rounds' extra metrics, each round weighing by its rows; counts of failures add up."""
-    means: dict[str, float] = {}
-    for name in dict.fromkeys(name for round in collected for name in round.extra_metrics):
-        given = [round for round in collected if name in round.extra_metrics]
-        parts = [(round.extra_metrics[name], len(round.trajectories)) for round in given]
-        if name.endswith("_failures"):
-            means[name] = sum(value for value, _ in parts)
-        else:
-            means[name] = sum(value * rows for value, rows in parts) / sum(rows for _, rows in parts)
-    return means
+    parts = defaultdict(list)
+    for round in collected:
+        for name, value in round.extra_metrics.items():
+            parts[name].append((value, len(round.trajectories)))
+    return {
+        name: sum(value for value, _ in given)
+        if name.endswith("_failures")
+        else sum(value * rows for value, rows in given) / sum(rows for _, rows in given)
+        for name, given in parts.items()
+    }
 
 
 def _members(fresh: Collected) -> dict[str, list[Trajectory]]:
-    members: dict[str, list[Trajectory]] = {}
+    members = defaultdict(list)
     for row in fresh.trajectories:
-        members.setdefault(row.record.group, []).append(row)
+        members[row.record.group].append(row)
     return members

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -71,7 +72,7 @@ class Evaluation:
     attempts: tuple[Attempts, ...]
     """One per task with a sample that the engine let through."""
     samples: int
-    """Asked for per task."""
+    """Samples asked for per task."""
     engine_failures: int
     """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
     episodes: tuple[tuple[int, Episode], ...] = ()
@@ -93,12 +94,15 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
         return {
-            "eval/success": self.success,
-            "eval/reward": self._mean(lambda task: task.reward),
+            **{f"eval/{name}": value for name, value in self._figures().items()},
             "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
             **{name: sum(found) / len(found) for name, found in several.items() if found},
-            **self._of_environments(),
+            **{
+                f"environment/{name}/held_out_{figure}": value
+                for name in self.environments
+                for figure, value in self.of_environment(name)._figures().items()
+            },
         }
 
     def of_environment(self, name: str) -> Evaluation:
@@ -110,13 +114,8 @@ class Evaluation:
         """Names of the several environments that it has tasks of, in their order; none where there is one."""
         return list(dict.fromkeys(task.environment for task in self.attempts if task.environment is not None))
 
-    def _of_environments(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for name in self.environments:
-            own = self.of_environment(name)
-            metrics[f"environment/{name}/held_out_success"] = own.success
-            metrics[f"environment/{name}/held_out_reward"] = own._mean(lambda task: task.reward)
-        return metrics
+    def _figures(self) -> dict[str, float]:
+        return {"success": self.success, "reward": self._mean(lambda task: task.reward)}
 
     def _mean(self, figure: Callable[[Attempts], float]) -> float:
         return sum(map(figure, self.attempts)) / len(self.attempts)
@@ -156,19 +155,11 @@ class EvaluationReport:
     """Success in each of several environments; none where there is one."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self.evaluated),
-            "tasks": self.evaluation.tasks,
-            "samples": self.evaluation.samples,
-            "engine_failures": self.evaluation.engine_failures,
-            "success": self.evaluation.success,
-            "confidence": CONFIDENCE,
-            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
-            "mean_reward": asdict(self.mean_reward),
-            "mean_turns": asdict(self.mean_turns),
-            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
-            "environments": {name: asdict(found) for name, found in self.environments.items()},
-        }
+        figures = asdict(self, dict_factory=dict)
+        del figures["evaluation"]
+        facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
+        pass_at_k = {str(k): found for k, found in figures["pass_at_k"].items()}
+        return {**figures.pop("evaluated"), **facts, "confidence": CONFIDENCE, **figures, "pass_at_k": pass_at_k}
 
 
 def evaluate(
@@ -225,31 +216,27 @@ def held_out_episode(
 
 def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> EvaluationReport:
     """`seed` decides the bootstrap's draws."""
-    attempts, single = evaluation.attempts, evaluation.samples == 1
+    attempts = evaluation.attempts
     most = max(task.samples for task in attempts)
     if most < evaluation.samples:
         raise UserError(
             f"the engine must let all {evaluation.samples} samples of a task through, got at most {most} of any. "
             "Mend it, or ask for fewer with --samples."
         )
+    share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
     powers = [1 << power for power in range(most.bit_length())]
     stops = sum((Counter(task.stops) for task in attempts), Counter[str]())
     return EvaluationReport(
         evaluated,
         evaluation,
-        {k: proportion(evaluation.pass_at(k), single=single, seed=seed) for k in sorted({*powers, most})},
+        {k: share_of(evaluation.pass_at(k)) for k in sorted({*powers, most})},
         bootstrap([task.reward for task in attempts], seed=seed),
         bootstrap([task.turns for task in attempts], seed=seed),
         {
-            reason: proportion(
-                [task.stops.get(reason, 0) / task.samples for task in attempts], single=single, seed=seed
-            )
+            reason: share_of([task.stops.get(reason, 0) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
-        {
-            name: proportion(evaluation.of_environment(name).pass_at(1), single=single, seed=seed)
-            for name in evaluation.environments
-        },
+        {name: share_of(evaluation.of_environment(name).pass_at(1)) for name in evaluation.environments},
     )
 
 
@@ -258,28 +245,20 @@ _KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
 
 def as_table(report: EvaluationReport) -> str:
     """A line per figure: its value, its 95 % confidence interval, and of which kind that is."""
+    shares = {f"pass@{k}": share for k, share in report.pass_at_k.items()}
+    shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
+    ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}
+    means = {"mean turns": report.mean_turns, "mean reward": report.mean_reward}
     lines = [("", "value", "from", "to", "95 % interval")]
-
-    def add(name: str, found: Estimate, form: Callable[[float], str]) -> None:
+    for name, found in (shares | means | ends).items():
+        form = "{:.2f}".format if name in means else percent
         lines.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
-
-    for k, share in report.pass_at_k.items():
-        add(f"pass@{k}", share, percent)
-    for name, share in report.environments.items():
-        add(f"pass@1 in {name}", share, percent)
-    add("mean turns", report.mean_turns, "{:.2f}".format)
-    add("mean reward", report.mean_reward, "{:.2f}".format)
-    for reason, share in report.stop_reasons.items():
-        add(f"ended: {reason}", share, percent)
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    name_width, *widths = (max(len(line[column]) for line in lines) for column in range(4))
     table = [
-        "  ".join((line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3)), line[4])) for line in lines
+        "  ".join((name.ljust(name_width), *map(str.rjust, figures, widths), kind)) for name, *figures, kind in lines
     ]
-    return "\n".join([f"evaluated: {report.evaluated}", _head(report), *table])
-
-
-def _head(report: EvaluationReport) -> str:
     evaluation = report.evaluation
     each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
-    return f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
+    head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
+    return "\n".join([f"evaluated: {report.evaluated}", head, *table])

@@ -61,7 +61,7 @@ def proportion(of_tasks: Sequence[float], *, single: bool, seed: int) -> Estimat
     """The mean of a share that each task has one of; with `single`, of one trial per task.
 
     Wilson for single trials. Otherwise the bootstrap, but where all tasks are at 0 or all at 1: it would know of no
-    spread at all, so each task counts as one trial of Wilson's, which is the wider the fewer there are.
+    deviation at all, so each task counts as one trial of Wilson's, which is the wider the fewer there are.
     """
     total = sum(of_tasks)
     if single or total in (0.0, float(len(of_tasks))):

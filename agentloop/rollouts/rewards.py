@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agentloop.config import RunConfig
@@ -14,19 +16,62 @@ from agentloop.config.sections.reward import OverlongSection, RewardFunctionSect
 from agentloop.environments import RunEnvironments
 from agentloop.environments.environment import Task, quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.errors import UserCodeFailed, UserError
+from agentloop.errors import UserCodeFailed, UserError, one_line
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.reward_functions import RewardFunction
-from agentloop.user_code import users_code
+from agentloop.user_code import load_function, users_code
 from context.messages import Message
 from context.strategies import CONTEXT_FULL
+from context.wording import suggest
 from replay.records import StopReason
 
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
+_OF_LISTS = frozenset({"completions", "prompts", "completion_ids"})
+"""What other libraries give lists of, for many episodes at once."""
 
 
 RewardModel = Callable[[Sequence[Sequence[Message]]], list[float]]
 """Scores whole conversations."""
+
+
+class RewardFunction:
+    """Called with an ended episode, and with those columns of its task's payload that it has parameters for."""
+
+    def __init__(self, section: RewardFunctionSection) -> None:
+        """Runs the file of the function; raises UserError for one that can't be called so."""
+        self.section = section
+        self._function: Callable[..., Any] = load_function(section.function, what="reward.functions")
+        self.waits = inspect.iscoroutinefunction(self._function)
+        parameters = list(inspect.signature(self._function).parameters.values())
+        others = parameters[1:]
+        named = [parameter for parameter in others if parameter.kind in _BY_NAME]
+        self._first = parameters[0].name if parameters else ""
+        self._names = {parameter.name: parameter.default is inspect.Parameter.empty for parameter in named}
+        self._takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in others)
+        try:
+            inspect.signature(self._function).bind(None, **dict.fromkeys(self._names))
+        except TypeError as error:
+            raise UserError(f"{_RULE}, got {section.function} with {one_line(error)}.") from error
+
+    def check(self, task: Task) -> None:
+        """Raises UserError where a task lacks a column that the function can't do without."""
+        missing = next((name for name, needed in self._names.items() if needed and name not in task.payload), None)
+        if missing is None:
+            return
+        advice = "It is given one episode, no lists: write def NAME(episode, COLUMN)."
+        if missing not in _OF_LISTS:
+            advice = suggest(missing, task.payload) if task.payload else "The task has no payload."
+        raise UserError(f"{_RULE}, got {self.section.function} with {missing!r}, which is none. {advice}")
+
+    def call_of(self, episode: Episode) -> Callable[[], Any]:
+        """The function with all its arguments."""
+        return partial(self._function, episode, **self._columns(episode.task.payload))
+
+    def _columns(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        if self._takes_all:
+            return {name: value for name, value in payload.items() if name != self._first}
+        return {name: payload[name] for name in self._names if name in payload}
 
 
 @dataclass
@@ -37,17 +82,10 @@ class Scores:
     """The weighted sum of all parts; NaN where a part is unknown: the engine or a reward function failed."""
     episodes: list[Episode]
     """Each with its score: the environment's own, or that of the function that stands in its place."""
-    parts: dict[str, list[float]] = field(default_factory=dict)
-    """Unweighted, by name; one that is alone is not among them."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why a reward function gave an episode none, by its position, in words."""
-
-    def metrics(self) -> dict[str, float]:
-        """Means of the parts over episodes whose reward is known."""
-        known = [position for position, total in enumerate(self.totals) if not math.isnan(total)]
-        if not known:
-            return {}
-        return {f"reward/{name}": statistics.fmean(part[p] for p in known) for name, part in self.parts.items()}
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Means of the unweighted parts over episodes whose reward is known; nothing for a part that is alone."""
 
 
 class RewardScorer:
@@ -76,17 +114,15 @@ class RewardScorer:
         return run_coroutine(self.judge_beside(episodes)) if self._judges else list(episodes)
 
     async def judge_beside(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The same beside what else runs on an event loop."""
+        """What `judge` does, on an event loop that runs."""
         if not self._judges:
             return list(episodes)
-        ended = [episode for episode in episodes if not episode.failed]
-        judge = self._functions[0]
-        values = iter(self._values(judge, await self._answers(judge, ended), ended))
+        values = iter(await self._values(self._functions[0], [episode for episode in episodes if not episode.failed]))
         return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
 
     @property
     def can_fail(self) -> bool:
-        """Whether an episode can be left out for want of a reward."""
+        """True: an episode can be left out for want of a reward."""
         return bool(self._functions) and self._section.on_error == "drop"
 
     def score(self, episodes: Sequence[Episode]) -> Scores:
@@ -94,76 +130,72 @@ class RewardScorer:
         return run_coroutine(self.score_beside(episodes)) if self._functions else self._scored(episodes, [])
 
     async def score_beside(self, episodes: Sequence[Episode]) -> Scores:
-        """The same beside what else runs on an event loop."""
-        ended = [episode for episode in episodes if not episode.failed]
-        return self._scored(episodes, [await self._answers(function, ended) for function in self._functions])
+        """What `score` does, on an event loop that runs."""
+        played = [episode for episode in episodes if not episode.failed]
+        return self._scored(episodes, [await self._values(function, played) for function in self._functions])
 
-    def _scored(self, episodes: Sequence[Episode], answers: Sequence[Sequence[Any]]) -> Scores:
-        """`answers`: what each function returned or raised for the episodes that did not fail."""
+    def _scored(self, episodes: Sequence[Episode], given: Sequence[Sequence[float | str]]) -> Scores:
+        """`given`: what each function gave the episodes that did not fail."""
         section = self._section
-        played = [position for position, episode in enumerate(episodes) if not episode.failed]
-        ended = [episodes[position] for position in played]
+        places = [place for place, episode in enumerate(episodes) if not episode.failed]
+        played = [episodes[place] for place in places]
         scores = Scores([math.nan] * len(episodes), list(episodes))
         columns = []
         if not self._judges:
-            columns.append(("environment", section.environment, [episode.environment_reward for episode in ended]))
-        for function, given in zip(self._functions, answers, strict=True):
-            found = self._values(function, given, ended)
-            unknown = {at: value for at, value in zip(played, found, strict=True) if isinstance(value, str)}
-            scores.problems |= unknown
-            row = function.section
-            columns.append((row.name, row.weight, [math.nan if isinstance(v, str) else v for v in found]))
-            if self._judges and function is self._functions[0]:
-                for position, value in zip(played, found, strict=True):
-                    scores.episodes[position] = _scored_by(episodes[position], value)
+            columns.append(("environment", section.environment, [episode.environment_reward for episode in played]))
+        for function, values in zip(self._functions, given, strict=True):
+            scores.problems |= {at: value for at, value in zip(places, values, strict=True) if isinstance(value, str)}
+            numbers = [math.nan if isinstance(value, str) else value for value in values]
+            columns.append((function.section.name, function.section.weight, numbers))
+        if self._judges:
+            for place, value in zip(places, given[0], strict=True):
+                scores.episodes[place] = _scored_by(episodes[place], value)
         if self._model is not None:
-            columns.append(("model", section.model.weight, self._model([episode.messages for episode in ended])))
+            columns.append(("model", section.model.weight, self._model([episode.messages for episode in played])))
         if section.overlong.buffer is not None:
-            costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in ended]
+            costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in played]
             columns.append(("overlong", 1.0, costs))
-        for index, position in enumerate(played):
-            scores.totals[position] = math.fsum(weight * values[index] for _, weight, values in columns)
-        if len(columns) > 1:
-            scores.parts = {name: _spread(values, played, len(episodes)) for name, _, values in columns}
+        totals = [math.fsum(weight * values[i] for _, weight, values in columns) for i in range(len(played))]
+        for place, total in zip(places, totals, strict=True):
+            scores.totals[place] = total
+        known = [i for i, total in enumerate(totals) if not math.isnan(total)]
+        if known and len(columns) > 1:
+            scores.metrics = {f"reward/{name}": statistics.fmean(v[i] for i in known) for name, _, v in columns}
         return scores
 
-    async def _answers(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[Any]:
-        """What the function returned or raised. `async def` functions run side by side, others one after another."""
+    async def _values(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[float | str]:
+        """The number of each episode, or what is wrong where that is to cost the episode alone.
+
+        Functions that are `async def` run side by side, others one after another.
+        """
         places, thread = asyncio.Semaphore(self._section.parallel if function.waits else 1), WorkerThreads(1)
 
-        async def one(episode: Episode) -> Any:
+        async def answer(episode: Episode) -> Any:
             async with places:
                 try:
                     call, limit = function.call_of(episode), self._section.timeout_s
                     return await thread.ask(call, timeout_s=limit, setting="reward.timeout_s")
-                except (UserCodeFailed, UserError) as failed:  # reported or counted by `_value`
+                except (UserCodeFailed, UserError) as failed:  # raised or counted by `_value`
                     return failed
 
         try:
-            return list(await asyncio.gather(*(one(episode) for episode in episodes)))
+            answers = await asyncio.gather(*map(answer, episodes))
         finally:
             thread.close()
-
-    def _values(
-        self, function: RewardFunction, answers: Sequence[Any], episodes: Sequence[Episode]
-    ) -> list[float | str]:
-        return [self._value(function.section, answer, e) for answer, e in zip(answers, episodes, strict=True)]
+        return [self._value(function.section, a, episode) for a, episode in zip(answers, episodes, strict=True)]
 
     def _value(self, row: RewardFunctionSection, answer: Any, episode: Episode) -> float | str:
-        """The number, or what is wrong where that is to cost the episode alone."""
-        if isinstance(answer, BaseException):
-            problem = str(answer)
-        elif math.isfinite(number := _number(answer)):
+        failed = isinstance(answer, BaseException)
+        if not failed and math.isfinite(number := _number(answer)):
             return number
-        else:
-            problem = repr(answer)[:80]
+        problem = str(answer) if failed else repr(answer)[:80]
         if self._section.on_error == "drop":
             return f"{problem} from {row.function}"
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
             f"{quoted_task(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; "
             "or set reward.on_error: drop."
-        ) from (answer if isinstance(answer, BaseException) else None)
+        ) from (answer if failed else None)
 
 
 def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int) -> float:
@@ -190,12 +222,12 @@ def open_scorer(config: RunConfig, environments: RunEnvironments, *, model: Rewa
 
 
 def _scored_by(episode: Episode, value: float | str) -> Episode:
-    """With what a function gave in the place of the environment's score; NaN where it gave none."""
+    """The episode with what a function gave in the place of the environment's score; NaN where it gave none."""
     return replace(episode, environment_reward=math.nan if isinstance(value, str) else value)
 
 
 def _number(answer: Any) -> float:
-    """As a float: numbers of Python, NumPy and torch; NaN for anything else, text among it."""
+    """The answer as a float: a number of Python, NumPy or torch; NaN for anything else, text among it."""
     if isinstance(answer, (str, bytes, bytearray)):
         return math.nan
     try:
@@ -203,10 +235,3 @@ def _number(answer: Any) -> float:
             return float(answer)
     except (UserCodeFailed, UserError):
         return math.nan
-
-
-def _spread(values: Sequence[float], positions: Sequence[int], count: int) -> list[float]:
-    spread = [math.nan] * count
-    for position, value in zip(positions, values, strict=True):
-        spread[position] = value
-    return spread

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentloop.config import RunConfig
+from agentloop.environments import RunEnvironments
 from agentloop.records import KlPenalty, kl_metrics
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.stored.repeated_calls import repeated_calls
+from context.authors import LLM
+from context.messages import canonical_json
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.token_summary import summarised
 
@@ -84,10 +86,9 @@ class Collected:
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Where in its iteration a trajectory stands."""
+    """Where in its iteration a trajectory stands, by its own id."""
 
     id: str
-    """The trajectory's own."""
     group: str
     task: str
     slot: int
@@ -153,3 +154,34 @@ def succeeded(episode: Episode, config: RunConfig) -> bool:
     """The one place that says what a success is: the environment's word, or that of the function that stands in its
     place, whatever else is rewarded."""
     return episode.environment_reward >= config.rollout.success_reward
+
+
+def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
+    """The share of the policy's tool calls that some row of the same task made before, after the same calls.
+
+    None: no row has messages with calls in them.
+    """
+    made, seen = 0, set[tuple[str, ...]]()
+    for row in rows:
+        history: tuple[str, ...] = (row.record.task,)
+        for call in (call for message in row.messages if message.author == LLM for call in message.tool_calls):
+            arguments = {name: repr(value) for name, value in call.arguments.items()}
+            history = (*history, canonical_json([call.name, arguments]))
+            made += 1
+            seen.add(history)
+    return 1.0 - len(seen) / made if made else None
+
+
+def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
+    """How many fresh episodes each had in an iteration, and their success and reward; nothing where there is one
+    environment."""
+    if len(environments.all) == 1:
+        return {}
+    metrics: dict[str, float] = {}
+    for factory in environments.all:
+        records = [row.record for row in rows if row.record.environment == factory.name]
+        metrics[f"environment/{factory.name}/episodes"] = float(len(records))
+        if records:
+            metrics[f"environment/{factory.name}/success"] = statistics.fmean(record.success for record in records)
+            metrics[f"environment/{factory.name}/reward"] = statistics.fmean(record.reward for record in records)
+    return metrics

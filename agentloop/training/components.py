@@ -33,8 +33,7 @@ from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
-from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
-from agentloop.rollouts.stored.turn_rewards import stored_turn_rewards
+from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards
 from agentloop.runs.checkpoint import Checkpoint, seed_process, write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder

@@ -15,8 +15,7 @@ from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
-from agentloop.rollouts.by_environment import environment_metrics
-from agentloop.rollouts.trajectories import Collected
+from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection

@@ -13,8 +13,7 @@ from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.episodes.run_episodes import play_episode
-from agentloop.rollouts.episodes.turns import ConcurrentTurns
+from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
 from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
 
 from agentloop import Message, ToolCall
 from examples.calculator_agent.agent import CalculatorAgent
-from examples.calculator_agent.make_data import demonstrated, problems, row
+from examples.calculator_agent.make_data import problems, row
 from examples.calculator_agent.problems import HELD_OUT, TRAINED, Problem
 
 APPLES = Problem("boxes_and_more", "Ivy has 3 boxes with 12 apples each, and 5 more apples.", "3 * 12 + 5", 41)
@@ -58,14 +57,3 @@ def test_no_situation_is_both_learned_and_judged_by() -> None:
     shown, asked = ({words for kind in kinds for words in kind.english} for kinds in (TRAINED, HELD_OUT))
     assert not shown & asked
     assert {kind.sum for kind in HELD_OUT} <= {kind.sum for kind in TRAINED}
-
-
-def test_half_of_the_demonstrations_calculate_something_else() -> None:
-    rng, right = random.Random(2), 0
-    shown = list(problems(TRAINED, 600, rng))
-    for problem in shown:
-        _, _, call, result, answer = demonstrated(problem, rng)["messages"]
-        asked = json.loads(call["tool_calls"][0]["function"]["arguments"])["expression"]
-        assert result["content"] == answer["content"] == CalculatorAgent().calculate(asked)
-        right += asked == problem.sum
-    assert 0.42 <= right / len(shown) <= 0.58

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +10,13 @@ import pytest
 
 from agentloop import Message, ToolCall
 from examples.coding_agent.agent import DONE, CodingAgent
-from examples.coding_agent.make_data import demonstrated, problems
+from examples.coding_agent.make_data import problems
 from examples.coding_agent.problems import CHANGED, COMBINED, HELD_OUT, KEPT, TRAINED, Problem, Template
 
 BY_HAND = [
     (Problem(Template("even", "squares", "sum"), 3), [1, 2, -4, 5], 20),
     (Problem(Template("multiples", "opposites", "sorted"), 3), [9, 4, -6, 12], [-12, -9, 6]),
     (Problem(Template("above", "halves", "largest"), 5), [5, 6, 13, -9], 6),
-    (Problem(Template("others", "last_digits", "different"), 7), [7, 17, 27, 3, 13], 2),
-    (Problem(Template("negative", "sizes", "range"), 2), [-3, -10, 4, -5], 7),
-    (Problem(Template("odd", "successors", "falling"), 2), [1, 2, -3, 7], [8, 2, -2]),
-    (Problem(Template("below", "doubles", "list"), 4), [3, 9, 0, 4], [6, 0]),
     (Problem(Template("positive", "doubles", "smallest"), 4), [3, 9, 0, -4], 6),
 ]
 
@@ -44,10 +39,6 @@ def test_code_does_what_the_english_says(problem: Problem, xs: list[int], result
     assert problem.outcome(xs).value == result
 
 
-def test_english_of_a_problem() -> None:
-    assert BY_HAND[1][0].english == "Return in order the opposites of the multiples of 3 in xs."
-
-
 def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     problem, row = posed
     example = row["example"]
@@ -59,16 +50,6 @@ def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:
     assert reward(row, [problem.code, "def solve(xs): return None"]) == 0.0
     assert reward(row, [problem.code], answer="Done") == 0.0
     assert reward(row, []) == 0.0
-
-
-def test_a_try_says_what_the_example_gave(posed: tuple[Problem, dict[str, Any]]) -> None:
-    problem, row = posed
-    agent = CodingAgent()
-    agent.start(agent.task_from_row(row))
-    right = row["example"]["result"]
-    assert agent.try_code(problem.code) == f"{right} is right"
-    assert agent.try_code("def solve(xs): return -1") == "-1 is wrong"
-    assert agent.try_code("def solve(xs): return xs[99]") == "IndexError: list index out of range"
 
 
 def test_hidden_tests_are_not_shown(posed: tuple[Problem, dict[str, Any]]) -> None:
@@ -83,13 +64,3 @@ def test_no_template_is_both_learned_and_judged_by() -> None:
     for name, parts in (("kept", KEPT), ("changed", CHANGED), ("combined", COMBINED)):
         assert {getattr(template, name) for template in TRAINED} == set(parts)
         assert {getattr(template, name) for template in HELD_OUT} == set(parts)
-
-
-def test_demonstrations_are_careless_as_often_as_is_said() -> None:
-    rng = random.Random(2)
-    first_right = 0
-    for problem, row in problems(TRAINED, 400, rng):
-        said = demonstrated(problem, row, rng)["messages"]
-        call = next(message["tool_calls"][0] for message in said if message.get("tool_calls"))
-        first_right += json.loads(call["function"]["arguments"]) == {"code": problem.code}
-    assert 0.20 <= first_right / 400 <= 0.35  # 0.65 to the third

@@ -23,6 +23,7 @@ def page_commands(agent: str) -> list[list[str]]:
     return [shlex.split(command) for block in found for command in block.commands()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", two_agents.AGENTS)
 def test_commands_of_the_page_make_data_and_train(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkout(tmp_path / "checkout")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest, Generator
+from agentloop.environments import EnvironmentFactory, RunEnvironments
+from agentloop.rollouts.actors import Actors
+from context import HermesParser, default_authors
 from tests.fakes import families as fakes
 
 CHATML = fakes.family("chatml")
@@ -57,6 +61,19 @@ class ConcurrentScriptedGenerator(ScriptedGenerator):
 
     async def close(self) -> None:
         return
+
+
+def scripted_actors(
+    factory: EnvironmentFactory, scripts: Sequence[Sequence[Any]], *, concurrent: bool = False, **given: Any
+) -> Actors:
+    """Who acts when a policy says what is written in `scripts`; `given` are further parts of the actors."""
+    return Actors(
+        RunEnvironments.of_one(factory),
+        (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
+        CHATML.renderer(),
+        HermesParser(),
+        **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, **given},
+    )
 
 
 class FlakyGenerator:

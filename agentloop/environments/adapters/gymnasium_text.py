@@ -86,7 +86,7 @@ class GymnasiumText(Adapter):
         return _COLOURED.sub(lambda found: f"{found[2]}{_colour(found[1])}", self._made.render()).strip("\n")
 
     def _names(self) -> list[str] | None:
-        """Of the actions; None where they are texts."""
+        """Names of the actions; None where they are texts."""
         from gymnasium import spaces
 
         self._made = self._make()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 from agentloop.environments.adapters.adapter import OVER, Adapter, as_text, with_tool
@@ -39,7 +39,8 @@ class OpenEnv(Adapter):
         """
         super().__init__()
         self._url, self._goal, self._field, self._asked, self._timeout_s = url, goal, field, reset or {}, timeout_s
-        self._session: _OpenEnvSession | None = None
+        self._session: AbstractContextManager[Any] | None = None
+        self._socket: Any = None
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
@@ -75,14 +76,27 @@ class OpenEnv(Adapter):
 
     def close(self) -> None:
         if self._session is not None:
-            self._session.close()
+            self._session.__exit__(None, None, None)
         self._session = None
 
     def _reset(self, asked: Mapping[str, Any]) -> str:
+        import httpx2
+
         self.close()
-        self._session = _OpenEnvSession(self._url, self._timeout_s)
+        address = httpx2.URL(self._url.rstrip("/") + "/ws")
+        address = address.copy_with(scheme={"http": "ws", "https": "wss"}.get(address.scheme, address.scheme))
         try:
-            return self._shown(self._session.ask("reset", asked))
+            self._session = httpx2.websocket(
+                address,
+                timeout=self._timeout_s,
+                max_message_size_bytes=_MOST_BYTES,
+                keepalive_ping_interval_seconds=None,
+            )
+            self._socket = self._session.__enter__()
+        except ImportError as error:
+            raise _extra_missing() from error
+        try:
+            return self._shown(self._ask("reset", asked))
         except (ToolFailed, _Lost) as error:
             self.close()
             raise UserError(
@@ -96,11 +110,30 @@ class OpenEnv(Adapter):
         if self._session is None:
             raise ToolFailed("the server has ended", kind=CRASHED)
         try:
-            result = self._session.ask("step", action)
+            result = self._ask("step", action)
         except _Lost as error:
             self.close()
             raise ToolFailed("the server has ended", kind=CRASHED, problem=str(error)) from error
         return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The session's answer. Raises _Lost where it has ended, ToolFailed where it refuses."""
+        from httpx2 import HTTPError
+        from httpx2.websockets import HTTPXWSException
+        from wsproto.utilities import LocalProtocolError
+
+        try:
+            # A server that refuses a session may have closed it by now: its reason is there to read.
+            with suppress(LocalProtocolError):
+                self._socket.send_text(json.dumps({"type": kind, "data": dict(data)}))
+            answer = json.loads(self._socket.receive_text(timeout=self._timeout_s))
+        except TimeoutError as error:
+            raise _Lost(f"no answer within {self._timeout_s:g} s") from error
+        except (HTTPXWSException, HTTPError) as error:
+            raise _Lost(one_line(error)) from error
+        if answer["type"] == "error":
+            raise ToolFailed(str(answer["data"].get("message", answer["data"])))
+        return dict(answer["data"])
 
     def _shown(self, result: Mapping[str, Any]) -> str:
         observation = result["observation"]
@@ -131,42 +164,6 @@ class OpenEnv(Adapter):
 
 class _Lost(Exception):
     """The session has ended."""
-
-
-class _OpenEnvSession:
-    """One environment on the server. Raises _Lost where it is gone, ToolFailed where it refuses."""
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        import httpx2
-
-        self._timeout_s = timeout_s
-        address = httpx2.URL(url.rstrip("/") + "/ws")
-        address = address.copy_with(scheme={"http": "ws", "https": "wss"}.get(address.scheme, address.scheme))
-        try:
-            self._opened: AbstractContextManager[Any] = httpx2.websocket(
-                address, timeout=timeout_s, max_message_size_bytes=_MOST_BYTES, keepalive_ping_interval_seconds=None
-            )
-            self._socket = self._opened.__enter__()
-        except ImportError as error:
-            raise _extra_missing() from error
-
-    def ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        from httpx2 import HTTPError
-        from httpx2.websockets import HTTPXWSException
-
-        try:
-            self._socket.send_text(json.dumps({"type": kind, "data": dict(data)}))
-            answer = json.loads(self._socket.receive_text(timeout=self._timeout_s))
-        except TimeoutError as error:
-            raise _Lost(f"no answer within {self._timeout_s:g} s") from error
-        except (HTTPXWSException, HTTPError) as error:
-            raise _Lost(one_line(error)) from error
-        if answer["type"] == "error":
-            raise ToolFailed(str(answer["data"].get("message", answer["data"])))
-        return dict(answer["data"])
-
-    def close(self) -> None:
-        self._opened.__exit__(None, None, None)
 
 
 def _extra_missing() -> UserError:

@@ -24,4 +24,4 @@ def list_servers(sections: Mapping[str, McpServerSection]) -> McpServers:
         ) from error
     from agentloop.environments.mcp.attached import McpServers
 
-    return McpServers.asked(sections)
+    return McpServers(sections)

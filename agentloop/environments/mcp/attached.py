@@ -1,11 +1,15 @@
-"""An environment class with the tools of MCP servers, and its instances with servers of their own."""
+"""MCP servers of an environment: what they offer, as its tools; and its instances, with servers of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mcp import MCPError
@@ -17,40 +21,109 @@ from mcp.types import (
     ImageContent,
     TextContent,
     TextResourceContents,
+    Tool,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter
 
 from agentloop.config.sections.environments.mcp_server import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection, ServerGone
-from agentloop.environments.mcp.offered_tools import ListedServer, ServerTool, list_server
 from agentloop.environments.mcp.server_program import submit
+from agentloop.environments.tools.json_schema import arguments_of
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
-from agentloop.errors import UserError
+from agentloop.errors import UserError, one_line
 from context.messages import content_hash
+from context.wording import suggest
 
 _OF_INSTANCE = "_agentloop_mcp_connections"
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True)
+class ServerTool:
+    name: str
+    """What the policy is shown: the server's own name, with `_` for what templates and parsers may not know."""
+    own_name: str
+    schema: Mapping[str, Any]
+    """As chat templates expect it: {"type": "function", "function": {...}}."""
+    arguments: TypeAdapter[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ListedServer:
+    """A server that has been asked what it offers."""
+
+    name: str
+    section: McpServerSection
+    tools: tuple[ServerTool, ...]
+    handshake: str
+
+
+async def list_server(name: str, section: McpServerSection) -> ListedServer:
+    """Start it or find it, and ask for its tools. Raises UserError."""
+    where = f"environment.mcp_servers.{name}"
+    for variable in (*section.pass_env, *([section.token_env] if section.token_env else [])):
+        if variable not in os.environ:
+            key = "token_env" if variable == section.token_env else "pass_env"
+            raise UserError(f"{where}.{key} must name variables that are set, got {variable!r}. Set it, or remove it.")
+    connection = Connection(section)
+    try:
+        await connection.open()
+        found = await connection.tools()
+        version = connection.protocol_version
+    except Exception as error:
+        problem = connection.problem if not connection.is_open else one_line(error)
+        shown = section.url or " ".join(section.command)
+        raise UserError(
+            f"{where} must be a server that lists its tools, got {shown!r} with: {problem}. Try it by hand."
+        ) from error
+    finally:
+        await connection.close()
+    chosen = _chosen(found, section, where)
+    tools = tuple(_server_tool(tool, f"{where}: the tool {tool.name!r}") for tool in chosen)
+    return ListedServer(name, section, tools, "auto" if version in MODERN_PROTOCOL_VERSIONS else "legacy")
+
+
+def _chosen(found: list[Tool], section: McpServerSection, where: str) -> list[Tool]:
+    names = [tool.name for tool in found]
+    if section.tools is None:
+        return found
+    for name in section.tools:
+        if name not in names:
+            raise UserError(f"{where}.tools must be names of its tools, got {name!r}. {suggest(name, names)}")
+    return [tool for tool in found if tool.name in section.tools]
+
+
+def _server_tool(tool: Tool, where: str) -> ServerTool:
+    name = _UNUSUAL.sub("_", tool.name)
+    if not 0 < len(name) <= _LONGEST_NAME:
+        raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
+    schema = {"properties": {}, "required": [], **tool.input_schema}
+    # Docstrings come with the indentation of their source.
+    description = inspect.cleandoc(tool.description or tool.title or "")
+    function = {"name": name, "description": description, "parameters": schema}
+    arguments = arguments_of(schema, where)
+    return ServerTool(name, tool.name, {"type": "function", "function": function}, arguments)
 
 
 class McpServers:
     """The servers of a run's environment."""
 
-    def __init__(self, listed: Sequence[ListedServer]) -> None:
-        self._listed = listed
-
-    @classmethod
-    def asked(cls, sections: Mapping[str, McpServerSection]) -> McpServers:
+    def __init__(self, sections: Mapping[str, McpServerSection]) -> None:
         """Each is started or found once, and asked for its tools. Raises UserError."""
-        return cls(submit(_list_all(sections)).result())
+        self._listed = submit(_list_all(sections)).result()
 
     def digest(self, source: str) -> str:
-        """Of an environment's source with what they offer: a tool that changes is another environment."""
+        """A digest of an environment's source with what they offer: a tool that changes is another environment."""
         return content_hash(
             [source, [[server.name, [tool.schema for tool in server.tools]] for server in self._listed]]
         )
 
     def attached_to(self, environment: type[Environment], where: str) -> type[Environment]:
-        """The class with their tools beside its own. Raises UserError where two have one name."""
+        """The class with their tools besides its own. Raises UserError where two have one name."""
         owners = dict.fromkeys(tools_of(environment, where), where)
         specs = {}
         for server in self._listed:
@@ -69,27 +142,25 @@ class McpServers:
     @asynccontextmanager
     async def opened_for(self, environment: Environment) -> AsyncIterator[None]:
         """Connect this instance: programs are started for it, and ended with it."""
-        connections = self._connections_of(environment)
-        try:
+        with self._connections_of(environment) as connections:
             await asyncio.wrap_future(submit(_open_all(connections)))
             yield
-        finally:
-            submit(_close_all(connections))  # nobody waits for it: a program may take its time
 
     @contextmanager
     def opened_now_for(self, environment: Environment) -> Iterator[None]:
-        """Connect this instance, likewise, where there is no event loop."""
-        connections = self._connections_of(environment)
-        try:
+        """Connect this instance where there is no event loop."""
+        with self._connections_of(environment) as connections:
             submit(_open_all(connections)).result()
             yield
-        finally:
-            submit(_close_all(connections))
 
-    def _connections_of(self, environment: Environment) -> list[Connection]:
-        connections = {server.name: server.connection() for server in self._listed}
+    @contextmanager
+    def _connections_of(self, environment: Environment) -> Iterator[list[Connection]]:
+        connections = {server.name: Connection(server.section, handshake=server.handshake) for server in self._listed}
         object.__setattr__(environment, _OF_INSTANCE, connections)  # its class may be a frozen dataclass
-        return list(connections.values())
+        try:
+            yield list(connections.values())
+        finally:
+            submit(_close_all(list(connections.values())))  # nobody waits for it: a program may take its time
 
 
 async def _open_all(connections: Sequence[Connection]) -> None:
@@ -126,7 +197,7 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
 
 
 def answer_text(result: CallToolResult) -> str:
-    """Its texts, one below the other, with a line for what is no text; what has structure alone, as JSON."""
+    """The texts of an answer, a line for each part that is no text; what has structure alone, as JSON."""
     parts = [_block_text(block) for block in result.content]
     if not any(isinstance(block, TextContent) for block in result.content) and result.structured_content is not None:
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))

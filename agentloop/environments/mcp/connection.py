@@ -94,7 +94,7 @@ class Connection:
         return self._client
 
     async def _asked(self, question: Any) -> Any:
-        """Its answer. A server that goes away meanwhile is closed."""
+        """The answer to a question. A server that goes away meanwhile is closed."""
         assert self._holding is not None
         asking = asyncio.ensure_future(question)
         try:
@@ -121,7 +121,7 @@ class Connection:
                 self._client = await stack.enter_async_context(client)
                 opened.set()
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001  whatever the SDK raises of a broken connection is told to who asks
+        except Exception as error:  # noqa: BLE001  whatever the SDK raises of a broken connection is said to whoever asks
             self.problem = _innermost(error)
         finally:
             self._client = None

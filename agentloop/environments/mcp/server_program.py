@@ -13,8 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -24,13 +23,10 @@ from agentloop.errors import shortened
 
 MOST_BYTES = 8 << 20
 """Longest message that is read."""
-_MOST_SKIPPED_BYTES = 1 << 30
-"""A line that goes on beyond this has no end."""
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _GRACE_S = 2.0
 _POLL_S = 0.01
-_STDERR_LINES = 5
-_CHUNK = 1 << 16
+_STDERR_LINES, _STDERR_BYTES = 5, 4096
 # The kernel ends the program when this process is gone, however it went. Not `preexec_fn`: Python code between fork and
 # exec may wait for ever for a lock that another thread held.
 _ENDS_WITH_PARENT = """\
@@ -42,42 +38,13 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-class Lines:
-    """Cuts a stream into lines; None stands for one that was longer than `most` bytes and is left out."""
-
-    def __init__(self, most: int = MOST_BYTES) -> None:
-        self._most = most
-        self._line = bytearray()
-        self.skipped = 0
-        """Bytes that have been left out of the line that is being read."""
-
-    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
-        first, *others = chunk.split(b"\n")
-        yield from self._more(first)
-        for part in others:
-            if not self.skipped:
-                yield bytes(self._line)
-            self._line.clear()
-            self.skipped = 0
-            yield from self._more(part)
-
-    def _more(self, part: bytes) -> Iterator[None]:
-        if self.skipped:
-            self.skipped += len(part)
-            return
-        self._line += part
-        if len(self._line) > self._most:
-            self.skipped = len(self._line)
-            self._line.clear()
-            yield None
-
-
 class ServerProgram:
     """One process with its group. Lives on the event loop of the servers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._last_words: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._stderr = b""
+        """The end of what it wrote there."""
         self._listening = asyncio.create_task(self._listen())
         self._ending: asyncio.Task[None] | None = None
         _RUNNING.add(self)
@@ -97,16 +64,28 @@ class ServerProgram:
             stderr=asyncio.subprocess.PIPE,
             env=whole,
             start_new_session=True,
+            limit=MOST_BYTES,
         )
         return cls(process)
 
     async def read(self) -> AsyncIterator[bytes | None]:
-        """Its lines until it ends; None for one that was too long."""
-        stdout, lines = self._process.stdout, Lines()
+        """The program's lines until it ends; None for one that was too long."""
+        stdout, skipping = self._process.stdout, False
         assert stdout is not None
-        while lines.skipped <= _MOST_SKIPPED_BYTES and (chunk := await stdout.read(_CHUNK)):
-            for line in lines.feed(chunk):
-                yield line
+        while True:
+            try:
+                line = await stdout.readuntil(b"\n")
+            except asyncio.LimitOverrunError as long:
+                await stdout.readexactly(long.consumed)
+                if not skipping:
+                    yield None
+                skipping = True
+            except asyncio.IncompleteReadError:
+                return
+            else:
+                if not skipping:
+                    yield line
+                skipping = False
 
     async def write(self, line: bytes) -> None:
         """Raises OSError when it is gone."""
@@ -120,7 +99,8 @@ class ServerProgram:
         """How it ended, and the end of what it wrote to stderr."""
         code = self._process.returncode
         ended = "it runs" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
-        return shortened(f"{ended}; {' / '.join(self._last_words)}" if self._last_words else ended)
+        said = [line for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
+        return shortened(f"{ended}; {' / '.join(said[-_STDERR_LINES:])}" if said else ended)
 
     async def end(self) -> None:
         """Close its input, wait, and kill what is left of its group. Comes to its end though whoever waits is
@@ -158,10 +138,9 @@ class ServerProgram:
         return True
 
     async def _listen(self) -> None:
-        stderr, lines = self._process.stderr, Lines()
-        assert stderr is not None
-        while chunk := await stderr.read(_CHUNK):
-            self._last_words.extend(shortened(line.decode(errors="replace")) for line in lines.feed(chunk) if line)
+        assert self._process.stderr is not None
+        while chunk := await self._process.stderr.read(_STDERR_BYTES):
+            self._stderr = (self._stderr + chunk)[-_STDERR_BYTES:]
 
 
 _RUNNING: set[ServerProgram] = set()

@@ -46,7 +46,7 @@ class SandboxLimits:
     """What one run may take."""
 
     seconds: float = 5.0
-    """Of the clock, start included; then everything that it started is killed."""
+    """Seconds of the clock, start included; then everything that it started is killed."""
     memory_mb: int = 512
     """MiB of the address space of each process; and, where this machine lets us make a cgroup, of all that its
     processes hold together, files and buffers of sockets included."""
@@ -157,7 +157,7 @@ class MemoryGroup:
         return ["/bin/sh", "-c", entering, str(self.folder), *words]
 
     def is_exceeded(self) -> bool:
-        """Whether a process of it was killed for memory."""
+        """True once a process of it was killed for memory."""
         for name in ("memory.events", "memory.oom_control"):
             with suppress(FileNotFoundError):
                 lines = (self.folder / name).read_text().splitlines()

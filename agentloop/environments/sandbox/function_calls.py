@@ -50,7 +50,7 @@ class Returned:
     """What the code raised, or which limit ended it before this call was done."""
 
     def equals(self, expected: Any) -> bool:
-        """Whether it returned this value, of this type: 1 is neither 1.0 nor True."""
+        """True if it returned this value, of this type: 1 is neither 1.0 nor True."""
         return self.error is None and json.dumps(self.value, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 

@@ -173,7 +173,7 @@ def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter
 
 
 def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
-    """Of what it starts, only what stays in its process group is killed."""
+    """A run without a sandbox: of what it starts, only what stays in its process group is killed."""
     codes: list[int] = []
 
     def end(process: subprocess.Popen[bytes]) -> None:
@@ -215,68 +215,49 @@ def _watched(
             start_new_session=True,
         )
         writing.close()
-        output = _Output(reading.fileno(), limits.output_bytes)
+        printed = bytearray()
         try:
-            stopped = _stopped(process, output, deadline=deadline, group=group)
+            stopped = _read_until_the_end(process, reading, printed, limits, deadline=deadline, group=group)
         finally:
             end(process)
-        output.read()  # what the last ones wrote: nobody writes any more
-        if output.is_flooded and stopped is None:
+        while len(printed) <= limits.output_bytes and (chunk := reading.read(_CHUNK)):
+            printed += chunk  # what the last ones wrote: nobody writes any more
+        if len(printed) > limits.output_bytes and stopped is None:
             stopped = "output"
         if group is not None and group.is_exceeded():
             stopped = "memory"
-    return output.printed[: limits.output_bytes].decode("utf-8", "replace"), stopped
+    return printed[: limits.output_bytes].decode("utf-8", "replace"), stopped
 
 
-def _stopped(
-    process: subprocess.Popen[bytes], output: _Output, *, deadline: float, group: MemoryGroup | None
+def _read_until_the_end(
+    process: subprocess.Popen[bytes],
+    reading: FileIO,
+    printed: bytearray,
+    limits: SandboxLimits,
+    *,
+    deadline: float,
+    group: MemoryGroup | None,
 ) -> Stopped | None:
-    """The limit that it has reached; None once it has ended."""
+    """Adds to `printed` until the process has ended, or returns the limit that it has reached."""
+    os.set_blocking(reading.fileno(), False)
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    is_open = True
     while process.poll() is None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+        wait_s = min(_LOOK_S, deadline - time.monotonic())
+        if wait_s <= 0:
             return "time"
-        output.wait(process, min(_LOOK_S, left_s))
-        if output.is_flooded:
+        if not is_open:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(wait_s)
+        elif poll.poll(wait_s * 1000) and (chunk := reading.read(_CHUNK)) is not None:
+            is_open = bool(chunk)
+            printed += chunk
+        if len(printed) > limits.output_bytes:
             return "output"
         if group is not None and group.is_exceeded():
             return "memory"
     return None
-
-
-class _Output:
-    """What a process has printed so far."""
-
-    def __init__(self, fd: int, most: int) -> None:
-        """At one byte more than `most` it is flooded."""
-        self.printed = bytearray()
-        self._fd, self._most = fd, most
-        self._is_open = True
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
-        os.set_blocking(fd, False)
-
-    @property
-    def is_flooded(self) -> bool:
-        return len(self.printed) > self._most
-
-    def wait(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Until more is printed, or the process has ended."""
-        if not self._is_open:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        elif self._poll.poll(seconds * 1000):
-            self.read()
-
-    def read(self) -> None:
-        """Take what is there, up to one chunk more than the limit."""
-        while self._is_open and not self.is_flooded:
-            try:
-                chunk = os.read(self._fd, _CHUNK)
-            except BlockingIOError:
-                return
-            self._is_open = bool(chunk)
-            self.printed += chunk
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 _MAY_GROW = re.compile(r"\bwith\b", re.IGNORECASE)
 _MEMORY_BYTES = 256 << 20
 _SECONDS = 1
-"""Of the processor; the clock's are more, for a machine that is busy may be slow to begin."""
+"""Seconds of the processor; those of the clock are more, for a busy machine may be slow to begin."""
 _SECONDS_TO_BEGIN = 20.0
 _TOO_MUCH = 9
 
 
 def can_be_prepared(uri: str, query: str, limits: Mapping[int, int]) -> bool:
-    """Whether the query is prepared within a second and 256 MiB; one that is wrong is, with an error."""
+    """True for a query that is prepared within a second and 256 MiB; one that is wrong is, with an error."""
     if not _MAY_GROW.search(query):
         return True
     command = [sys.executable, "-I", "-S", __file__]

@@ -2,17 +2,91 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
-import threading
+import time
+from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from agentloop.environments.environment import Environment, tool
 from agentloop.environments.sql.preparation import can_be_prepared
-from agentloop.environments.sql.query_result import QueryFailed, QueryResult, SqlLimits, Value
 from agentloop.errors import UserError
+
+Value = None | int | float | str | bytes
+_DIGITS = 9
+
+
+class QueryFailed(ValueError):
+    """A query that is wrong, may not be run, or takes too much. The text is for whoever wrote it."""
+
+
+@dataclass(frozen=True)
+class SqlLimits:
+    """What one query may take."""
+
+    seconds: float = 2.0
+    """Seconds of the clock, once the query is prepared."""
+    rows: int = 50
+    """Rows that it gives; the others are left out."""
+    characters: int = 4000
+    """Characters of its rows as text; what is beyond them is left out."""
+    value_bytes: int = 50_000
+    """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
+    query_characters: int = 4000
+    """Characters of the query itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "rows", "characters", "value_bytes", "query_characters"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"SqlLimits.{name} must be > 0, got {value}")
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """The rows of a query, in the order in which the database gave them."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    complete: bool
+    """False: there were more rows than `SqlLimits.rows`."""
+    limits: SqlLimits
+
+    def same_rows(self, other: QueryResult, *, in_order: bool = False) -> bool:
+        """True if both hold the same rows, each as often; False where one of them is not complete.
+
+        Names of columns don't count. Numbers are the same to nine digits, 2 and 2.0 too: a sum depends on the order in
+        which it was made.
+        """
+        if not (self.complete and other.complete):
+            return False
+        mine, others = ([tuple(map(_comparable, row)) for row in result.rows] for result in (self, other))
+        return mine == others if in_order else Counter(mine) == Counter(others)
+
+    def observation(self) -> str:
+        """A line of names and a line for each row: what a policy is shown."""
+        lines = [" | ".join(self.columns), *(" | ".join(map(_shown, row)) for row in self.rows)]
+        text = "\n".join(lines if self.rows else [*lines, "(no rows)"])
+        if len(text) > self.limits.characters:
+            return f"{text[: self.limits.characters]}...\n[cut: more than {self.limits.characters} characters]"
+        return text if self.complete else f"{text}\n[cut: more than {self.limits.rows} rows]"
+
+
+def _shown(value: Value) -> str:
+    """As SQL writes it, but text without quotes."""
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
+    return "NULL" if value is None else str(value)
+
+
+def _comparable(value: Value) -> Value:
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.{_DIGITS}g}")
+    return value
+
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _PRAGMAS = frozenset(
@@ -29,6 +103,8 @@ _FAULTS_OF_FILES = frozenset(
 )
 """SQLite's codes for trouble with the file or the disk. Any other is the query's, also SQLITE_SCHEMA: a syntax error
 has it where no query before has read the schema."""
+_INSTRUCTIONS = 10_000
+"""Instructions of SQLite between two looks at the clock, each of which waits for the interpreter's lock."""
 _SCHEMA = (
     "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite~_%' ESCAPE '~' "
     "ORDER BY rowid"
@@ -36,7 +112,7 @@ _SCHEMA = (
 
 
 class ReadOnlyDatabase:
-    """A database file; each query opens it anew, so that threads may share this and no query finds what one has left.
+    """A database file; each query opens it again, so that threads may share this and no query finds what one has left.
 
     A query may read the file's tables, views and schema, and is ended at its limits. It can't write, attach other
     files, change settings, begin transactions or load code.
@@ -66,15 +142,14 @@ class ReadOnlyDatabase:
         if not can_be_prepared(self._uri, sql, bounds):
             raise QueryFailed("stopped: WITH tables that name each other often take too much to prepare")
         refusals: list[str] = []
-        with (
-            closing(self._opened(bounds, refusals)) as connection,
-            Interruption(connection, limits.seconds) as interruption,
-        ):
+        with closing(self._opened(bounds, refusals)) as connection:
+            deadline = time.monotonic() + limits.seconds
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, _INSTRUCTIONS)
             try:
                 cursor = connection.execute(sql)
                 rows: list[tuple[Value, ...]] = cursor.fetchmany(limits.rows + 1)
             except (sqlite3.Error, sqlite3.Warning, ValueError) as error:  # ValueError: NUL or a lone surrogate
-                if interruption.came:
+                if time.monotonic() > deadline:
                     raise QueryFailed(f"stopped: it took longer than {limits.seconds:g} s") from error
                 if refusals:
                     raise QueryFailed(f"the database can only be read: {refusals[0]} is refused") from error
@@ -97,8 +172,7 @@ class ReadOnlyDatabase:
 
     def _opened(self, bounds: dict[int, int], refusals: list[str]) -> sqlite3.Connection:
         """A connection that can only read; what it refuses is named in `refusals`."""
-        # Only the deadline's thread is another one, and it does no more than interrupt.
-        connection = sqlite3.connect(self._uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._uri, uri=True, isolation_level=None)
         for bound, most in bounds.items():
             connection.setlimit(bound, most)
         connection.execute("PRAGMA query_only = ON")
@@ -145,40 +219,6 @@ def _refusal(action: int, first: str, second: str) -> str | None:
         name = first.lower()
         return None if name in _PRAGMAS else f"PRAGMA {name}"
     return None if action in _READING else "anything but SELECT"
-
-
-_AGAIN_AFTER_S = 0.02
-
-
-class Interruption:
-    """Within it, what `connection` runs is interrupted once `seconds` are over.
-
-    SQLite forgets an interrupt that comes between two statements, so it is repeated. A progress handler would be a call
-    into Python every few instructions, each of which waits for the interpreter's lock.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
-        self.came = False
-        """True: the time was over."""
-        self._connection = connection
-        self._seconds = seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="query deadline", daemon=True)
-
-    def __enter__(self) -> Interruption:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        wait = self._seconds
-        while not self._done.wait(wait):
-            self.came = True
-            self._connection.interrupt()
-            wait = _AGAIN_AFTER_S
 
 
 class SqlQueries(Environment):

@@ -42,7 +42,7 @@ async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits
     """Check the arguments, run the tool under its deadline and put the outcome into words.
 
     Raises nothing that the tool or the policy did wrong; CodeInterrupted once a stop was asked for. An `async def` tool
-    runs on the event loop, any other in one of `threads`; an isolated one in a process beside.
+    runs on the event loop, any other in one of `threads`; an isolated one in a process of its own.
     """
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
@@ -72,7 +72,7 @@ def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: in
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
         return checked
-    _, run = checked
+    run = checked[1]
     if inspect.iscoroutinefunction(run.func):
         return asyncio.run(observe_awaited(run, max_chars=max_chars))
     return observe(run, max_chars=max_chars)
@@ -93,7 +93,7 @@ def _checked(environment: Environment, call: ToolCall) -> ToolResult | tuple[Too
 
 
 async def _awaited(coroutine: Coroutine[Any, Any, ToolResult], timeout_s: float) -> ToolResult:
-    """Its result. Raises ToolTimeout; the coroutine is cancelled then, and not waited for."""
+    """The result of a tool's coroutine. Raises ToolTimeout; the coroutine is cancelled then, and not waited for."""
     task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait([task], timeout=timeout_s)

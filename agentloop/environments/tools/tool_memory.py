@@ -73,7 +73,7 @@ class TaskMemory:
 
     memory: ToolMemory
     task: str
-    """Its hash."""
+    """The task's hash."""
     environment: str
     """See `ObservationRecord`."""
 
@@ -103,17 +103,16 @@ class EpisodeTools:
         self.runs = 0
         """Calls that were run, those among them that were made up for."""
         self.seconds: dict[str, list[float]] = defaultdict(list)
-        """Of each run of a tool, by its name."""
+        """Seconds of each run of a tool, by its name."""
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Raises nothing that the tool or the policy did wrong."""
-        kind, asked = self._kind(call), None
-        if self._memory is not None and kind is not None:
-            try:
-                asked = self._memory.asked(call, self._before if kind == "environment" else None)
-            except ValueError:
-                asked = None  # NaN, which the tool does not take either
-        if self._memory is None or asked is None:
+        kind = self._kind(call)
+        if self._memory is None or kind is None:
+            return await self._run(call)
+        try:
+            asked = self._memory.asked(call, self._before if kind == "environment" else None)
+        except ValueError:  # NaN, which the tool does not take either
             return await self._run(call)
         result, was_known = await self._memory.memory.answer(asked, lambda: self._run(call))
         self.replayed += was_known

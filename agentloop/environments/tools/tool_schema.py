@@ -29,10 +29,10 @@ PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...
 RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message says it all."""
+_NO_TYPE = object()
 _SCALARS = (str, int, float, bool, type(None))
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ def _spec(
     parameters = _checked_parameters(shown, where)
     description, descriptions = _documented(function, parameters, where)
     hints = _hints(function, where)
-    _check_result(hints, where)
+    if not _is_json(hints.get("return", _NO_TYPE)):
+        given = type_name(hints["return"]) if "return" in hints else "no type"
+        raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {RESULT_TYPES}.")
     fields = {p.name: _field(p, hints[p.name], descriptions.get(p.name), where) for p in parameters.values()}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
     schema = arguments.json_schema(schema_generator=_ToolSchema)
@@ -134,10 +136,8 @@ def _documented(
         ) from error
     description = _on_one_line((docstring.description or "").partition("\n\n")[0])
     if not description:
-        raise UserError(
-            f"{where} must have a docstring that says what the tool does, got none. "
-            "Write one sentence below its def line."
-        )
+        rule = f"{where} must have a docstring that says what the tool does"
+        raise UserError(f"{rule}, got none. Write one sentence below its def line.")
     for entry in docstring.params:
         if entry.arg_name not in parameters:
             raise UserError(
@@ -154,15 +154,11 @@ def _on_one_line(text: str) -> str:
 
 def _checked_parameters(shown: Sequence[inspect.Parameter], where: str) -> dict[str, inspect.Parameter]:
     for parameter in shown:
-        if parameter.kind not in _BY_NAME:
-            raise UserError(
-                f"{where} must take named arguments only, got {str(parameter)!r}. "
-                "The model calls tools by argument name."
-            )
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
         if parameter.annotation is inspect.Parameter.empty:
-            raise UserError(
-                f"{where} must annotate its argument {parameter.name!r}, got no type. Use {PARAMETER_TYPES}."
-            )
+            rule = f"{where} must annotate its argument {parameter.name!r}"
+            raise UserError(f"{rule}, got no type. Use {PARAMETER_TYPES}.")
     return {parameter.name: parameter for parameter in shown}
 
 
@@ -171,16 +167,6 @@ def _hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
         return typing.get_type_hints(method)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise UserError(f"{where} must have annotations that can be resolved, got: {error}.") from error
-
-
-def _check_result(hints: Mapping[str, Any], where: str) -> None:
-    if "return" not in hints:
-        raise UserError(f"{where} must annotate what it returns, got no type. Use -> {RESULT_TYPES}.")
-    if not _is_json(hints["return"]):
-        raise UserError(
-            f"{where} must return what can be shown to the model, got -> {type_name(hints['return'])}. "
-            f"Use -> {RESULT_TYPES}."
-        )
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None, where: str) -> Any:
@@ -203,7 +189,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
 
 
 def _is_json(annotation: Any, *, nested: bool = False) -> bool:
-    """Whether JSON has the type, so that what a model writes and what the tool gets are the same."""
+    """True if JSON has the type, so that what a model writes and what the tool gets are the same."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin is Literal:
         return all(type(value) in _SCALARS for value in parts)

@@ -10,7 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -77,7 +77,7 @@ class WorkerThreads:
 
         Whoever waits for it may be cancelled meanwhile: that comes once it has ended.
         """
-        if not _closes(environment):
+        if type(environment).close is Environment.close:
             return None
 
         async def closed() -> str | None:
@@ -125,46 +125,33 @@ class _Worker:
     """A daemon thread that makes one call after another."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._work, name="tool", daemon=True).start()
 
     def submit(self, call: Callable[[], _Result]) -> asyncio.Future[_Result]:
-        future: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
-        self._calls.put((call, future))
-        return future
+        done: Future[_Result] = Future()
+        self._calls.put((call, done))
+        return asyncio.wrap_future(done)
 
     def end(self) -> None:
         self._calls.put(None)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, future = item
-            outcome = _outcome(call)
+            call, done = item
+            if not done.set_running_or_notify_cancel():
+                continue
             try:
-                future.get_loop().call_soon_threadsafe(_set_outcome, future, *outcome)
-            except RuntimeError:
-                return  # the loop has ended: nobody waits
-
-
-def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        with users_code():
-            return call(), None
-    except BaseException as error:  # noqa: BLE001  raised where the result is waited for
-        return None, error
-
-
-def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+                with users_code():
+                    result = call()
+            except BaseException as error:  # noqa: BLE001  raised where the result is waited for
+                done.set_exception(error)
+            else:
+                done.set_result(result)
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Its result. Whoever calls may have an event loop running, as notebooks do."""
+    """The result of a coroutine. Whoever calls may have an event loop running, as notebooks do."""
     results: list[_Result] = []
     interrupts: list[BaseException] = []
 
@@ -195,8 +182,6 @@ def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
 
 def close_now(environment: Environment, where: str) -> None:
     """Call the `close` of an instance that played no episode of the policy; one that fails is warned of, once."""
-    if not _closes(environment):
-        return
     try:
         run_hook(environment.close)
     except (UserCodeFailed, UserError, CodeInterrupted) as problem:
@@ -207,7 +192,3 @@ def close_now(environment: Environment, where: str) -> None:
 def warn_of_close(where: str, problem: str) -> None:
     """Say it once."""
     _log.warning("%s.close must free what an episode holds, got %s. Mend it.", where, problem)
-
-
-def _closes(environment: Environment) -> bool:
-    return type(environment).close is not Environment.close

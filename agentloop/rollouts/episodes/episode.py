@@ -24,6 +24,8 @@ from replay.records import StopReason
 
 MALFORMED = "malformed"
 UNKNOWN_TOOL = "unknown_tool"
+_ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
+"""Outcomes of a reply that end its episode, with their stop reasons."""
 
 
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
@@ -47,9 +49,9 @@ class Episode:
     """The last tool error's kind; None when no tool call failed."""
     num_turns: int
     num_tool_calls: int
-    entropies: tuple[float, ...]
+    entropies: tuple[float, ...] = ()
     """Nats, one per sampled token whose entropy the engine said."""
-    rewrites: Mapping[str, int]
+    rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often what was shown was rewritten, by kind."""
     num_failed_calls: int = 0
     """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
@@ -60,11 +62,11 @@ class Episode:
     num_tool_runs: int = 0
     """Tool calls that were run."""
     run_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Of each of those, by the tool's name."""
+    """Seconds of each call that was run, by tool name."""
     tool_seconds: float = 0.0
-    """For which it waited for its tools."""
+    """Seconds for which it waited for its tools."""
     reply_seconds: float = 0.0
-    """For which it waited for its replies."""
+    """Seconds for which it waited for its replies."""
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
 
@@ -72,19 +74,8 @@ class Episode:
     def answered(cls, task: Task, messages: Sequence[Message], reward: float) -> Episode:
         """One that no policy sampled: it ended with an answer, and has no tokens."""
         calls = [len(message.tool_calls) for message in messages if message.role == "assistant"]
-        return cls(
-            task,
-            segments=(),
-            messages=tuple(messages),
-            environment_reward=reward,
-            stop_reason=StopReason.ANSWERED,
-            problem=None,
-            error_kind=None,
-            num_turns=len(calls),
-            num_tool_calls=sum(calls),
-            entropies=(),
-            rewrites={},
-        )
+        ended = (reward, StopReason.ANSWERED, None, None)
+        return cls(task, (), tuple(messages), *ended, num_turns=len(calls), num_tool_calls=sum(calls))
 
     @property
     def failed(self) -> bool:
@@ -145,7 +136,6 @@ async def _played(
     reward = math.nan if stop_reason == StopReason.ENGINE_FAILURE else 0.0
     if stop_reason == StopReason.ANSWERED:
         reward = await hooks.reward(context.messages)
-    calls = turns.calls
     return Episode(
         task,
         context.segments(),
@@ -153,18 +143,15 @@ async def _played(
         reward,
         stop_reason,
         shortened(context.problem) if context.problem is not None else problem,
-        calls.error_kind,
-        turns.number,
-        calls.made,
-        tuple(turns.entropies),
-        dict(context.rewrites),
-        calls.failed,
-        calls.problem,
-        tools.replayed,
-        tools.runs,
-        tools.seconds,
-        turns.tool_seconds,
-        turns.reply_seconds,
+        num_turns=turns.number,
+        entropies=tuple(turns.entropies),
+        rewrites=dict(context.rewrites),
+        num_replayed_calls=tools.replayed,
+        num_tool_runs=tools.runs,
+        run_seconds=tools.seconds,
+        tool_seconds=turns.tool_seconds,
+        reply_seconds=turns.reply_seconds,
+        **turns.calls,
     )
 
 
@@ -178,7 +165,13 @@ class _Turns:
         self._ask = ask
         self.number = 0
         self.entropies: list[float] = []
-        self.calls = _Calls()
+        self.calls: dict[str, Any] = {
+            "num_tool_calls": 0,
+            "num_failed_calls": 0,
+            "error_kind": None,
+            "tool_problem": None,
+        }
+        """What became of the tool calls so far, as `Episode` has it."""
         self.tool_seconds = self.reply_seconds = 0.0
 
     async def play(self) -> tuple[str, str | None]:
@@ -205,9 +198,8 @@ class _Turns:
 
     async def _go_on(self, reply: Reply) -> str | None:
         self.number += 1
-        ended = _ended(reply)
-        if ended is not None:
-            return ended
+        if reply.outcome in _ENDS:
+            return _ENDS[reply.outcome]
         began = time.perf_counter()
         results = await self._answer(reply)
         self.tool_seconds += time.perf_counter() - began
@@ -219,31 +211,21 @@ class _Turns:
         calls = self.calls
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
-            calls.made += 1
-            calls.error_kind = MALFORMED
+            calls["num_tool_calls"] += 1
+            calls["error_kind"] = MALFORMED
             return [Message("tool", text, author="env", name="error")]
         messages = []
         for call in reply.message.tool_calls:
             result = await self._tools.call(call)
-            calls.made += 1
-            calls.error_kind = result.error_kind or calls.error_kind
+            calls["num_tool_calls"] += 1
+            calls["error_kind"] = result.error_kind or calls["error_kind"]
             if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
-                calls.failed += 1
-                calls.problem = f"{call.name}: {result.problem}"
+                calls["num_failed_calls"] += 1
+                calls["tool_problem"] = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
             name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
             messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
         return messages
-
-
-@dataclass
-class _Calls:
-    """What became of an episode's tool calls so far."""
-
-    made: int = 0
-    failed: int = 0
-    error_kind: str | None = None
-    problem: str | None = None
 
 
 def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[str, Any]], *, asked_by: str) -> None:
@@ -259,11 +241,3 @@ def open_context(context: ContextManager, task: Task, tools: Sequence[Mapping[st
             f"context.max_tokens must leave room for a reply, got a first prompt of {len(context.prompt_ids)} tokens. "
             "Raise it, or shorten the task."
         )
-
-
-def _ended(reply: Reply) -> str | None:
-    if reply.outcome == "final":
-        return StopReason.ANSWERED
-    if reply.outcome == "truncated":
-        return StopReason.TRUNCATED
-    return None

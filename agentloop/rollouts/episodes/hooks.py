@@ -14,7 +14,7 @@ from agentloop.environments import Environment, Task
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserCodeFailed, UserError
-from agentloop.user_code import users_code
+from agentloop.user_code import failing_as
 from context import Message
 
 
@@ -50,12 +50,8 @@ class EpisodeHooks:
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
-        try:
-            given = await self._called(self.environment.reward, self.task, messages)
-            with users_code():
-                reward = float(given)
-        except UserCodeFailed as failed:
-            raise UserError(f"{name}.reward must return a number, got {failed} for {asked}. {self.advice}") from failed
+        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {self.advice}"):
+            reward = float(await self._called(self.environment.reward, self.task, messages))
         if not math.isfinite(reward):
             raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {self.advice}")
         return reward

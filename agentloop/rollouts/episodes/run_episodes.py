@@ -1,4 +1,4 @@
-"""Many episodes at once."""
+"""Many episodes at once, and who waits for whom between their turns."""
 
 from __future__ import annotations
 
@@ -7,14 +7,87 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from agentloop.config import RunConfig
-from agentloop.engines import ConcurrentGenerator
+from agentloop.engines import (
+    Completion,
+    ConcurrentGenerator,
+    GenerationFailed,
+    GenerationRequest,
+    Generator,
+    recordable,
+    replies,
+)
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
-from agentloop.rollouts.episodes.turns import ConcurrentTurns, TogetherTurns, Turns
 from context import ContextManager
+
+
+class ConcurrentTurns:
+    """Each episode goes on as soon as its own reply is there."""
+
+    def __init__(self, generator: ConcurrentGenerator, *, vocab_size: int) -> None:
+        self._generator = generator
+        self._vocab_size = vocab_size
+
+    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+        """A reply that can be recorded. Raises GenerationFailed."""
+        request = GenerationRequest(episode, prompt_ids, max_new_tokens)
+        reply = recordable(request, await self._generator.reply(request), vocab_size=self._vocab_size)
+        if isinstance(reply, GenerationFailed):
+            raise reply
+        return reply
+
+    def ended(self) -> None:
+        """An episode asks no more."""
+
+    async def close(self) -> None:
+        """Nobody asks any more on this event loop."""
+        await self._generator.close()
+
+
+class TogetherTurns:
+    """All running episodes take their turns together: one batch of replies when each has asked or ended.
+
+    What is sampled does not depend on which tool was quicker.
+    """
+
+    def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
+        self._generator = generator
+        self._vocab_size = vocab_size
+        self._running = episodes
+        self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[Completion]]] = {}
+
+    async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
+        reply: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[episode] = GenerationRequest(episode, prompt_ids, max_new_tokens), reply
+        self._answer_all()
+        try:
+            return await reply
+        finally:
+            self._waiting.pop(episode, None)
+
+    def ended(self) -> None:
+        """An episode asks no more."""
+        self._running -= 1
+        self._answer_all()
+
+    async def close(self) -> None:
+        """Nobody asks any more on this event loop."""
+
+    def _answer_all(self) -> None:
+        if not self._waiting or len(self._waiting) < self._running:
+            return
+        asked = [self._waiting[episode] for episode in sorted(self._waiting)]
+        self._waiting.clear()
+        given = replies(self._generator, [request for request, _ in asked], vocab_size=self._vocab_size)
+        for (_, future), reply in zip(asked, given, strict=True):
+            if isinstance(reply, GenerationFailed):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
 
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
@@ -34,17 +107,17 @@ def run_episodes(
         return
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
-        ended = partial(_shifted, progress, start, len(tasks))
+        ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
         together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, chunk, config, together, ended))
 
 
-def _shifted(progress: Progress, before: int, total: int, ended: int) -> None:
-    progress(before + ended, total)
-
-
 async def _run(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, turns: Turns, progress: Callable[[int], None]
+    actors: Actors,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    turns: ConcurrentTurns | TogetherTurns,
+    progress: Callable[[int], None],
 ) -> list[Episode]:
     threads = WorkerThreads(config.rollout.tool_threads)
     places = asyncio.Semaphore(config.rollout.parallel)
@@ -110,7 +183,7 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
 
 
 def new_context(actors: Actors, config: RunConfig) -> ContextManager:
-    """For one episode."""
+    """The context of one episode."""
     return ContextManager(
         actors.renderer,
         actors.parser,

@@ -7,7 +7,7 @@ prompt is the new task's, and the replies are the tokens that were sampled.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -64,23 +64,18 @@ class Hindsight:
         for row, episode in zip(failed, self.episodes.of(failed), strict=True):
             if episode is None:
                 continue
-            for achieved in self._claims(episode):
+            last = len(_turns(episode)) - self.config.replay.hindsight.min_turns
+            claimed = self.actors.environments.of(episode.task).achieved(episode.task, episode.messages)
+            for achieved in (one for one in claimed if one.first_turn <= last):
                 found.claimed += 1
                 slot = len(rows) + len(found.trajectories)
                 place = replace(row.record, iteration=iteration, slot=slot, member=0, attempt=attempt)
                 made = self._row(replace(row, record=place), episode, achieved)
                 if made is not None:
-                    task = TaskRecord(made.record.task, made.record.environment, achieved.task.payload)
-                    found.tasks.append(task)
+                    found.tasks.append(TaskRecord(made.record.task, made.record.environment, achieved.task.payload))
                     found.groups.append(group_of([made]))
                     found.trajectories.append(made)
         return found
-
-    def _claims(self, episode: StoredEpisode) -> Iterator[Achieved]:
-        replies = len(_turns(episode))
-        for achieved in self.actors.environments.achieved(episode.task, episode.messages):
-            if replies - achieved.first_turn >= self.config.replay.hindsight.min_turns:
-                yield achieved
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:
         """In the place of `row`. None: it is a held-out task, another conversation from there on, or no success."""
@@ -90,8 +85,8 @@ class Hindsight:
         context = self._rebuilt(row, episode, achieved)
         if context is None:
             return None
-        reward = environments.reward(task, context.messages)
-        if not reward >= self.config.rollout.success_reward:
+        reward = environments.of(task).reward(task, context.messages)
+        if reward < self.config.rollout.success_reward:
             return None
         name = environments.task_hash(task)
         place = (row.id, row.record.attempt, HINDSIGHT, name, achieved.first_turn)
@@ -164,7 +159,7 @@ def _sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[
 
 
 def _says_the_same(one: Message, other: Message) -> bool:
-    """Calls may be numbered differently."""
+    """True for replies that differ in the numbers of their calls at most."""
     calls = [[(call.name, call.arguments) for call in message.tool_calls] for message in (one, other)]
     return (one.content, one.reasoning, calls[0]) == (other.content, other.reasoning, calls[1])
 
@@ -176,7 +171,7 @@ def _renumbered(results: Sequence[Message], said: Message, again: Message) -> li
 
 
 def _without_log_probs(segment: Segment) -> Segment:
-    """They are those of another context."""
+    """A segment without its log-probs, which are those of another context."""
     unknown = np.full(len(segment.tokens), np.nan, np.float32)
     tokens = replace(segment.tokens, behavior_log_probs=unknown)
     return replace(segment, tokens=tokens, behavior_context="relabelled")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentloop.environments import RunEnvironments, Task
+from agentloop.records import TurnRewards
 from context.authors import DEMONSTRATION, LLM
 from context.messages import Message
 from replay.errors import CorruptTrajectory
@@ -19,7 +20,7 @@ class StoredEpisode:
     """What is known of an episode once its environment's instance is gone."""
 
     task: Task
-    """Its prompt is the opening messages."""
+    """The task that was asked; its prompt is the opening messages."""
     messages: tuple[Message, ...]
 
 
@@ -53,3 +54,16 @@ class StoredEpisodes:
             return self.store.read([id])[0].messages
         except CorruptTrajectory:
             return ()
+
+
+def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
+    """Turn rewards of trajectories: their environment is asked again, with their messages; None where these are
+    unknown."""
+
+    def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[float, ...] | None:
+        if episode is None:
+            return None
+        factory = episodes.environments.of(episode.task)
+        return factory.turn_rewards(episode.task, episode.messages, replies=row.record.num_turns)
+
+    return lambda rows: list(map(of_one, rows, episodes.of(rows)))

@@ -75,12 +75,11 @@ def end_of(messages: Sequence[Message], achieved: Achieved) -> list[Message]:
     return list(messages[replies[achieved.first_turn] :])
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("make", [lambda: LookupChain(hops=(3, 6)), FetchPlace], ids=["lookup_chain", "fetch_place"])
 def test_all_that_is_claimed_of_failed_conversations_is_a_success_of_its_task(
-    make: Callable[[], Environment], count: int
+    make: Callable[[], Environment],
 ) -> None:
-    counts = Counter[str]()
+    counts, count = Counter[str](), 1_000
     for task, messages in conversations(make, count=count):
         if make().reward(task, messages) == 1.0:
             counts["solved"] += 1
@@ -99,11 +98,7 @@ def test_all_that_is_claimed_of_failed_conversations_is_a_success_of_its_task(
             # Its tools answer the same for the new task as they did for the old one, to the byte.
             assert again == [message.content for message in end if message.role == "tool"]
             assert environment.reward(achieved.task, [*achieved.task.messages(), *end]) == 1.0
-            made = [str(call) for message in end for call in message.tool_calls]
-            assert len(set(made)) == len(made)
-            assert all(len(message.tool_calls) == 1 for message in end[:-1] if message.author == "llm")
             assert achieved.task.payload != task.payload
-    print(dict(counts))
     assert counts["solved"] > 0.03 * count
     assert counts["claimed"] > 0.3 * counts["failed"]
 
@@ -142,9 +137,3 @@ def test_a_wrong_trail_is_the_right_one_of_the_key_it_began_with() -> None:
 )
 def test_a_wrong_answer_solved_nothing(keys: tuple[str, ...], answer: str) -> None:
     assert LookupChain().achieved(ASKED, looked_up(*keys, answer=answer)) == ()
-
-
-def test_two_other_containers_are_in_sight_of_every_room() -> None:
-    """With one, what was in sight would always be the goal of a relabelled episode."""
-    rooms = FetchPlace().make_task(random.Random(0)).payload["seen"]
-    assert all(len({*seen["containers"]} - {place}) == 2 for place, seen in rooms.items())

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentloop.environments import Task, ToolLimits, load_environment
+from agentloop.environments import Task, load_environment
 from agentloop.environments.task_source import EnvironmentTasks
 from agentloop.errors import UserError
-from context.messages import Message, ToolCall
-from tests.fakes.environments.faulty_tools import called
+from context.messages import Message
 
 _SOUND = """
 import random
@@ -113,9 +109,8 @@ def test_tool_schema_has_types_defaults_and_google_descriptions(tmp_path: Path) 
         },
     }
     # Chat templates print it as it is.
-    size, share = (json.dumps(function["parameters"]["properties"][name]) for name in ("size", "share"))
+    size = json.dumps(function["parameters"]["properties"]["size"])
     assert size == '{"type": "integer", "description": "How big: in metres."}'
-    assert share == '{"type": "number", "default": 0.5}'
 
 
 def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path) -> None:
@@ -148,68 +143,29 @@ def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path
     }
 
 
-def test_tool_schema_has_numpy_descriptions_and_any_argument_name(tmp_path: Path) -> None:
-    function = tool_schema(
-        tmp_path,
-        '''
-        @tool
-        def act(self, _copy: int, model_config: Literal["one"] = "one") -> None:
-            """Copy.
-
-            Parameters
-            ----------
-            _copy : int
-                How often.
-            model_config
-                Which one.
-            """
-        ''',
-    )
-    assert function["parameters"] == {
-        "type": "object",
-        "properties": {
-            "_copy": {"type": "integer", "description": "How often."},
-            "model_config": {"type": "string", "enum": ["one"], "description": "Which one.", "default": "one"},
-        },
-        "required": ["_copy"],
-    }
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("        '''Act.'''\n", "", ".act must have a docstring"),
-        ("'''Act.'''", "'''\n        Args:\n            x: It.'''", ".act must have a docstring"),
         ("'''Act.'''", "'''Act.\n\n        Args:\n            y: It.'''", "got 'y' in its docstring. There is x."),
-        ("'''Act.'''", "'''Act.\n\n        :param xx: It.'''", "got 'xx' in its docstring. Did you mean x?"),
         ("'''Act.'''", "'''Act.\n\n        : : x: It.'''", ".act must have a docstring in the style of Google, reST"),
         ("x: int)", "x)", ".act must annotate its argument 'x', got no type."),
         ("x: int)", "x: bytes)", ".act must annotate its argument 'x' with a type JSON has, got bytes."),
-        ("x: int)", "x: list[set[int]])", "got list[set[int]]. Use str, int"),
-        ("x: int)", "x: dict[int, str])", "got dict[int, str]. Use str, int"),
-        ("x: int)", "x: Any)", "with a type JSON has, got Any. Use str, int"),
-        ("x: int)", "x: 'Nothing')", ".act must have annotations that can be resolved, got: name 'Nothing'"),
         ("x: int)", "*x: int)", ".act must take named arguments only, got '*x: int'."),
         ("self, x: int)", "x: int)", ".act must take self first, got (x: int)"),
-        (") -> str:", "):", ".act must annotate what it returns, got no type."),
-        (") -> str:", ") -> bytes:", ".act must return what can be shown to the model, got -> bytes."),
-        (") -> str:", ") -> list[object]:", "got -> list[object]. Use -> str"),
+        (") -> str:", "):", ".act must say that it returns what JSON has, got -> no type. Use -> str"),
+        (") -> str:", ") -> bytes:", ".act must say that it returns what JSON has, got -> bytes."),
         ("    @tool\n    def act", "    @tool(isolated=True)\n    async def act", "must be plain to be isolated"),
         ("return ", "yield ", ".act must return its result, got one that yields"),
         ("    def act", "    @staticmethod\n    def act", ".act must be a plain method to be a tool, got a"),
         ("    def act", "    def äct", ".äct must be named in at most 64 of A-Z"),
         ("x: int)", "x: float = float('nan'))", ".act must have defaults JSON has, got nan for 'x'."),
         ("    def make_task", "    def make_tasks", ":Mine must define make_task, got none. Write def make_task("),
-        ("    def reward", "    def score", ":Mine must define reward, got none. Write def reward("),
         ("return 0.0", "return None", ".reward must return a finite number, got None for the task"),
-        ("return 0.0", "return float('inf')", ".reward must return a finite number, got inf"),
-        ("return 0.0", "return messages[-1].tool_calls[0]", ".reward must judge any reply, got IndexError"),
-        ("(self, task, messages)", "(self, messages)", ".reward must judge any reply, got TypeError"),
         ("return Task(", "return (", ".make_task must return a Task, got tuple."),
         ("{rng.randint", "{random.randint", ".make_task must make the same task from the same rng"),
         ('{"limit": self.limit}', '{"limit": {1}}', "whose payload and messages have a JSON form, got TypeError"),
         ('f"Say {rng', '["x"] and f"Say {no', ".make_task must make a task, got NameError: name 'no'"),
-        ("Task(f", "Task(7 or f", "whose prompt is text or a tuple of Messages, got int."),
         ("    def make_task", "    version = 2\n    def make_task", ":Mine.version must be text, got 2."),
         ("    def make_task", "    def start(self, task):\n        task.x\n    def make_task", ".start must accept"),
         ("class Mine(Environment)", "class Mine", ":Mine must be a subclass of agentloop.environments.Environment"),
@@ -226,31 +182,15 @@ def test_mistake_of_an_author_is_refused_at_once(tmp_path: Path, old: str, new: 
     ("options", "message"),
     [
         ({"limits": 1}, "environment.options must be arguments of {name}, got 'limits'. Did you mean limit?"),
-        (
-            {"limit": "many"},
-            "environment.options.limit must be int, got 'many'.",
-        ),
-        ({"sizes": [1]}, "environment.options.sizes must be tuple[int, int], got [1]."),
+        ({"limit": "many"}, "environment.options.limit must be int, got 'many'."),
     ],
 )
 def test_option_that_does_not_fit_is_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     name = write(tmp_path, _SOUND)
     assert refusal(name, **options).startswith(message.format(name=name))
-
-
-def test_option_that_the_constructor_refuses_is_refused_at_once() -> None:
-    message = "environment.options must be accepted by lookup_chain, got {'hops': (5, 2)} with ValueError: hops must be"
-    assert refusal("lookup_chain", hops=[5, 2]).startswith(message)
-
-
-def test_option_that_is_missing_is_refused_at_once(tmp_path: Path) -> None:
+    assert vars(load_environment(name, {"sizes": [3, 4]}).create()) == {"limit": 9, "sizes": (3, 4)}
     name = write_changed(tmp_path, "limit: int = 9", "limit: int")
     assert refusal(name) == f"environment.options must give 'limit', which {name} asks for, got none."
-
-
-def test_options_take_the_types_the_constructor_asks_for(tmp_path: Path) -> None:
-    environment = load_environment(write(tmp_path, _SOUND), {"sizes": [3, 4]}).create()
-    assert vars(environment) == {"limit": 9, "sizes": (3, 4)}
 
 
 def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -261,53 +201,13 @@ def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path:
     assert "must have the form path/to/file.py:ClassName, got 'mine:Mine'" in refusal("mine:Mine")
 
 
-@pytest.mark.parametrize("text", ["import no_such_module", "def broken(:", "raise SystemExit(1)"])
-def test_file_that_can_not_be_imported_is_refused_at_once(tmp_path: Path, text: str) -> None:
-    assert "environment.name must name a file that can be imported, got " in refusal(write(tmp_path, text))
-
-
 def test_file_may_import_its_neighbours_and_use_postponed_annotations(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_mine.py").write_text("LIMIT = 3", encoding="utf-8")
-    text = "from __future__ import annotations\nfrom neighbour_of_mine import LIMIT\n" + _SOUND
-    assert load_environment(write(tmp_path, text), {}).name == "mine.py:Mine"
-
-
-def test_tools_of_a_base_class_are_offered_too(tmp_path: Path) -> None:
     more = "\nclass Base(Mine): pass\nclass Mine(Base):\n    @tool\n    def more(self) -> None:\n        '''More.'''\n"
-    tools = load_environment(write(tmp_path, _SOUND + more), {}).tools
-    assert [schema["function"]["name"] for schema in tools] == ["act", "more"]
-
-
-def test_environments_start_without_torch() -> None:
-    code = "import sys, agentloop.environments; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_task_messages_are_never_written_by_the_policy() -> None:
-    prompt = (
-        Message("system", "s", author="llm"),
-        Message("user", "u", author="llm"),
-        Message("assistant", "a"),
-    )
-    assert [message.author for message in Task(prompt).messages()] == [
-        "initialization",
-        "user",
-        "initialization",
-    ]
-    assert Task("u").messages() == (Message("user", "u", author="user"),)
-
-
-def test_example_calculator_can_be_trained_on() -> None:
-    path = Path(__file__).parents[3] / "examples" / "calculator.py"
-    code = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    assert len(code) <= 20
-    factory = load_environment(f"{path}:Calculator", {})
-    environment, task = factory.create(), factory.make_task(random.Random(0))
-    a, b = (int(word.rstrip("?")) for word in str(task.prompt).split() if word.rstrip("?").isdigit())
-    result = called(environment, ToolCall("multiply", {"a": a, "b": b}), ToolLimits(1, 100))
-    assert result.content == str(a * b)
-    for text, reward in ((f"{a * b}", 1.0), (f"{a * b + 1}", 0.0)):
-        assert environment.reward(task, (*task.messages(), Message("assistant", text))) == reward
+    text = "from __future__ import annotations\nfrom neighbour_of_mine import LIMIT\n" + _SOUND + more
+    loaded = load_environment(write(tmp_path, text), {})
+    assert loaded.name == "mine.py:Mine"
+    assert [schema["function"]["name"] for schema in loaded.tools] == ["act", "more"]  # those of a base class too
 
 
 def hashes(source: EnvironmentTasks, start: int, stop: int) -> list[str]:
@@ -321,17 +221,11 @@ def source(pool: Any, seed: int = 7) -> EnvironmentTasks:
 
 def test_task_pool_is_gone_through_once_per_epoch_in_a_new_order() -> None:
     tasks = source(5)
-    first, second = hashes(tasks, 0, 5), hashes(tasks, 5, 10)
+    second, first = hashes(tasks, 5, 10), hashes(tasks, 0, 5)
+    assert hashes(source(5), 0, 10) == [*first, *second]  # whatever was asked before
     assert len(set(first)) == 5
     assert set(first) == set(second)
     assert first != second
-
-
-def test_task_of_an_index_does_not_depend_on_what_was_asked_before() -> None:
-    in_order = hashes(source(5), 0, 15)
-    tasks = source(5)
-    backwards = [hashes(tasks, index, index + 1)[0] for index in reversed(range(15))]
-    assert backwards[::-1] == in_order
 
 
 def test_unlimited_tasks_are_all_new_and_depend_on_the_seed() -> None:
@@ -353,3 +247,9 @@ def test_tasks_are_the_same_in_every_process() -> None:
     """Written out once: neither hash() nor the order of a set may decide."""
     task = source(5).train(3)
     assert (task.payload["key"], task.payload["code"], task.payload["hops"]) == ("boat", "71", 4)
+
+
+def test_task_messages_are_never_written_by_the_policy() -> None:
+    prompt = (Message("system", "s", author="llm"), Message("user", "u", author="llm"), Message("assistant", "a"))
+    authors = [message.author for message in Task(prompt).messages()]
+    assert authors == ["initialization", "user", "initialization"]

@@ -47,6 +47,7 @@ def test_source_digest_is_of_the_file_and_of_what_it_imports_from_beside_it(tmp_
     assert source_digest(tmp_path / "elsewhere" / "mine.py") == digests[-1]
 
 
+@pytest.mark.slow
 def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tmp_path: Path) -> None:
     write_environment(tmp_path, even=0)
     config = small_config(

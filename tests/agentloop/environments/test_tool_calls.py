@@ -7,11 +7,9 @@ import json
 import math
 import os
 import random
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -41,21 +39,15 @@ def test_tool_result_is_text_as_it_is_and_all_else_json(name: str, arguments: An
     assert call(name, arguments) == ToolResult(content, None)
 
 
-def test_tool_may_change_its_environment() -> None:
-    environment = Faulty()
-    results = [called(environment, ToolCall("count", {}), LIMITS).content for _ in range(3)]
-    assert results == ["1", "2", "3"]
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "text"),
     [
         ("add", {}, "argument 'a' is missing"),
         ("add", {"a": 1, "c": 1}, "add has no argument 'c'. There is a, b."),
         ("describe", {"item": [1], "flags": {}}, "describe has no argument 'item'. Did you mean items?"),
-        ("add", {"a": "1"}, "argument 'a': Input should be a valid integer"),
         ("add", {"a": True}, "argument 'a': Input should be a valid integer"),
         ("add", {"a": 1, "b": None}, "argument 'b': Input should be a valid integer"),
+        ("ad", {}, "there is no tool 'ad'. Did you mean add?"),
         ("add", [1, 2], "arguments must be an object, got list"),
         ("describe", {"items": [math.inf], "flags": {}}, "argument 'items': Input should be a finite number"),
         ("describe", {"items": [], "flags": {"x": 1}}, "argument 'flags': Input should be a valid boolean"),
@@ -63,17 +55,8 @@ def test_tool_may_change_its_environment() -> None:
 )
 def test_tool_arguments_that_do_not_fit_are_explained_to_the_policy(name: str, arguments: Any, text: str) -> None:
     result = call(name, arguments)
-    assert result.error_kind == "bad_arguments"
+    assert result.error_kind == ("bad_arguments" if name != "ad" else "unknown_tool")
     assert error(result).startswith(text)
-
-
-def test_unknown_tool_is_answered_with_the_nearest_one() -> None:
-    result = call("ad")
-    assert (error(result), result.error_kind) == ("there is no tool 'ad'. Did you mean add?", "unknown_tool")
-
-
-def test_methods_that_are_no_tools_can_not_be_called() -> None:
-    assert [call(name).error_kind for name in ("reward", "start", "__init__")] == ["unknown_tool"] * 3
 
 
 @pytest.mark.parametrize(
@@ -86,23 +69,15 @@ def test_methods_that_are_no_tools_can_not_be_called() -> None:
         ("unprintable", "_Unprintable"),
         ("long", "ValueError: " + "y" * 300 + "..."),
         ("surrogate", "ValueError: \ufffd"),
+        ("recursion", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
 def test_tool_that_raises_is_an_observation_of_one_line(kind: str, text: str) -> None:
-    result = call("fail", {"kind": kind})
+    result = call("fail", {"kind": kind}, limits=PATIENT)
     assert (error(result), result.error_kind) == (text, "raised")
 
 
-def test_tool_that_recurses_without_end_is_an_observation() -> None:
-    result = call("give", {"kind": "recursion"})
-    assert error(result).startswith("RecursionError")
-    assert result.error_kind == "raised"
-
-
-@pytest.mark.parametrize(
-    ("kind", "content"),
-    [("nul", "a\ufffdb"), ("surrogate", "a\ufffdb"), ("surrogate in json", '["a\ufffdb"]')],
-)
+@pytest.mark.parametrize(("kind", "content"), [("nul", "a\ufffdb"), ("surrogate in json", '["a\ufffdb"]')])
 def test_text_no_encoder_takes_is_replaced(kind: str, content: str) -> None:
     assert call("give", {"kind": kind}) == ToolResult(content, "not_text")
 
@@ -125,27 +100,6 @@ def test_tool_that_hangs_ends_within_a_second_of_its_limit(kind: str) -> None:
     assert (error(result), result.error_kind) == ("hang took longer than 0.3 s", "timeout")
     assert time.monotonic() - began < 1.3
     assert sys.exc_info() == (None, None, None)
-
-
-@pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """As in a terminal: a process that was started in the background may ignore it."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
-@pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_of_the_user_does_not_wait_for_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait() -> None:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        time.sleep(2)
-
-    monkeypatch.setitem(HANGS, "interrupted", wait)
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        call("hang", {"kind": "interrupted"}, limits=ToolLimits(timeout_s=5, max_chars=100))
-    assert time.monotonic() - began < 2
 
 
 def test_calls_that_go_on_behind_their_deadline_are_counted_and_too_many_are_refused() -> None:
@@ -192,18 +146,7 @@ def _malformed(rng: random.Random) -> ToolCall:
         *(None, True, -1, 10**400, 1e308, float("inf"), float("nan"), text, LONG_TEXT),
         *([], {}, [text], {text: text}, {"a": {"b": [None]}}, _nested(rng.choice((1, 10, 10_000)))),
     ]
-    tools = [
-        "add",
-        "describe",
-        "anything",
-        "count",
-        "give",
-        "",
-        "__init__",
-        "reward",
-        text,
-        LONG_NAME,
-    ]
+    tools = ["add", "describe", "anything", "count", "give", "", "__init__", "reward", text, LONG_NAME]
     names = ["a", "b", "items", "flags", "unit", "values", "self", "kind", "", text, "__class__"]
     if rng.random() < 0.1:
         return ToolCall(rng.choice(tools), rng.choice(values))
@@ -247,11 +190,6 @@ def wait_until_gone(pids: list[int]) -> bool:
     return False
 
 
-def test_isolated_tool_runs_in_a_session_of_its_own() -> None:
-    pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
-    assert pid == session != os.getpid()
-
-
 @pytest.mark.parametrize(
     ("kind", "content", "error_kind"),
     [
@@ -267,10 +205,13 @@ def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kin
     assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
 
 
-def test_isolated_tool_leaves_no_child_behind() -> None:
+def test_isolated_tool_leaves_no_child_and_no_file_behind() -> None:
+    pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
+    assert pid == session != os.getpid()
+    before = len(os.listdir("/proc/self/fd"))
     children = json.loads(call("apart", {"kind": "fork"}, limits=PATIENT).content)
-    assert len(children) == 3
-    assert wait_until_gone(children)
+    assert len(children) == 3 and wait_until_gone(children)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_isolated_tool_that_hangs_dies_with_its_whole_group(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,15 +221,6 @@ def test_isolated_tool_that_hangs_dies_with_its_whole_group(tmp_path: Any, monke
     assert call("apart", {"kind": "fork, hang"}, limits=replace(LIMITS, timeout_s=1.0)).error_kind == "timeout"
     assert time.monotonic() - began < 2.0
     assert wait_until_gone(json.loads((tmp_path / "pids").read_text()))
-
-
-def test_many_calls_leak_no_file_descriptor() -> None:
-    call("apart", {"kind": "ok"})
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        call("apart", {"kind": "ok"})
-        call("fail", {"kind": "value"})
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:

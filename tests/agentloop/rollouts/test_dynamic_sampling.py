@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_a_kl_penalty_hides_no_flat_group() -> None:
     assert [
         group.id for group, _ in zero_variance_groups(replace(found, trajectories=rows, kl_penalties=penalties_by_id))
     ] == ["a"]
+    assert zero_variance_groups(replace(found, trajectories=rows)) == []  # by a function of the user's own
 
 
 def test_groups_without_a_signal_are_replaced_in_their_places_until_none_is_left() -> None:
@@ -93,33 +95,21 @@ def test_groups_without_a_signal_are_replaced_in_their_places_until_none_is_left
     }
 
 
-def test_what_is_left_after_the_last_round_stays_in_the_batch() -> None:
-    more = Rounds(collected(c=(0, 0)))
-    result = sample_dynamically(collected(a=(0, 0), b=(0, 1)), more, rounds=1)
-    assert names(result.groups) == ["a", "b"]
-    assert names(result.unused_groups) == ["c"]
-    assert result.extra_metrics["rollout/zero_variance_groups_left"] == 1.0
-
-
-def test_groups_with_a_signal_and_groups_of_one_cost_no_round() -> None:
-    more = Rounds()
-    result = sample_dynamically(collected(a=(0.5,), b=(0, 1)), more, rounds=3)
-    assert more.asked == []
-    assert names(result.groups) == ["a", "b"]
-    assert result.extra_metrics["rollout/zero_variance_groups"] == 0.0
-
-
-def test_a_round_in_which_everything_failed_changes_nothing() -> None:
-    result = sample_dynamically(collected(a=(0, 0), b=(0, 1)), Rounds(Collected(), collected(c=(1, 0))), rounds=2)
-    assert names(result.groups) == ["c", "b"]
-
-
-def test_equal_rewards_with_advantages_have_a_signal() -> None:
-    """As with a KL penalty that differs."""
-    penalised = collected(a=(1, 1))
-    rows = [replace(t, record=replace(t.record, advantage=0.1)) for t in penalised.trajectories]
-    assert zero_variance_groups(replace(penalised, trajectories=rows)) == []
-    assert names([group for group, _ in zero_variance_groups(penalised)]) == ["a"]
+@pytest.mark.parametrize(
+    ("first", "later", "rounds", "asked", "in_batch", "unused", "left"),
+    [
+        ({"a": (0, 0), "b": (0, 1)}, [{"c": (0, 0)}], 1, [[2]], "ab", "c", 1.0),  # after the last round it stays
+        ({"a": (0.5,), "b": (0, 1)}, [], 3, [], "ab", "", 0.0),  # one alone is not replaced
+        ({"a": (0, 0), "b": (0, 1)}, [{}, {"c": (1, 0)}], 2, [[2], [2]], "cb", "a", 0.0),  # everything failed once
+    ],
+)
+def test_rounds_are_bounded_and_keep_the_size_of_the_batch(
+    first: Any, later: Any, rounds: int, asked: Any, in_batch: str, unused: str, left: float
+) -> None:
+    more = Rounds(*(collected(**round) if round else Collected() for round in later))
+    result = sample_dynamically(collected(**first), more, rounds=rounds)
+    assert (more.asked, names(result.groups), names(result.unused_groups)) == (asked, [*in_batch], [*unused])
+    assert result.extra_metrics["rollout/zero_variance_groups_left"] == left
 
 
 @pytest.mark.parametrize(

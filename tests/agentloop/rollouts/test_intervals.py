@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import pytest
 
-from agentloop.config import RunConfig
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, as_table, report
 from agentloop.rollouts.intervals import bootstrap, pass_at_k, proportion, wilson
 
@@ -23,9 +22,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(samples: int) -> None:
         assert pass_at_k(samples, successes, k) == pytest.approx(float(share), rel=1e-12, abs=1e-15)
 
 
-def test_pass_at_k_by_hand() -> None:
-    # 5 samples, 2 of them good: pass@1 = 2/5; pass@2 = 1 - 3/10; pass@4 = 1, for only 3 are bad
-    assert [pass_at_k(5, 2, k) for k in (1, 2, 4)] == [pytest.approx(0.4), pytest.approx(0.7), 1.0]
+def test_pass_at_k_of_large_and_of_too_few_numbers() -> None:
     assert pass_at_k(4000, 1, 2000) == pytest.approx(0.5)  # numbers of 1200 digits
     with pytest.raises(ValueError, match=r"^k must be from 1 to the number of samples \(5\), got 6\.$"):
         pass_at_k(5, 2, 6)
@@ -41,15 +38,6 @@ def test_wilson_interval_by_hand() -> None:
     assert wilson(0, 10).high == pytest.approx(3.841459 / 13.841459)  # z^2 / (n + z^2)
 
 
-def test_wilson_bounds_solve_its_equation() -> None:
-    """They are the p at which the observed share is z standard deviations away: |x/n - p| = z sqrt(p (1 - p) / n)."""
-    for successes, trials in ((1, 3), (17, 40), (250, 256)):
-        found = wilson(successes, trials)
-        for bound in (found.low, found.high):
-            distance = abs(successes / trials - bound)
-            assert distance == pytest.approx(1.959964 * math.sqrt(bound * (1 - bound) / trials), rel=1e-5)
-
-
 def test_bootstrap_of_a_large_sample_is_near_the_normal_interval() -> None:
     random_values = random.Random(5)
     values = [random_values.random() for _ in range(1000)]
@@ -63,25 +51,10 @@ def test_bootstrap_of_a_large_sample_is_near_the_normal_interval() -> None:
     assert found != bootstrap(values, seed=2)
 
 
-def test_bootstrap_covers_the_truth_as_often_as_it_says() -> None:
-    """Tasks of success rate 0.2 or 0.8, 4 samples each, 40 tasks: of 200 intervals 95 % +- 3 standard deviations."""
-    draws = random.Random(3)
-    covered = 0
-    for trial in range(200):
-        rates = [draws.choice((0.2, 0.8)) for _ in range(40)]
-        shares = [sum(draws.random() < rate for _ in range(4)) / 4 for rate in rates]
-        found = bootstrap(shares, seed=trial)
-        covered += found.low <= 0.5 <= found.high
-    assert 0.95 * 200 - 3 * math.sqrt(200 * 0.95 * 0.05) <= covered  # 181
-
-
-def test_proportion_of_single_trials_is_wilson_s_and_of_several_the_bootstrap_s() -> None:
-    assert proportion([1.0, 0.0, 1.0], single=True, seed=0) == wilson(2, 3)
-    assert proportion([0.5, 0.25, 1.0], single=False, seed=0) == bootstrap([0.5, 0.25, 1.0], seed=0)
-
-
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_proportion_of_tasks_that_all_agree_is_not_certain(share: float) -> None:
+    assert proportion([1.0, 0.0, 1.0], single=True, seed=0) == wilson(2, 3)
+    assert proportion([0.5, 0.25, 1.0], single=False, seed=0) == bootstrap([0.5, 0.25, 1.0], seed=0)
     found = proportion([share] * 20, single=False, seed=0)
     assert found == wilson(int(20 * share), 20)
     assert found.high - found.low == pytest.approx(3.841459 / 23.841459)
@@ -136,8 +109,3 @@ def test_table_names_the_kind_of_every_interval() -> None:
         "ended: truncated": "bootstrap over tasks",
         "ended: max_turns": "bootstrap over tasks",
     }
-
-
-def test_samples_without_chance_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"evaluation\.samples must be 1 when evaluation\.temperature is 0"):
-        RunConfig.model_validate({"evaluation": {"samples": 2, "temperature": 0.0}})

@@ -17,6 +17,7 @@ print(int(peak.split()[1]) // 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process took")
 @pytest.mark.parametrize(
     "names",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,9 @@ import pytest
 import yaml
 
 from agentloop.cli.main import main
-from agentloop.learning.batch import build_batch
 from context import AuthorTable, loss_mask, response_mask
 from replay import ReplayStore
 from replay.records import Trajectory
-from tests.fakes.batch_rows import batch_row
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import rows, save_qwen2, small_config
 from tests.fakes.scripted import CHATML
@@ -25,6 +22,9 @@ SPEAKERS = [
     {"name": "subagent:planner", "action": True},
     {"name": "judge", "shown": False},
 ]
+
+
+pytestmark = pytest.mark.slow
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -63,8 +63,12 @@ def stored(run: Path) -> tuple[list[Trajectory], AuthorTable]:
     return found
 
 
-def test_stored_rows_say_who_spoke_and_know_no_log_probs_for_it(stored: tuple[list[Trajectory], AuthorTable]) -> None:
+def test_stored_rows_say_who_spoke_and_know_no_log_probs_for_it(
+    run: Path, stored: tuple[list[Trajectory], AuthorTable]
+) -> None:
     trajectories, table = stored
+    drawn = "select count(*) from draws where stream = 'replay' and state = 'committed'"
+    assert rows(run / "replay.sqlite", drawn)[0][0] > 0
     assert [author.name for author in table.authors[-3:]] == ["human_edit", "subagent:planner", "judge"]
     assert len(trajectories) == 8 + 6  # the second iteration drew a quarter of its batch from the first
     for trajectory in trajectories:
@@ -84,35 +88,3 @@ def test_stored_rows_say_who_spoke_and_know_no_log_probs_for_it(stored: tuple[li
         assert "secret" not in CHATML.codec.decode(tokens.token_ids.tolist())
         authors = [message.author for message in trajectory.messages]
         assert authors[1] == "human_edit" and authors[3] == "subagent:planner" and authors[6] == "judge"
-
-
-def test_batch_trains_the_edit_with_the_advantage_of_its_row(stored: tuple[list[Trajectory], AuthorTable]) -> None:
-    trajectories, table = stored
-    batch = build_batch([batch_row(trajectory, "replay", advantage=0.5) for trajectory in trajectories[:4]], table)
-    for row, trajectory in enumerate(trajectories[:4]):
-        edited = np.flatnonzero(trajectory.segments[0].tokens.authors == table.code("human_edit"))
-        assert batch.loss_mask[row, edited].all() and (batch.advantages[row, edited] == 0.5).all()
-        planned = np.flatnonzero(trajectory.segments[0].tokens.authors == table.code("subagent:planner"))
-        assert batch.response_mask[row, planned].all() and not batch.loss_mask[row, planned].any()
-
-
-def test_replayed_edits_were_drawn_and_updated_on(run: Path) -> None:
-    drawn = "select count(*) from draws where stream = 'replay' and state = 'committed'"
-    assert rows(run / "replay.sqlite", drawn)[0][0] > 0
-
-
-def test_show_names_the_registered_authors(
-    run: Path,
-    stored: tuple[list[Trajectory], AuthorTable],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    id = stored[0][0].id
-    assert typed(monkeypatch, "replay", "show", id, str(run)) == 0
-    text = capsys.readouterr().out
-    assert "human_edit · " in text and " tokens · trained" in text
-    assert "subagent:planner · " in text
-    assert typed(monkeypatch, "replay", "show", id, str(run), "--json") == 0
-    (segment,) = json.loads(capsys.readouterr().out)["segments"]
-    edited = [i for i, author in enumerate(segment["authors"]) if author == "human_edit"]
-    assert edited and all(segment["loss_mask"][i] and segment["behavior_log_probs"][i] is None for i in edited)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
@@ -16,10 +15,9 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, lo
 from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from context import HermesParser, default_authors
 from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, random_episodes
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
+from tests.fakes.scripted import call, scripted_actors
 
 FILE = ENVIRONMENTS / "remembered_tools.py"
 Scripts = Sequence[Sequence[str]]
@@ -31,18 +29,8 @@ def settings(**rollout: Any) -> RunConfig:
 
 
 def actors_for(factory: EnvironmentFactory, scripts: Scripts, config: RunConfig, *, concurrent: bool = False) -> Actors:
-    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    environments = RunEnvironments.of_one(factory)
-    size, memory = CHATML.codec.vocab_size, tool_memory(config, environments)
-    return Actors(
-        environments,
-        generator,
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        size,
-        memory=memory,
-    )
+    memory = tool_memory(config, RunEnvironments.of_one(factory))
+    return scripted_actors(factory, scripts, concurrent=concurrent, memory=memory)
 
 
 def play(environment: str, scripts: Scripts, *, concurrent: bool = False) -> tuple[list[Episode], list[str]]:
@@ -77,11 +65,6 @@ def test_of_equal_calls_at_the_same_time_one_is_run(concurrent: bool) -> None:
     assert {episode.num_tool_calls for episode in episodes} == {2}
 
 
-def test_tools_that_are_not_declared_are_run() -> None:
-    _, runs = play("Pure", [[call("draw"), square(2), call("draw"), "done"]] * 2)
-    assert sorted(runs) == ["draw"] * 4 + ["square 2"]
-
-
 def test_what_was_left_out_is_made_up_for_where_the_answer_depends_on_it() -> None:
     """One of them has add 1 from memory; its next call is new, and needs the total that add 1 left."""
     episodes, runs = play("Sums", [[add(1), add(2), add(5), "done"], [add(1), add(3), "done"]])
@@ -92,12 +75,11 @@ def test_what_was_left_out_is_made_up_for_where_the_answer_depends_on_it() -> No
     assert sum(episode.num_replayed_calls for episode in episodes) == 1
 
 
-def test_the_same_call_after_other_calls_is_another_one() -> None:
+def test_the_same_call_is_known_by_its_arguments_or_after_the_same_calls() -> None:
+    _, runs = play("Pure", [[call("draw"), square(2), call("draw"), "done"]] * 2)
+    assert sorted(runs) == ["draw"] * 4 + ["square 2"]  # what is not declared is run
     episodes, _ = play("Sums", [[add(1), add(1), "done"], [add(2), add(1), "done"]])
     assert [shown(episode) for episode in episodes] == [["1", "2"], ["2", "3"]]
-
-
-def test_a_tool_that_depends_on_its_arguments_alone_changes_no_history() -> None:
     episodes, runs = play("Sums", [[add(1), add(2), "done"], [square(7), add(1), square(7), add(2), "done"]])
     assert [shown(episode) for episode in episodes] == [["1", "3"], ["49", "1", "49", "3"]]
     assert sorted(runs) == ["add 1", "add 2", "square 7"]
@@ -121,8 +103,9 @@ def facts(episode: Episode) -> tuple[Any, ...]:
     return episode.messages, arrays, episode.environment_reward, episode.stop_reason, episode.num_tool_calls
 
 
-@pytest.mark.parametrize("concurrent", [False, True])
-@pytest.mark.parametrize("name", ["lookup_chain", FETCH_PLACE])
+@pytest.mark.parametrize(
+    ("name", "concurrent"), [("lookup_chain", False), pytest.param(FETCH_PLACE, True, marks=pytest.mark.slow)]
+)
 def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) -> None:
     """Of each task eight episodes, three of which are alike to the end and the others to some point."""
     factory, tasks, scripts = random_episodes(name, 60)
@@ -140,7 +123,6 @@ def test_rows_are_bit_identical_with_and_without(name: str, concurrent: bool) ->
 
     (with_memory, runs), (without, all_runs) = rows(remembers=True), rows(remembers=False)
     assert with_memory == without
-    print(f"{name}: {runs} of {all_runs} calls run")
     assert runs < 0.4 * all_runs
 
 
@@ -160,9 +142,3 @@ def test_answers_are_for_their_task_and_their_environment_alone() -> None:
     hashes = {load_environment("lookup_chain", options).tools_hash(100) for options in ({}, {"padding": 2})}
     assert len(hashes) == 2
     assert factory.tools_hash(100) != factory.tools_hash(101)
-
-
-def test_log_probs_are_those_of_the_sampled_tokens_either_way() -> None:
-    episodes, _ = play("Pure", [[square(3), "done"]] * 2)
-    first, second = (episode.segments[0].tokens.behavior_log_probs for episode in episodes)
-    assert np.array_equal(first, second, equal_nan=True)

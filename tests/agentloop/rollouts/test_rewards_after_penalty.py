@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.environments import RunEnvironments, load_environment
+from agentloop.environments import load_environment
 from agentloop.learning.batch import build_batch, score
 from agentloop.learning.critic_update import reward_penalty
 from agentloop.models.actor import Actor
-from agentloop.records import KlPenalty, Penalty, kl_metrics, penalised_rewards
-from agentloop.rollouts.actors import Actors
+from agentloop.records import KlPenalty, Penalty, kl_metrics
 from agentloop.rollouts.trajectories import Collected
-from agentloop.training.advantage_estimator import AdvantageEstimator
-from agentloop.training.train import train
-from context import HermesParser, default_authors
 from replay.records import BatchRow
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
-from tests.fakes.scripted import CHATML, LOG_PROB, ScriptedGenerator
+from tests.fakes.scripted import LOG_PROB, scripted_actors
 
 COEF = 0.1
 KL = {"reward_coef": COEF}
@@ -57,16 +50,6 @@ def test_tokens_of_unknown_behavior_pay_nothing() -> None:
     assert [charge.amount for charge in found] == pytest.approx([COEF * kl for kl in nats], rel=1e-6)
 
 
-def test_batch_with_rows_of_unknown_behavior_is_measured_anew() -> None:
-    config = run_config(kl=KL, replay={"baseline": "shared"})
-    trajectories = [item.trajectory for item in ROWS]
-    rewards = penalised_rewards(trajectories, made_penalty(config, tiny_actor())(trajectories))
-    assert rewards[2:] == [1.0, 1.0]
-    rows = [replace(item, reward=reward) for item, reward in zip(ROWS, rewards, strict=True)]
-    found = AdvantageEstimator(config, AUTHORS).of_batch(rows, "shared")[0]
-    assert all(math.isfinite(item.advantage) for item in found)
-
-
 def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
     penalties = {"a": KlPenalty(0.3, 3.0, 2), "b": KlPenalty(0.1, 1.0, 6), "c": KlPenalty()}
     assert kl_metrics(penalties.values()) == {"actor/reward_kl": (3 + 1) / 8}
@@ -78,11 +61,8 @@ def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
     """Rewards are all 1; the second episode says what the greedy one says, so nothing sets it apart."""
     config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
-    generator = ScriptedGenerator([["yes", "no way"], ["no way"]])
-    vocabulary = CHATML.codec.vocab_size
-    actors = Actors(
-        RunEnvironments.of_one(factory), generator, CHATML.renderer(), HermesParser(), default_authors(), vocabulary
-    )
+    actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])
+    vocabulary = actors.vocab_size
     penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=vocabulary))
     tasks = [(factory.make_task(random.Random(0)), 2)]
     found = collect(actors, tasks, config, penalty=penalty)
@@ -94,17 +74,3 @@ def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
     batch = build_batch([BatchRow(t) for t in found.trajectories], AUTHORS)
     known = batch.behavior_log_probs[batch.response_mask]
     assert known.tolist() == [LOG_PROB] * (one.tokens + same.tokens)
-
-
-def test_run_with_a_fixed_coefficient_tells_the_kl_it_charges_for(tmp_path: Path) -> None:
-    display = SilentDisplay()
-    sections = {"run": {"name": "small", "folder": str(tmp_path), "iterations": 2, "seed": 0}, "kl": KL}
-    config = small_config(tmp_path, save_qwen2(tmp_path / "model"), **sections, rollout={"max_turns": 1})
-    train(config, trace=True, display=display)
-    first, second = (item["actor/reward_kl"] for item in display.iterations)
-    # The first rows are of the reference itself.
-    assert first == pytest.approx(0.0, abs=1e-6)
-    assert second != first
-    assert "actor/kl_coef" not in display.iterations[0]
-    (trace,) = (note for note in display.notes if "data flow" in note)
-    assert "whole rewards were charged for the distance to it" in trace

@@ -12,15 +12,11 @@ from typing import Any
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.environments import RunEnvironments, load_environment
-from agentloop.errors import UserError
-from agentloop.rollouts.actors import Actors
+from agentloop.environments import load_environment
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from context import default_authors
-from context.parse import HermesParser
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import CHATML, ConcurrentScriptedGenerator, ScriptedGenerator, call
+from tests.fakes.scripted import call, scripted_actors
 
 NEVER = [call("never"), "done"]
 
@@ -29,15 +25,7 @@ def play(scripts: Sequence[Sequence[str]], *, environment: str = "Slow", concurr
     factory = load_environment(f"{ENVIRONMENTS / 'slow_tools.py'}:{environment}", {})
     limits = {"max_turns": 4, "max_tokens_per_turn": 200, "tool_timeout_s": 5.0, **rollout}
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000}})
-    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    actors = Actors(
-        RunEnvironments.of_one(factory),
-        generator,
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        CHATML.codec.vocab_size,
-    )
+    actors = scripted_actors(factory, scripts, concurrent=concurrent)
     rng = random.Random(0)
     return list(run_episodes(actors, [factory.make_task(rng) for _ in scripts], config))
 
@@ -51,11 +39,6 @@ def shown(episode: Episode) -> list[str]:
 def test_eight_tools_run_at_the_same_time(concurrent: bool) -> None:
     episodes = play([[call("meet"), "done"]] * 8, concurrent=concurrent)
     assert [shown(episode) for episode in episodes] == [["met"]] * 8
-
-
-def test_no_more_tools_run_at_once_than_may() -> None:
-    episodes = play([[call("meet"), "done"]] * 8, tool_threads=7, tool_timeout_s=0.5)
-    assert ["timeout" in (episode.error_kind or "") for episode in episodes].count(True) >= 1
 
 
 def test_rows_are_the_same_at_any_number_of_threads() -> None:
@@ -91,27 +74,12 @@ def costs_its_own_call_alone(tool: str) -> None:
     assert [episode.error_kind for episode in others] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_query_that_never_returns_costs_its_own_call_alone() -> None:
     # In a process of its own, for the query goes on until its process ends.
-    program = "from tests.agentloop.rollouts.test_side_by_side import *; costs_its_own_call_alone('query')"
+    program = "from tests.agentloop.rollouts.test_side_by_side import *; costs_its_own_call_alone('query'); "
+    program += "play([NEVER] * 64, tool_timeout_s=0.2)"  # nor does what never returns hold up the end
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
-
-
-_SIXTY_FOUR = """
-from tests.agentloop.rollouts.test_side_by_side import NEVER, play
-episodes = play([NEVER] * 64 + [["done"]], tool_timeout_s=0.2)
-assert [episode.error_kind for episode in episodes] == ["timeout"] * 64 + [None]
-assert {episode.stop_reason for episode in episodes} == {"answered"}
-"""
-
-
-def test_sixty_four_tools_that_never_return_do_not_hold_up_the_end() -> None:
-    subprocess.run([sys.executable, "-c", _SIXTY_FOUR], timeout=60, check=True)
-
-
-def test_tools_that_never_return_are_at_last_too_many() -> None:
-    with pytest.raises(UserError, match="tools must end, got 257 calls that went on behind their deadline"):
-        play([[call("never")] * 4] * 70, tool_timeout_s=0.05, max_turns=4, tool_threads=70)
 
 
 @pytest.mark.parametrize("concurrent", [False, True])

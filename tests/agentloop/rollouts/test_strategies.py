@@ -12,16 +12,15 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
-from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
+from agentloop.environments import EnvironmentFactory, Task, load_environment
 from agentloop.learning.batch import build_batch
-from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.trajectories import Collected
-from context import HermesParser, loss_mask
+from context import loss_mask
 from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.records import policy, run_record
-from tests.fakes.scripted import CHATML, ScriptedGenerator, call
+from tests.fakes.scripted import CHATML, ScriptedGenerator, call, scripted_actors
 
 RUN = "run"
 
@@ -44,22 +43,16 @@ def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collect
     factory, task = setting()
     limits = {"max_turns": 6, "max_tokens_per_turn": 200}
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000, **context}})
-    generator = ScriptedGenerator(scripts)
     section = config.context
-    strategy = make_strategy(section.strategy, section.options)
-    authors = section.author_table()
-    vocab_size, control = CHATML.codec.vocab_size, section.training_control()
-    actors = Actors(
-        RunEnvironments.of_one(factory),
-        generator,
-        CHATML.renderer(),
-        HermesParser(),
-        authors,
-        vocab_size,
-        strategy,
-        control,
+    actors = scripted_actors(
+        factory,
+        scripts,
+        authors=section.author_table(),
+        strategy=make_strategy(section.strategy, section.options),
+        control=section.training_control(),
     )
-    return collect(actors, [(task, len(scripts))], config, run=RUN), generator, config
+    assert isinstance(actors.generator, ScriptedGenerator)
+    return collect(actors, [(task, len(scripts))], config, run=RUN), actors.generator, config
 
 
 def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]:

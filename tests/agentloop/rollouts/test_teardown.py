@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections import Counter
@@ -14,18 +13,15 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.engines import Completion, GenerationFailed
-from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, load_environment
+from agentloop.environments import EnvironmentFactory, Task, load_environment
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
-from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.rollouts.episodes.run_episodes import play_episode, run_episodes
-from context import default_authors
 from context.messages import Message
-from context.parse import HermesParser
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import CHATML, CUT, ConcurrentScriptedGenerator, ScriptedGenerator, call
+from tests.fakes.scripted import CUT, call, scripted_actors
 
 CLASSES = ("Holding", "AsyncHolding")
 LIMITS = {"max_turns": 2, "max_tokens_per_turn": 200, "tool_timeout_s": 0.2, "tool_output_chars": 60}
@@ -42,18 +38,6 @@ def loaded(name: str) -> EnvironmentFactory:
     return factory
 
 
-def actors_of(factory: EnvironmentFactory, scripts: Sequence[Sequence[Any]], *, concurrent: bool = False) -> Actors:
-    generator = (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts)
-    return Actors(
-        RunEnvironments.of_one(factory),
-        generator,
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        CHATML.codec.vocab_size,
-    )
-
-
 def config(**rollout: Any) -> RunConfig:
     return RunConfig.model_validate({"rollout": {**LIMITS, **rollout}, "context": {"max_tokens": 4000}})
 
@@ -62,7 +46,7 @@ def faulty(fault: str) -> Task:
     return Task("Say something.", {"fault": fault})
 
 
-@pytest.fixture(params=itertools.product(CLASSES, [False, True]), ids=lambda pair: f"{pair[0]}-{pair[1]}")
+@pytest.fixture(params=[("Holding", False), ("AsyncHolding", True)], ids=CLASSES)
 def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
     yield request.param
 
@@ -73,7 +57,6 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
         ("", [call("act"), "done"], "answered", {}),
         ("", [call("act"), call("act")], "max_turns", {}),
         ("", ["I was about to" + CUT], "truncated", {}),
-        ("tool", [call("act"), "done"], "answered", {}),
         ("hang", [call("act"), "done"], "answered", {}),
         ("hang", [call("act"), "done"], "overtime", {"tool_timeout_s": 30, "episode_timeout_s": 0.2}),
         ("", [GenerationFailed("HTTP 500")], "engine_failure", {}),
@@ -84,7 +67,7 @@ def test_environment_is_closed_once_whatever_ends_its_episode(
 ) -> None:
     name, concurrent = kind
     factory = loaded(name)
-    actors = actors_of(factory, [script], concurrent=concurrent)
+    actors = scripted_actors(factory, [script], concurrent=concurrent)
     (episode,) = run_episodes(actors, [faulty(fault)], config(**limits))
     assert episode.stop_reason == stop_reason
     assert episode.close_problem is None
@@ -93,20 +76,18 @@ def test_environment_is_closed_once_whatever_ends_its_episode(
 
 @pytest.mark.parametrize("fault", ["start", "reward"])
 def test_environments_are_closed_when_one_of_them_ends_the_run(fault: str, kind: tuple[str, bool]) -> None:
-    name, concurrent = kind
-    factory = loaded(name)
-    actors = actors_of(factory, [["done"]] * 5, concurrent=concurrent)
+    factory = loaded(kind[0])
+    actors = scripted_actors(factory, [["done"]] * 5, concurrent=kind[1])
     with pytest.raises(UserError, match=f"{fault} must"):
-        list(run_episodes(actors, [faulty(""), faulty(fault), faulty(""), faulty(""), faulty("")], config()))
-    assert counts(factory)["started"] >= 1
-    assert counts(factory)["closed"] == counts(factory)["started"]
+        list(run_episodes(actors, [faulty(""), faulty(fault), *[faulty("")] * 3], config()))
+    assert counts(factory)["closed"] == counts(factory)["started"] >= 1
 
 
 def test_an_environment_whose_start_is_under_way_when_the_run_ends_is_closed_after_it() -> None:
     factory = loaded("Holding")
     with pytest.raises(UserError, match="start must"):
         late = [faulty("late start")] * 4
-        list(run_episodes(actors_of(factory, [["done"]] * 5), [*late, faulty("start")], config(tool_timeout_s=5)))
+        list(run_episodes(scripted_actors(factory, [["done"]] * 5), [*late, faulty("start")], config(tool_timeout_s=5)))
     assert counts(factory)["closed"] == counts(factory)["started"] == 5
 
 
@@ -114,7 +95,7 @@ def test_an_environment_whose_start_is_under_way_when_the_run_ends_is_closed_aft
 def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
     """As a worker does that has lost a claim, or is asked to leave."""
     factory = loaded(name)
-    actors = actors_of(factory, [])
+    actors = scripted_actors(factory, [])
 
     async def cancelled() -> None:
         async def never(prompt_ids: Sequence[int], most: int) -> Completion:
@@ -134,30 +115,6 @@ def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
     assert counts(factory) == {"started": 1, "closed": 1}
 
 
-class Stopped(ScriptedGenerator):
-    """A signal comes while it samples, and ends the process: see `graceful_stop`."""
-
-    def generate(self, requests: Any) -> Any:
-        raise SystemExit(130)
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_environments_of_a_stopped_run_are_closed(name: str) -> None:
-    factory = loaded(name)
-    stopped = Stopped([["done"]] * 3)
-    actors = Actors(
-        RunEnvironments.of_one(factory),
-        stopped,
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        CHATML.codec.vocab_size,
-    )
-    with pytest.raises(SystemExit):
-        list(run_episodes(actors, [faulty("")] * 3, config()))
-    assert counts(factory) == {"started": 3, "closed": 3}
-
-
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize(
     ("fault", "problem"),
@@ -166,7 +123,7 @@ def test_environments_of_a_stopped_run_are_closed(name: str) -> None:
 def test_failing_close_costs_no_episode_is_counted_and_said_once(
     name: str, fault: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    actors = actors_of(loaded(name), [["done"]] * 3)
+    actors = scripted_actors(loaded(name), [["done"]] * 3)
     with caplog.at_level(logging.WARNING):
         collected = collect(actors, [(faulty(fault), 2), (faulty(""), 1)], config())
     assert [row.record.reward for row in collected.trajectories] == [1.0, 1.0, 1.0]
@@ -175,30 +132,16 @@ def test_failing_close_costs_no_episode_is_counted_and_said_once(
     assert f"closing.py:{name}.close must free what an episode holds, got {problem}" in said
 
 
-def test_runs_without_a_failed_close_have_no_such_metric() -> None:
-    collected = collect(actors_of(loaded("Holding"), [["done"]]), [(faulty(""), 1)], config())
-    assert "rollout/failed_closes" not in collected.metrics()
-
-
-def test_instances_that_are_only_asked_are_not_closed() -> None:
-    factory = loaded("Holding")
-    task = factory.make_task(random.Random(0))
-    said = (*task.messages(), Message("assistant", "done", author="llm"))
-    assert factory.achieved(task, said) == []
-    assert factory.turn_rewards(task, said, replies=1) is None
-    assert counts(factory) == {}
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_instances_that_are_started_outside_of_an_episode_are_closed(name: str) -> None:
     factory = loaded(name)
     task = factory.make_task(random.Random(0))
-    assert factory.reward(task, (*task.messages(), Message("assistant", "done", author="llm"))) == 1.0
+    said = (*task.messages(), Message("assistant", "done", author="llm"))
+    assert factory.achieved(task, said) == [] and factory.turn_rewards(task, said, replies=1) is None
+    assert counts(factory) == {}  # who is only asked is not started
+    assert factory.reward(task, said) == 1.0
     assert counts(factory) == {"started": 1, "closed": 1}
     next(demonstrations(factory, seed=0))
     assert counts(factory) == {"started": 2, "closed": 2}
-
-
-def test_environment_that_can_not_be_closed_is_refused_before_a_run() -> None:
     with pytest.raises(UserError, match=r"Unclosable\.close must free what an episode holds, got OSError: would not"):
         loaded("Unclosable")

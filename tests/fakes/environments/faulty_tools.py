@@ -120,7 +120,6 @@ GIFTS: dict[str, Callable[[], Any]] = {
     "nan": lambda: float("nan"),
     "cycle": lambda: _CYCLE,
     "long": lambda: "x" * 1000,
-    "recursion": _recurse,
     "umlaut": lambda: {"grüße": None},
 }
 ERRORS: dict[str, Callable[[], BaseException]] = {
@@ -131,6 +130,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "unprintable": lambda: _Unprintable(),
     "long": lambda: ValueError("y" * 10_000),
     "surrogate": lambda: ValueError("\ud800"),
+    "recursion": _recurse,
 }
 HANGS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(60),

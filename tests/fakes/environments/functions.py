@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 from agentloop import Task, tool
@@ -43,16 +42,6 @@ def start(a: int) -> int:
 
 def undocumented(a: int) -> int:
     return a
-
-
-def untyped(a) -> int:  # type: ignore[no-untyped-def]
-    """Say no type."""
-    return int(a)
-
-
-def streamed(a: int) -> Iterator[int]:
-    """Yield."""
-    yield a
 
 
 def right(episode: Episode, answer: str) -> float:

@@ -57,10 +57,6 @@ async def waiting(episode: Episode) -> float:
     return 1.0
 
 
-def infinite(episode: Episode) -> float:
-    return float("inf")
-
-
 def wordy(episode: Episode) -> Any:
     return "1"
 
@@ -73,16 +69,8 @@ def not_a_number_of_numpy(episode: Episode) -> Any:
     return np.float32("nan")
 
 
-def complex_number(episode: Episode) -> Any:
-    return 1j
-
-
 def nothing(episode: Episode) -> Any:
     return None
-
-
-def no_arguments() -> float:
-    return 1.0
 
 
 def best_of_group(members: Sequence[Member]) -> list[float]:

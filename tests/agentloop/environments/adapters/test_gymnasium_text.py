@@ -70,12 +70,9 @@ def test_return_of_the_episode_is_its_reward_and_its_end_is_said() -> None:
     assert rewarded(play(factory, "down")[0]) == 0.0
 
 
-def test_action_that_is_no_choice_is_the_policys_error() -> None:
-    _, [result] = play(load_environment("gymnasium", LAKE), "jump")
-    assert result.error_kind == "bad_arguments"
-
-
 def test_texts_are_actions_and_observations_as_they_are() -> None:
+    drawn = load_environment("gymnasium", {"id": "Blackjack-v1", "actions": ["stick", "hit"]}).example
+    assert drawn is not None and str(drawn.prompt).startswith("[")  # a tuple of numbers
     factory = load_environment("gymnasium", {"id": "Echo-v0"})
     first, again = (factory.make_task(random.Random(seed)).prompt for seed in (1, 1))
     assert first == again
@@ -84,24 +81,11 @@ def test_texts_are_actions_and_observations_as_they_are() -> None:
     assert rewarded(environment) == 0.5
 
 
-def test_observation_that_is_not_drawn_is_json() -> None:
-    factory = load_environment("gymnasium", {"id": "Blackjack-v1", "actions": ["stick", "hit"]})
-    assert factory.example is not None
-    assert isinstance(factory.example.prompt, str)
-    assert factory.example.prompt.startswith("[")
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
-            {"id": "NoSuch-v0"},
-            "environment.options.id must name an environment that Gymnasium can make, got 'NoSuch-v0'",
-        ),
-        (
-            {"id": "Pendulum-v1"},
-            "environment.options.id must be an environment of Gymnasium with actions of Discrete or",
-        ),
+        ({"id": "NoSuch-v0"}, "environment.options.id must name an environment that Gymnasium can make, got 'NoSuch"),
+        ({"id": "Pendulum-v1"}, "environment.options.id must be an environment of Gymnasium with actions of Discrete"),
         ({"id": "FrozenLake-v1", "actions": ["left"]}, "environment.options.actions must have a name of its own for"),
         ({}, "environment.options must give 'id', which gymnasium asks for"),
     ],

@@ -94,11 +94,8 @@ def test_server_without_a_free_session_is_one_error() -> None:
         end(first)
 
 
-def test_address_without_a_server_is_one_error() -> None:
+def test_setting_that_does_not_fit_the_server_is_one_error(url: str) -> None:
     with pytest.raises(UserError, match="environment.options.url must be an OpenEnv server that runs, got"):
         load_environment("openenv", {"url": "http://127.0.0.1:9"})
-
-
-def test_field_that_observations_lack_is_one_error(url: str) -> None:
     with pytest.raises(UserError, match="environment.options.field must be a field of the observations, got 'txt'"):
         load_environment("openenv", {"url": url, "field": "txt"})

@@ -10,13 +10,13 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.environments.mcp_server import McpServerSection
-from agentloop.environments import RunEnvironments, load_environment
-from agentloop.rollouts.actors import Actors
+from agentloop.environments import load_environment
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
-from context import HermesParser, default_authors
 from tests.fakes.mcp_servers import ended, program
-from tests.fakes.scripted import CHATML, ScriptedGenerator, call
+from tests.fakes.scripted import CHATML, call, scripted_actors
+
+pytestmark = pytest.mark.slow
 
 
 def play(section: McpServerSection, scripts: list[list[str]]) -> list[Episode]:
@@ -24,17 +24,8 @@ def play(section: McpServerSection, scripts: list[list[str]]) -> list[Episode]:
     config = RunConfig.model_validate(
         {"rollout": {"max_tokens_per_turn": 200, "tool_timeout_s": 60.0}, "context": {"max_tokens": 8000}}
     )
-    size = CHATML.codec.vocab_size
-    actors = Actors(
-        RunEnvironments.of_one(factory),
-        ScriptedGenerator(scripts),
-        CHATML.renderer(),
-        HermesParser(),
-        default_authors(),
-        size,
-    )
     assert factory.example is not None
-    return list(run_episodes(actors, [factory.example] * len(scripts), config))
+    return list(run_episodes(scripted_actors(factory, scripts), [factory.example] * len(scripts), config))
 
 
 def shown(episode: Episode) -> list[str]:
@@ -45,7 +36,8 @@ def keep(text: str) -> str:
     return call("keep", f'{{"text": "{text}"}}')
 
 
-def check_that_no_state_is_shared(count: int) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(64, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_parallel_episodes_share_no_state_and_leave_no_process(count: int) -> None:
     scripts = [[keep(f"of {number}"), keep("more"), call("kept"), call("child"), "done"] for number in range(count)]
     episodes = play(program(tools=("keep", "kept", "child")), scripts)
     for number, episode in enumerate(episodes):
@@ -53,16 +45,6 @@ def check_that_no_state_is_shared(count: int) -> None:
     started = [int(pid) for episode in episodes for pid in shown(episode)[3].split()]
     assert len(set(started)) == 2 * count
     assert [pid for pid in started if not ended(pid)] == []
-
-
-def test_parallel_episodes_share_no_state_and_leave_no_process() -> None:
-    check_that_no_state_is_shared(2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-def test_sixty_four_parallel_episodes_share_no_state_and_leave_no_process() -> None:
-    check_that_no_state_is_shared(64)
 
 
 def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_results_stay_text(url: str) -> None:

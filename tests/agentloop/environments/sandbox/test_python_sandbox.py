@@ -10,34 +10,35 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import Environment, Task, ToolLimits, call_tool, load_environment
+from agentloop.environments import Task, ToolLimits, load_environment
 from agentloop.environments.sandbox import PythonSandbox, Returned, SandboxLimits, SandboxRun, call_function
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
-from agentloop.environments.tools.results import ToolResult
-from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import UserError
 from context.messages import Message, ToolCall
 from tests.docs.blocks import ROOT
+from tests.fakes.environments.faulty_tools import called
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
 def test_run_returns_what_was_printed_and_the_exit_code(kind: str) -> None:
     run = PythonSandbox(kind).run("import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\nsys.exit(3)")
     assert (run.output, run.exit_code, run.stopped) == ("out\nerr\n", 3, None)
+    assert PythonSandbox(kind).run("import os\nos.kill(os.getpid(), 9)").exit_code == 128 + 9
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
 def test_run_ends_at_its_limits(kind: str) -> None:
-    assert PythonSandbox(kind, SandboxLimits(seconds=0.5)).run("while True: pass").stopped == "time"
+    short = PythonSandbox(kind, SandboxLimits(seconds=0.5))
+    deaf = "import signal, time\nfor n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)"
+    for endless in (deaf, "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(60)", "9 ** 9 ** 9"):
+        run = short.run(endless)
+        assert (run.stopped, run.exit_code) == ("time", None)
     sandbox = PythonSandbox(kind, SandboxLimits(output_bytes=10))
+    endless = sandbox.run("import os\nos.fork()\nos.fork()\nwhile True: os.write(1, b'x')")
+    assert (endless.stopped, endless.output) == ("output", "x" * 10)
     flood = sandbox.run("print('x' * 11)")
     assert (flood.stopped, flood.output) == ("output", "x" * 10)
     assert sandbox.run("print('x' * 9)").stopped is None
-
-
-def test_exit_code_of_a_signal_is_128_and_its_number() -> None:
-    program = "import os\nos.kill(os.getpid(), 9)"
-    assert [PythonSandbox(kind).run(program).exit_code for kind in ("bubblewrap", "none")] == [137, 137]
 
 
 def test_program_may_be_any_text() -> None:
@@ -59,11 +60,7 @@ with tempfile.NamedTemporaryFile("w+") as file:
     print(file.read(), Pool(2).map(abs, [-1, -2]), sqlite3.connect(":memory:").execute("select 3").fetchone())
 """
     assert PythonSandbox().run(program).output == "mine [1, 2] (3,)\n"
-
-
-def test_program_does_not_see_packages_of_this_project() -> None:
-    run = PythonSandbox().run("import agentloop")
-    assert "No module named 'agentloop'" in run.output
+    assert "No module named 'agentloop'" in PythonSandbox().run("import agentloop").output
 
 
 @pytest.mark.parametrize(
@@ -72,7 +69,6 @@ def test_program_does_not_see_packages_of_this_project() -> None:
         (SandboxRun("5\n", 0, None, SandboxLimits()), "5"),
         (SandboxRun("", 0, None, SandboxLimits()), "(no output)"),
         (SandboxRun("NameError: x\n", 1, None, SandboxLimits()), "NameError: x\n[exit code 1]"),
-        (SandboxRun("", 1, None, SandboxLimits()), "[exit code 1]"),
         (SandboxRun("1\n", None, "time", SandboxLimits()), "1\n[stopped: it took longer than 5 s]"),
         (SandboxRun("", None, "memory", SandboxLimits()), "[stopped: it took more than 512 MiB of memory]"),
         (SandboxRun("x", None, "output", SandboxLimits()), "x\n[stopped: it printed more than 20000 bytes]"),
@@ -80,15 +76,6 @@ def test_program_does_not_see_packages_of_this_project() -> None:
 )
 def test_observation_is_the_output_and_how_it_ended(run: SandboxRun, text: str) -> None:
     assert run.observation() == text
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("seconds", 0.0), ("memory_mb", 31), ("processes", 0), ("output_bytes", 0), ("files_mb", 0)],
-)
-def test_limits_must_leave_room_for_a_program(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^SandboxLimits.{name} must be >"):
-        SandboxLimits(**{name: value})  # type: ignore[arg-type]
 
 
 def test_program_runs_within_the_smallest_memory_and_with_one_process() -> None:
@@ -116,6 +103,10 @@ def test_nothing_is_run_where_there_is_no_bubblewrap(monkeypatch: pytest.MonkeyP
         "nothing contains."
     )
     assert PythonSandbox("none").run("print(6 * 7)").output == "42\n"
+    with pytest.raises(UserError, match=r"^sandbox must be bubblewrap or none, got 'docker'\. Set one of them\.$"):
+        PythonSandbox("docker")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^SandboxLimits.memory_mb must be >= 32, got 31$"):
+        SandboxLimits(memory_mb=31)
 
 
 @pytest.mark.usefixtures("unknown_machine")
@@ -131,48 +122,22 @@ def test_nothing_is_run_where_bubblewrap_may_not_work(monkeypatch: pytest.Monkey
             PythonSandbox()
 
 
-def test_kind_of_sandbox_is_one_of_two() -> None:
-    with pytest.raises(UserError, match=r"^sandbox must be bubblewrap or none, got 'docker'\. Set one of them\.$"):
-        PythonSandbox("docker")  # type: ignore[arg-type]
-
-
 # The tool `run_python`
 
 SQUARES = f"{ROOT}/examples/squares.py:Squares"
 
 
-def made(**options: Any) -> Environment:
-    return load_environment(SQUARES, options).create()
-
-
-def called(environment: Environment, code: str) -> ToolResult:
+def test_environment_offers_programs_in_its_sandbox_and_rewards_may_run_the_reply() -> None:
+    factory = load_environment(SQUARES, {"sandbox": "none", "limits": {"seconds": 10, "output_bytes": 500}})
+    environment = factory.create()
+    assert environment.sandbox.limits == SandboxLimits(seconds=10, output_bytes=500)  # type: ignore[attr-defined]
     limits = ToolLimits(timeout_s=20.0, max_chars=1000)
-
-    async def call() -> ToolResult:
-        threads = WorkerThreads(1)
-        try:
-            return await call_tool(environment, ToolCall("run_python", {"code": code}), limits, threads)
-        finally:
-            threads.close()
-
-    return run_coroutine(call())
-
-
-def test_tool_shows_what_a_program_prints() -> None:
-    assert called(made(), "print(3 ** 2)") == ToolResult("9")
-    assert called(made(), "print(x)").content.endswith("NameError: name 'x' is not defined\n[exit code 1]")
-
-
-def test_reward_may_run_the_reply() -> None:
-    task = Task("Print the square of 3.", {"of": 3})
+    codes = ("print(3 ** 2)", "print(x)")
+    shown = [called(environment, ToolCall("run_python", {"code": code}), limits).content for code in codes]
+    assert shown[0] == "9" and shown[1].endswith("NameError: name 'x' is not defined\n[exit code 1]")
     replies = [Message("assistant", text, author="llm") for text in ("print(3 * 3)", "print(6)", "no program")]
-    assert [made().reward(task, [reply]) for reply in replies] == [1.0, 0.0, 0.0]
-
-
-def test_options_choose_sandbox_and_limits() -> None:
-    factory = load_environment(SQUARES, {"sandbox": "none", "limits": {"seconds": 1, "output_bytes": 50}})
-    assert factory.create().sandbox.limits == SandboxLimits(seconds=1, output_bytes=50)  # type: ignore[attr-defined]
-    assert [tool["function"]["name"] for tool in factory.tools] == ["run_python"]
+    task = Task("Print the square of 3.", {"of": 3})
+    assert [factory.create().reward(task, [reply]) for reply in replies] == [1.0, 0.0, 0.0]
 
 
 # Functions of a policy's code
@@ -187,14 +152,9 @@ def test_each_call_has_what_the_function_returned() -> None:
     assert returned("f = lambda x: {'n': x, 'half': x / 2, 'none': None}", 3) == (
         Returned({"n": 3, "half": 1.5, "none": None}),
     )
-
-
-def test_call_that_raises_costs_itself_alone() -> None:
-    assert returned("def f(x): return 1 // x", 1, 0, -1) == (
-        Returned(1),
-        Returned(None, "ZeroDivisionError: integer division or modulo by zero"),
-        Returned(-1),
-    )
+    assert [Returned(1).equals(value) for value in (1, 1.0, True, "1", None)] == [True, False, False, False, False]
+    assert Returned({"a": 1, "b": 2}).equals({"b": 2, "a": 1})
+    assert Returned(None).equals(None) and not Returned(None, "ValueError: x").equals(None)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +163,7 @@ def test_call_that_raises_costs_itself_alone() -> None:
         ("def f(x) return x", "SyntaxError: expected ':' (answer.py, line 1)"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def g(x): return x", "KeyError: 'f'"),
-        ("", "KeyError: 'f'"),
         ("import sys\nsys.exit(3)", "SystemExit: 3"),
-        ("f = 3", "TypeError: 'int' object is not callable"),
         ("def f(x): return {1, 2}", "TypeError: Object of type set is not JSON serializable"),
         ("def f(x): return f(x)", "RecursionError: maximum recursion depth exceeded"),
         ("def f(x): __import__('os')._exit(0)", "it ended early"),
@@ -218,6 +176,7 @@ def test_code_that_gives_no_value_gives_an_error(code: str, error: str) -> None:
 
 def test_calls_before_one_that_hangs_are_kept() -> None:
     code = "def f(x):\n    while x == 2: pass\n    return x"
+    assert returned("def f(x): return 1 // x", 0, -1)[1] == Returned(-1)
     found = returned(code, 1, 2, 3, limits=SandboxLimits(seconds=1.0))
     assert found == (Returned(1), *[Returned(None, "[stopped: it took longer than 1 s]")] * 2)
 
@@ -227,11 +186,3 @@ def test_what_the_code_prints_is_no_answer() -> None:
         "import sys\nprint('[7, null]')\ndef f(x):\n    print('[7, null]')\n    sys.stderr.write('noise')\n    return x"
     )
     assert returned(code, 1, 2) == (Returned(1), Returned(2))
-
-
-def test_value_equals_another_of_its_type_alone() -> None:
-    one = Returned(1)
-    assert [one.equals(value) for value in (1, 1.0, True, "1", None)] == [True, False, False, False, False]
-    assert Returned({"a": 1, "b": 2}).equals({"b": 2, "a": 1})
-    assert not Returned(None, "ValueError: x").equals(None)
-    assert Returned(None).equals(None)

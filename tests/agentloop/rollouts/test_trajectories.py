@@ -1,11 +1,11 @@
-"""How much of what tools are asked has been asked before."""
+"""Records of episodes: how much of what tools are asked has been asked before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentloop.rollouts.stored.repeated_calls import repeated_calls
+from agentloop.rollouts.trajectories import repeated_calls
 from context.messages import Message, ToolCall
 from replay.records import Trajectory
 from tests.fakes.records import trajectory
@@ -25,13 +25,8 @@ def row(task: str, *turns: Sequence[int]) -> Trajectory:
 def test_a_call_is_repeated_after_the_same_calls_of_the_same_task() -> None:
     # Of six calls 1, 1-2, 1-3 and, of the other task, 1 are new.
     assert repeated_calls([row("a", [1], [2]), row("a", [1], [3]), row("b", [1]), row("a", [1])]) == 1 - 4 / 6
-
-
-def test_calls_of_one_reply_follow_each_other() -> None:
+    # Calls of one reply follow each other.
     assert repeated_calls([row("a", [1, 2]), row("a", [1], [2])]) == 0.5
     assert repeated_calls([row("a", [1, 2]), row("a", [2, 1])]) == 0.0
-
-
-def test_without_calls_there_is_no_share() -> None:
     assert repeated_calls([]) is None
     assert repeated_calls([row("a")]) is None
