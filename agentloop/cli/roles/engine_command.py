@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.starter import noted_end
-from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
+from agentloop.engines.remote.connect import noted_end
+from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.vllm_command import (
     KEY_VARIABLE,
     ServeOptions,
@@ -74,13 +74,7 @@ def engine(
         )
     options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
     with EngineControl(attach or options.url, model=name, key=key) as control:
-        watch = EngineWatch(
-            control,
-            PolicyWatch(control, policies, _say),
-            say=_say,
-            stopped=stop.is_set,
-            silent_s=silence,
-        )
+        watch = EngineWatch(control, policies, say=_say, stopped=stop.is_set, silent_s=silence)
         if attach is not None:
             watch.attach()
         else:
