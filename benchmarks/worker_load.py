@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentloop.workers.looks import Looks
+from agentloop.workers.run_view import Looks
 from benchmarks._goals import show
 from benchmarks._rows import RUN, TASK, TOKENS, add_run, make_trajectory
 from replay import ReplayStore, Trajectory

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.engines.local.local_generator import LocalGenerator
-from agentloop.engines.local.stopping import StopStrings
+from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel

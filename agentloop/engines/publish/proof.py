@@ -206,8 +206,8 @@ def _refusal(probe: Probe, proof: Proof, given: Sequence[Compared], following: S
     if weights.differs:
         return (
             f"{_worst(given)}; they differ by {weights.difference:.3g} nats where rounding explains "
-            f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when the "
-            "folder has none), or have been started from another model. Start it anew from a published folder."
+            f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when "
+            "the folder has none), or have been started from another model. Start it anew from a published folder."
         )
     temperature = _temperature(probe, following)
     advice = "Start it with its own sampling settings."

@@ -11,8 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agentloop.engines import Completion, GenerationRequest
-from agentloop.engines.local.local_generator import LocalGenerator
-from agentloop.engines.local.stopping import StopStrings
+from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from context.tokens.stop_strings import before_stop
 from tests.fakes.families import family
 

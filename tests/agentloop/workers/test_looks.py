@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.workers.looks import Looks
+from agentloop.workers.run_view import Looks
 from replay import ReplayStore
 from tests.fakes.records import RUN, new_store, sql
 
