@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="it is this run")
 def test_kernels_pass_in_the_interpreter() -> None:
     # In a process of its own: the interpreter is chosen when triton is imported.
