@@ -152,14 +152,9 @@ def test_right_publishes_pass_and_wrong_ones_are_refused_as_far_as_they_can_be_t
         folder = tmp_path / f"{rate:g}"
         learner = load_model(ModelSection(path=MODEL), Path(MODEL)) if MODEL else small_policy(folder / "model")
         rows.append(measure(folder, learner, rate))
-        moved = sorted(rows[-1].moved)
-        found = {
-            name: f"{sum(refused for _, refused in tries)} of {len(tries)}" for name, tries in rows[-1].found.items()
-        }
-        print(
-            f"{rate:g}: {len(moved)} publishes that move {moved[len(moved) // 2]:.2g} nats; refused: {found}",
-            flush=True,
-        )
+        moved, tries = sorted(rows[-1].moved), rows[-1].found.items()
+        found = {name: f"{sum(refused for _, refused in each)} of {len(each)}" for name, each in tries}
+        print(f"{rate:g}: {len(moved)} moves, half above {moved[len(moved) // 2]:.2g}; refused {found}", flush=True)
     assert [row.refused for row in rows] == [0, 0, 0]
     for row in rows:
         assert all(refused for _, refused in row.found[WARMER])
