@@ -26,7 +26,7 @@ UNPROVED = "unproved"
 PROOFS = "proofs.jsonl"
 """A file next to the policies: what was compared in each proof, one JSON object on a line."""
 Source = Path | Callable[[], AbstractContextManager[Mapping[str, Any]]]
-"""Where weights come from: a published folder, or memory, whose handles are made anew for each time they are sent."""
+"""Where weights come from: a published folder, or memory, whose handles are made again for each time they are sent."""
 
 
 class ProofFailed(UserError):
@@ -163,7 +163,7 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
         raise
     if policy.kind == "full" and found.label not in (None, policy.label):
         raise ProofFailed(
-            f"{subject} must call its weights so, got {found.label!r}. It was started anew, or somebody else publishes "
+            f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else publishes "
             "to it: publish again, and let one run publish to an engine."
         )
     if found.model != model:
@@ -201,13 +201,13 @@ def _refusal(probe: Probe, proof: Proof, given: Sequence[Compared], following: S
     if weights.is_behind:
         return (
             f"{_worst(given)}; of an update that moves them by {weights.moved:.3g} nats it shows {weights.share:.0%}, "
-            f"within {weights.error:.0%}: it has kept weights of before. Start it anew from a published folder."
+            f"within {weights.error:.0%}: it has kept weights of before. Start it again from a published folder."
         )
     if weights.differs:
         return (
             f"{_worst(given)}; they differ by {weights.difference:.3g} nats where rounding explains "
             f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when "
-            "the folder has none), or have been started from another model. Start it anew from a published folder."
+            "the folder has none), or have been started from another model. Start it again from a published folder."
         )
     temperature = _temperature(probe, following)
     advice = "Start it with its own sampling settings."

@@ -76,7 +76,7 @@ class PublishedPolicy(BaseModel):
     def label(self) -> str:
         """What an engine calls these weights, in its versions or as an adapter; it never names others.
 
-        A run that goes on from a checkpoint makes later versions anew, of other bytes.
+        A run that goes on from a checkpoint makes later versions again, of other bytes.
         """
         return f"{self.run}@{self.version}-{self.sha256[:8]}"
 

@@ -85,7 +85,7 @@ def test_weights_before_are_refused_with_what_shows_it(served: Served) -> None:
         f"the engine at {served.control.url}, published {policy.label}, must sample with the learner's"
     )
     assert " before the update; of an update that moves them by 0." in said
-    assert said.endswith("it has kept weights of before. Start it anew from a published folder.")
+    assert said.endswith("it has kept weights of before. Start it again from a published folder.")
 
 
 def test_a_layer_that_stays_old_is_refused_once_its_updates_can_be_seen(served: Served) -> None:
