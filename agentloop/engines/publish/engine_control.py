@@ -157,7 +157,9 @@ class EngineControl:
             for path, body in steps:
                 self._asked("POST", path, body)
         except EngineRefused as error:
-            raise EngineRefused(f"{error} Start the engine again: its weights are gone.", status=error.status) from error
+            raise EngineRefused(
+                f"{error} Start the engine again: its weights are gone.", status=error.status
+            ) from error
         self._wake("kv_cache")  # only now: while weights come, they take more than their place
         # Keys and values of the old weights; replies under way get theirs made again.
         self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})

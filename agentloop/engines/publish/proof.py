@@ -163,8 +163,8 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
         raise
     if policy.kind == "full" and found.label not in (None, policy.label):
         raise ProofFailed(
-            f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else publishes "
-            "to it: publish again, and let one run publish to an engine."
+            f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else "
+            "publishes to it: publish again, and let one run publish to an engine."
         )
     if found.model != model:
         raise ProofFailed(f"{subject} must sample from {model!r}, got {found.model!r}.")
