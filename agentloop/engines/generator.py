@@ -111,4 +111,6 @@ def reply_problem(request: GenerationRequest, reply: Completion, *, vocab_size: 
     if not isinstance(reply.policy_version, int) and len(reply.policy_version) != n:
         return f"{len(reply.policy_version)} policy versions for {n} tokens"
     outside = next((token for token in reply.token_ids if not 0 <= token < vocab_size), None)
-    return None if outside is None else f"token {outside} of a vocabulary of {vocab_size}"
+    if outside is not None:
+        return f"token {outside} of a vocabulary of {vocab_size}"
+    return None
