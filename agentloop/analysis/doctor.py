@@ -40,7 +40,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
 def check_engine(url: str, key: str | None) -> Check:
     """Whether a policy could be published to the vLLM server at `url`."""
     from agentloop.engines.publish.engine_control import EngineControl
-    from agentloop.engines.remote.vllm_version import check_version
+    from agentloop.engines.remote.server_facts import check_version
     from agentloop.errors import UserError
 
     with EngineControl(url, model="", key=key, timeout_s=_ENGINE_S) as engine:

@@ -12,8 +12,7 @@ from typing import Any
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
-from agentloop.engines.local.local_generator import LocalGenerator
-from agentloop.engines.local.stopping import StopStrings
+from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy

@@ -15,8 +15,8 @@ import typer
 
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.remote.starter import noted_end
-from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch, PolicyWatch
+from agentloop.engines.remote.connect import noted_end
+from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.vllm_command import (
     KEY_VARIABLE,
     ServeOptions,

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from agentloop.errors import UserError, one_line
-from agentloop.models.actor import Actor
+from agentloop.models.actor import Actor, KeptForBackward
 
 _USABLE = 0.9
 """Of what is free; the rest is for what lives only within a layer, and for gaps."""
 _FEW, _MORE = 64, 128
 """Tokens of the two passes that are looked at."""
-_MEASURED: WeakKeyDictionary[Actor, KeptForBackward] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class KeptForBackward:
-    """What a pass with gradient keeps; it grows with its tokens alone, for attention keeps no scores."""
-
-    fixed: int
-    """Bytes: weights in the type of its products."""
-    per_token: int
-    """Bytes."""
-
-    def of(self, tokens: int) -> int:
-        return self.fixed + tokens * self.per_token
 
 
 def kept_for_backward(actor: Actor) -> KeptForBackward:
@@ -74,7 +58,7 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
     """
     if actor.compute.gradient_checkpointing != "auto" or actor.device.type != "cuda" or not actor.passes.can_recompute:
         return None
-    kept = _MEASURED.get(actor) or _MEASURED.setdefault(actor, kept_for_backward(actor))
+    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
     free = torch.cuda.mem_get_info(actor.device)[0]
     free += torch.cuda.memory_reserved(actor.device) - torch.cuda.memory_allocated(actor.device)
     actor.passes.recomputes = not fits(kept, tokens=tokens, to_come=to_come, free=free)

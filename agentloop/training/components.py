@@ -14,8 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.engines import ConcurrentGenerator, Generator
-from agentloop.engines.local.local_generator import LocalGenerator
-from agentloop.engines.local.stopping import StopStrings
+from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.engines.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.environments import RunEnvironments, TaskSource, open_tasks
 from agentloop.errors import UserCodeFailed, UserError

@@ -16,7 +16,7 @@ from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
-from agentloop.workers.issued_tasks import IssuedTasks
+from agentloop.workers.claims import IssuedTasks
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.errors import ReplayError
 from replay.records import RunRecord

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 from agentloop.errors import UserError
 from agentloop.runs.signals import StopRequest
+from agentloop.workers.claims import HeldClaims
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
-from agentloop.workers.held_claims import HeldClaims
 from agentloop.workers.joined_run import JoinedRun
-from agentloop.workers.listed_engines import ListedEngines
-from agentloop.workers.looks import Looks
+from agentloop.workers.run_view import ListedEngines, Looks
 from agentloop.workers.stored_results import store_results
 from replay.errors import DatabaseFailed
 from replay.records import ObservationRecord

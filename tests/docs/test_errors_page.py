@@ -54,7 +54,7 @@ def raised() -> set[str]:
             is_own = name == "__init__" and " must " in message  # what an error class says of itself
             if name in LISTED or is_own or (name.endswith("Error") and "--resume" in message):
                 found.add(message)
-        elif isinstance(node, ast.Return) and path == ROOT / "agentloop/engines/checks.py":
+        elif isinstance(node, ast.Return) and path == ROOT / "agentloop/engines/generator.py":
             found |= {message} if node.value is not None and (message := text(node.value)) else set()
     return {message for message in found if re.search("[a-z]{3}", message)}
 

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import muted_libraries
-from tests.fakes.engine_traps import Trap, Traps
 
 _PIECE = 4
 UNLABELLED = "default"
@@ -117,8 +116,6 @@ class EngineModels:
         """In which it holds its weights and multiplies."""
         self.cached: dict[tuple[int, ...], PreTrainedModel] = {}
         """What made the keys and values of prompts that it has seen: the next token after one is still that one's."""
-        self.tied_head_stays_old = False
-        """A reload leaves the output layer of tied weights as it was, and says nothing."""
         self.stays_old = False
         """A reload changes nothing, and says nothing."""
         self.raw_log_probs = False
@@ -161,8 +158,6 @@ class EngineModels:
         if _shapes(new) != _shapes(old):
             raise ValueError("the shapes of the weights are other ones")
         self.dead = False
-        if self.tied_head_stays_old and new.config.tie_word_embeddings:
-            new.lm_head.weight = nn.Parameter(old.get_output_embeddings().weight.detach().clone())
         self.model = new
 
     def sleep(self, level: int) -> None:
@@ -202,12 +197,8 @@ class EngineModels:
     def serving(self, name: str) -> PreTrainedModel:
         return self.model if name == self.name else self.adapters[name]
 
-    async def sample(self, asked: Asked, traps: Traps) -> Sampled:
-        sampled = Sampled()
-        limit = asked.max_tokens // 2 if traps.sprung(Trap.MAX_TOKENS_CUT) else asked.max_tokens
-        limit += traps.sprung(Trap.TOO_MANY_TOKENS)
-        over_stop = traps.sprung(Trap.OVER_STOP)
-        stop_ids = frozenset() if over_stop else asked.stop_ids
+    async def sample(self, asked: Asked) -> Sampled:
+        sampled, limit, stop_ids = Sampled(), asked.max_tokens, asked.stop_ids
         aborts, adapter = self.aborts, self.adapters.get(asked.model)
         model: PreTrainedModel | None = None
         self.running += 1
@@ -242,8 +233,6 @@ class EngineModels:
                     break
         finally:
             self.running -= 1
-        if over_stop and not any(token in asked.stop_ids for token in sampled.token_ids[:-1]):
-            sampled.token_ids[0] = min(asked.stop_ids)
         return sampled
 
     def prompt_log_probs(self, asked: Asked) -> list[dict[str, Any] | None]:

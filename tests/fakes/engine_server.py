@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.fakes.engine_sampling import Asked, EngineModels, Sampled
-from tests.fakes.engine_traps import Traps, json_answer, spoil_completion, spoil_generate, spoilt_exchange
+from tests.fakes.engine_traps import Traps, json_answer, spoilt_exchange
 
 GUARDED = ("/v1", "/v2", "/inference")
 
@@ -139,8 +139,6 @@ class EngineServer:
             answer["prompt_logprobs"] = self.models.prompt_log_probs(asked)
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = list(asked.prompt)
-        if choice["logprobs"] is not None:
-            spoil_generate(self.traps, answer, self.models.vocabulary)
         return json_answer(self.traps, answer)
 
     async def _completions(self, request: Request) -> Response:
@@ -169,8 +167,6 @@ class EngineServer:
             choice["prompt_logprobs"] = self.models.prompt_log_probs(asked)
         answer = {"id": "c", "object": "text_completion", "created": 0, "model": asked.model, "choices": [choice]}
         answer |= self._usage(asked, sampled)
-        if choice["logprobs"] is not None and "token_ids" in choice:
-            spoil_completion(self.traps, answer, self.models.vocabulary)
         return json_answer(self.traps, answer)
 
     def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked | Response:
@@ -202,7 +198,7 @@ class EngineServer:
 
     async def _sampled(self, asked: Asked) -> Sampled:
         self.most_running = max(self.most_running, self.models.running + 1)
-        return await self.models.sample(asked, self.traps)
+        return await self.models.sample(asked)
 
     def _usage(self, asked: Asked, sampled: Sampled) -> dict[str, Any]:
         prompt, reply = len(asked.prompt), len(sampled.token_ids)

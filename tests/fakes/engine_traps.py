@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections import Counter
 from enum import StrEnum
 from typing import Any
@@ -25,27 +24,6 @@ class Trap(StrEnum):
     """Another program's page, with status 200."""
     ABORT = "abort"
     PROMPT_TOKENS = "prompt_tokens"
-    FEWER_LOG_PROBS = "fewer_log_probs"
-    NO_LOG_PROBS = "no_log_probs"
-    OTHER_IDS = "other_ids"
-    NAN = "nan"
-    MINUS_INFINITY = "minus_infinity"
-    POSITIVE = "positive"
-    UNKNOWN_LOG_PROB = "unknown_log_prob"
-    """-9999, which vLLM sends for NaN."""
-    VOCABULARY = "vocabulary"
-    MAX_TOKENS_CUT = "max_tokens_cut"
-    TOO_MANY_TOKENS = "too_many_tokens"
-    OVER_STOP = "over_stop"
-    """Goes on past the stop token."""
-    OWN_STOP = "own_stop"
-    """Stops where nobody asked it to."""
-    HOLE = "hole"
-    OVERLAP = "overlap"
-    SHORT_SPANS = "short_spans"
-    NO_SPANS = "no_spans"
-    UNKNOWN_VERSION = "unknown_version"
-    OTHER_MODEL = "other_model"
 
 
 class Traps:
@@ -66,10 +44,8 @@ class Traps:
 
     def sprung(self, trap: Trap) -> bool:
         """Whether it spoils this answer; one answer fewer is left to it."""
-        if self._left[trap] <= 0:
-            return False
-        self._left[trap] -= 1
-        return True
+        self._left[trap] -= (sprung := self.is_set(trap))
+        return sprung
 
 
 async def spoilt_exchange(traps: Traps, request: Request) -> Response | None:
@@ -91,78 +67,6 @@ def _error(message: str, code: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": "error", "param": None, "code": code}}
 
 
-def spoil_generate(traps: Traps, answer: dict[str, Any], vocabulary: int) -> None:
-    """Make an answer of `/inference/v1/generate` wrong in the ways that are set."""
-    choice = answer["choices"][0]
-    content = choice["logprobs"]["content"]
-    _spoil_whole(traps, answer, choice)
-    if traps.sprung(Trap.FEWER_LOG_PROBS):
-        content.pop()
-    if traps.sprung(Trap.NO_LOG_PROBS):
-        choice["logprobs"] = None
-    if traps.sprung(Trap.OTHER_IDS):
-        content[-1]["token_id"] = (content[-1]["token_id"] + 1) % vocabulary
-    for trap, value in _LOG_PROBS.items():
-        if traps.sprung(trap):
-            content[-1]["logprob"] = value
-    if traps.sprung(Trap.VOCABULARY):
-        choice["token_ids"][0] = content[0]["token_id"] = vocabulary
-    _spoil_spans(traps, choice)
-
-
-def spoil_completion(traps: Traps, answer: dict[str, Any], vocabulary: int) -> None:
-    """Make an answer of `/v1/completions` wrong in the ways that are set; it has no spans."""
-    choice = answer["choices"][0]
-    scored = choice["logprobs"]
-    _spoil_whole(traps, answer, choice)
-    if traps.sprung(Trap.FEWER_LOG_PROBS):
-        scored["token_logprobs"].pop()
-    if traps.sprung(Trap.NO_LOG_PROBS):
-        choice["logprobs"] = None
-    if traps.sprung(Trap.OTHER_IDS):
-        scored["tokens"][-1] = f"token_id:{(choice['token_ids'][-1] + 1) % vocabulary}"
-    for trap, value in _LOG_PROBS.items():
-        if traps.sprung(trap):
-            scored["token_logprobs"][-1] = value
-    if traps.sprung(Trap.VOCABULARY):
-        choice["token_ids"][0] = vocabulary
-        scored["tokens"][0] = f"token_id:{vocabulary}"
-
-
-_LOG_PROBS = {
-    Trap.NAN: math.nan,
-    Trap.MINUS_INFINITY: -math.inf,
-    Trap.POSITIVE: 0.25,
-    Trap.UNKNOWN_LOG_PROB: -9999.0,
-}
-
-
-def _spoil_whole(traps: Traps, answer: dict[str, Any], choice: dict[str, Any]) -> None:
-    if traps.sprung(Trap.PROMPT_TOKENS):
-        answer["usage"]["prompt_tokens"] += 1
-    if traps.sprung(Trap.OTHER_MODEL):
-        answer["model"] = "another"
-    if traps.sprung(Trap.ABORT):
-        choice["finish_reason"] = "abort"
-    if traps.sprung(Trap.OWN_STOP):
-        choice["finish_reason"] = "stop"
-
-
-def _spoil_spans(traps: Traps, choice: dict[str, Any]) -> None:
-    n, label = len(choice["token_ids"]), choice["weight_versions"][0]["version"]
-    spans = {
-        Trap.HOLE: [(label, 0, 1), (label, 2, n)],
-        Trap.OVERLAP: [(label, 0, 2), (label, 1, n)],
-        Trap.SHORT_SPANS: [(label, 0, n - 1)],
-        Trap.UNKNOWN_VERSION: [(label, 0, 1), ("default", 1, n)],
-    }
-    for trap, found in spans.items():
-        if traps.sprung(trap):
-            choice["weight_versions"] = [{"version": v, "start": start, "end": end} for v, start, end in found]
-    if traps.sprung(Trap.NO_SPANS):
-        choice["weight_versions"] = None
-
-
 class Cut(Response):
     """Its body ends in the middle, and the connection with it."""
 
@@ -172,6 +76,8 @@ class Cut(Response):
 
 
 def json_answer(traps: Traps, content: dict[str, Any]) -> Response:
-    """NaN and infinity as Python writes them."""
-    body = json.dumps(content)
-    return (Cut if traps.sprung(Trap.CUT_BODY) else Response)(body, media_type="application/json")
+    """The answer, spoilt in the ways that are set; NaN and infinity as Python writes them."""
+    content["usage"]["prompt_tokens"] += traps.sprung(Trap.PROMPT_TOKENS)
+    if traps.sprung(Trap.ABORT):
+        content["choices"][0]["finish_reason"] = "abort"
+    return (Cut if traps.sprung(Trap.CUT_BODY) else Response)(json.dumps(content), media_type="application/json")

@@ -7,39 +7,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from agentloop.engines.publish.engine_control import LIKELIEST, EngineRefused, Scored
-from agentloop.models.loading import muted_libraries
-from tests.fakes.engine_sampling import next_log_probs, plain_log_probs
+from agentloop.engines.publish.engine_control import LIKELIEST, EngineControl, EngineRefused, Scored
+from tests.fakes.engine_sampling import load, next_log_probs, plain_log_probs
 
 FIRST = "default"
 
 
-class LearnerEngine:
+class LearnerEngine(EngineControl):
     """Started with the weights in `folder`; it computes with transformers."""
 
-    url = "http://fake"
-    model = "tiny"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, url: str = "http://fake", is_healthy: bool | None = True) -> None:
+        """`is_healthy` None: as the server at `url` says."""
+        super().__init__(url, model="tiny")
         self._first = folder
-        self.head_stays_old = False
-        self.before_temperature = False
+        self.head_stays_old = self.before_temperature = self.gives_nan = False
         self.has_tokenizer = True
-        self.is_healthy = True
-        self.gives_nan = False
+        self.is_healthy = is_healthy
         self.calls: list[str] = []
         self.restart()
 
     def restart(self) -> None:
         """As after a crash: its first weights, and no adapters."""
-        self._model = _loaded(self._first)
+        self._model: Any = load(self._first)
         self._label = FIRST
         self._adapters: dict[str, Any] = {}
 
     def healthy(self) -> bool:
-        return self.is_healthy
+        return super().healthy() if self.is_healthy is None else self.is_healthy
 
     def label(self) -> str:
         return self._label
@@ -49,25 +45,21 @@ class LearnerEngine:
 
     def reload(self, folder: Path, label: str) -> None:
         self.calls.append(f"reload {label}")
-        old = self._model
-        self._model = _loaded(folder)
+        old, self._model, self._label = self._model, load(folder), label
         if self.head_stays_old:
             self._model.lm_head.weight.data.copy_(old.lm_head.weight.data)
-        self._label = label
 
     def adapters(self) -> list[str]:
         return list(self._adapters)
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        self.calls.append(f"load {name}")
         if name in self._adapters:
             raise EngineRefused(f"{name} has been loaded", status=400)
-        model = _loaded(self._first)
+        model: Any = load(self._first)
         model.load_adapter(str(folder))
         self._adapters[name] = model
 
     def unload_adapter(self, name: str) -> None:
-        self.calls.append(f"unload {name}")
         del self._adapters[name]
 
     def tokenize(self, text: str) -> list[int] | None:
@@ -80,20 +72,13 @@ class LearnerEngine:
         return "float32"
 
     def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
-        chosen: Any = self._adapters.get(model, self._model)
+        chosen = self._adapters.get(model, self._model)
         if max(row) >= chosen.config.vocab_size:
             raise EngineRefused(f"token id {max(row)} is out of vocabulary", status=400)
         if whole and model in self._adapters:
-            raise EngineRefused(
-                "vLLM 0.32 ends when it scores a prompt with an adapter while others sample", status=500
-            )
+            raise EngineRefused("it ends when it scores a prompt with an adapter while others sample", status=500)
         given = plain_log_probs(chosen, row[:1], row[1:]) if whole else ()
         found = next_log_probs(chosen, row, 1.0 if self.before_temperature else temperature, LIKELIEST)
         if self.gives_nan:
             found[next(iter(found))] = math.nan
         return Scored(tuple(given), found, model, self._label)
-
-
-def _loaded(folder: Path) -> Any:
-    with muted_libraries():
-        return AutoModelForCausalLM.from_pretrained(folder)

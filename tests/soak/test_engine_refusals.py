@@ -105,7 +105,7 @@ def test_an_engine_that_stands_still_is_started_anew(tmp_path: Path) -> None:
             impatient.scored([5, 6], temperature=1.0, model="policy")
         until(lambda: lines().count("serves policy 000000") == 2)
         print(lines())
-        assert "has said nothing for 15 s; it is started anew" in lines()
+        assert "has said nothing for 15 s; it is started again" in lines()
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class EpisodeCache(KeyValueCache):
     """Keys and values of any model, in memory that grows with them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn anew.
+        # Windowed or recurrent layers count columns: holes would be wrong there, so such models start each turn again.
         self._packs = full_attention(model)
         self._makes_mask = self._packs and model.config._attn_implementation == "sdpa"
         super().__init__(model)

@@ -20,11 +20,27 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.engines.generator import Completion, GenerationRequest
 from agentloop.engines.local.cache import EpisodeCache, KeyValueCache
 from agentloop.engines.local.fixed_cache import FixedCache
-from agentloop.engines.local.stopping import StopStrings
 from agentloop.errors import TrainingStopped
+from context.parse.reply import before_stop
+from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, Decoder
 
 _FEW = 0.5
 """Share of a batch that copying its keys and values pays for, to go on without the others' holes."""
+
+
+class StopStrings:
+    """Says of sampled tokens whether the last of them completed one of `texts`, which then ends the reply."""
+
+    def __init__(self, texts: Sequence[str], codec: Decoder) -> None:
+        self._texts, self._codec = tuple(texts), codec
+        # A token spells at least a byte.
+        self._longest = max((len(text.encode()) for text in texts), default=0) + MOST_TOKENS_OF_A_CHARACTER
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def completed(self, token_ids: Sequence[int]) -> bool:
+        return before_stop(self._codec.decode(token_ids[-self._longest :]), self._texts) is not None
 
 
 class LocalGenerator:

@@ -6,8 +6,7 @@ Control routes ask for no key and change the policy: a server that has them must
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +14,17 @@ from typing import Any, Self
 
 import httpx2
 
+from agentloop.engines.remote.faults import EngineFault
+from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute, Route, sampling_fields
+from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, key_headers
 from agentloop.errors import UserError, one_line, shortened
 
 ASLEEP = "asleep"
 """What an engine calls weights that it has discarded."""
 LIKELIEST = 20
 """Most next tokens that vLLM gives the log-probs of."""
-_GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-_TOKEN_ID = "token_id:"
-_CONNECT_S = 5.0
 _HEALTH_S = 5.0
+_DEVELOPER_PATHS = ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version", "/server_info")
 
 
 class EngineRefused(UserError):
@@ -49,17 +49,6 @@ class Scored:
     """What it calls the weights that sampled; None where its route does not say."""
 
 
-@contextmanager
-def _understood(url: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineRefused(
-            f"the engine at {url} must answer {path} as vLLM does, got {one_line(error)} in its answer. "
-            "Use a version of vLLM that docs/real-models.md names."
-        ) from error
-
-
 class EngineControl:
     """A server at `url`, which calls its model `model`. Calls wait at most `timeout_s`; none is made twice."""
 
@@ -68,13 +57,13 @@ class EngineControl:
         self.model = model
         self._client = httpx2.Client(
             base_url=self.url,
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=httpx2.Timeout(timeout_s, connect=_CONNECT_S),
+            headers=key_headers(key),
+            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             # After an error the server closes its end without a word: no connection serves twice.
             limits=httpx2.Limits(max_keepalive_connections=0),
             trust_env=False,
         )
-        self._route = _GENERATE
+        self._route: Route = GenerateRoute()
         self._asleep: list[str] = []
         self.wake_s = 0.0
         """Seconds that it took to wake up when it last did."""
@@ -83,13 +72,10 @@ class EngineControl:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._client.close()
 
     def healthy(self) -> bool:
-        """True: it says that its engine is alive, and its engine says so itself.
+        """Whether the server says that its engine is alive, and the engine answers.
 
         The server says it of an engine that stands still too; whether it is paused, only the engine knows.
         """
@@ -101,15 +87,16 @@ class EngineControl:
         return alive
 
     def version(self) -> str:
-        """vLLM's."""
+        """The version of vLLM."""
         return str(self._asked("GET", "/version")["version"])
 
     def number_type(self) -> str:
-        """In which it holds its weights and multiplies: bfloat16, float16 or float32."""
-        path = "/server_info"
-        answer = self._asked("GET", path, params={"config_format": "json"})
-        with _understood(self.url, path):
+        """The type in which it holds its weights and multiplies: bfloat16, float16 or float32."""
+        answer = self._asked("GET", "/server_info", params={"config_format": "json"})
+        try:
             return str(answer["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
+        except (KeyError, TypeError) as error:
+            raise self._unlike_vllm("/server_info", one_line(error)) from error
 
     def label(self) -> str:
         """What the server calls its weights: "default" until somebody named them."""
@@ -170,9 +157,11 @@ class EngineControl:
             for path, body in steps:
                 self._asked("POST", path, body)
         except EngineRefused as error:
-            raise EngineRefused(f"{error} Start the engine anew: its weights are gone.", status=error.status) from error
+            raise EngineRefused(
+                f"{error} Start the engine again: its weights are gone.", status=error.status
+            ) from error
         self._wake("kv_cache")  # only now: while weights come, they take more than their place
-        # Keys and values of the old weights; replies under way get theirs made anew.
+        # Keys and values of the old weights; replies under way get theirs made again.
         self._asked("POST", "/reset_prefix_cache", params={"reset_running_requests": "true"})
         self.name_weights(label)
         self.resume()
@@ -202,48 +191,37 @@ class EngineControl:
             raise
 
     def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
-        """The row is scored, but for `whole=False`, and a token after it is sampled as in a rollout."""
-        if self._route == _GENERATE:
+        """Sample a token after the row as in a rollout, and score the row itself unless `whole` is False."""
+        if self._route.names_versions:
             try:
-                return self._generated(row, temperature, model, whole)
+                return self._scored_by(self._route, row, temperature, model, whole)
             except EngineRefused as error:
                 # Without --enable-scale-out the route is closed; an unknown model is 404 on either.
                 if error.status not in (403, 404):
                     raise
-            found = self._completed(row, temperature, model, whole)
-            self._route = _COMPLETIONS
-            return found
-        return self._completed(row, temperature, model, whole)
+        found = self._scored_by(CompletionsRoute(), row, temperature, model, whole)
+        self._route = CompletionsRoute()
+        return found
 
-    def _generated(self, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
-        body = {
-            "model": model,
-            "token_ids": list(row),
-            "sampling_params": {**_scoring(temperature, whole), "detokenize": False},
-        }
-        answer = self._asked("POST", _GENERATE, body)
-        with _understood(self.url, _GENERATE):
-            (choice,) = answer["choices"]
-            (token,) = choice["logprobs"]["content"]
-            (span,) = choice["weight_versions"]
-            following = {int(entry["token_id"]): float(entry["logprob"]) for entry in token["top_logprobs"]}
-            given = _of_row(row, answer["prompt_logprobs"]) if whole else ()
-            return _some(Scored(given, following, answer["model"], str(span["version"])))
+    def _scored_by(self, route: Route, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
+        sampling = sampling_fields(temperature, 1, likeliest=LIKELIEST) | ({"prompt_logprobs": 0} if whole else {})
+        answer = self._asked("POST", route.path, route.body(model, row, sampling))
+        try:
+            reply = route.read(answer)
+            pairs = zip(row[1:], reply.prompt[1:], strict=True) if whole else ()
+            given = tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
+            (label,) = [None] if reply.spans is None else [span.label for span in reply.spans]
+        except (EngineFault, KeyError, TypeError, ValueError) as error:
+            raise self._unlike_vllm(route.path, str(error) or one_line(error)) from error
+        if not reply.likeliest:
+            raise self._unlike_vllm(route.path, "no log-probs")
+        return Scored(given, reply.likeliest, reply.model, label)
 
-    def _completed(self, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
-        body = {
-            "model": model,
-            "prompt": list(row),
-            **_scoring(temperature, whole),
-            "return_tokens_as_token_ids": True,
-        }
-        answer = self._asked("POST", _COMPLETIONS, body)
-        with _understood(self.url, _COMPLETIONS):
-            (choice,) = answer["choices"]
-            (token,) = choice["logprobs"]["top_logprobs"]
-            following = {int(name.removeprefix(_TOKEN_ID)): float(value) for name, value in token.items()}
-            given = _of_row(row, choice["prompt_logprobs"]) if whole else ()
-            return _some(Scored(given, following, answer["model"], None))
+    def _unlike_vllm(self, path: str, found: str) -> EngineRefused:
+        return EngineRefused(
+            f"the engine at {self.url} must answer {path} as vLLM does, got {found} in its answer. "
+            "Use a version of vLLM that docs/real-models.md names."
+        )
 
     def _asked(self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
         """The answer's JSON, None where it is not JSON. Raises EngineRefused."""
@@ -261,32 +239,11 @@ class EngineControl:
         return answer.json() if is_json and answer.content else None
 
 
-def _scoring(temperature: float, whole: bool) -> dict[str, Any]:
-    """The whole distribution is sampled from, whatever the model's generation_config.json says."""
-    wanted = {"max_tokens": 1, "logprobs": LIKELIEST, **({"prompt_logprobs": 0} if whole else {})}
-    return {"temperature": temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0, **wanted}
-
-
-def _of_row(row: Sequence[int], answered: Sequence[Any]) -> tuple[float, ...]:
-    """Each token's own log-prob; the first has none."""
-    pairs = zip(row[1:], answered[1:], strict=True)
-    return tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
-
-
-_DEVELOPER_PATHS = ("/weight_info", "/pause", "/collective_rpc", "/update_weight_version", "/server_info")
-_DEVELOPER = " Start it with VLLM_SERVER_DEV_MODE=1."
-_ADAPTERS = " Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
-
-
-def _some(found: Scored) -> Scored:
-    if not found.following:
-        raise ValueError("no log-probs")
-    return found
-
-
 def _advice(status: int, path: str) -> str:
     if status == 401:
         return " Give this side the --api-key that it was started with."
     if status == 404 and path in _DEVELOPER_PATHS:
-        return _DEVELOPER
-    return _ADAPTERS if status == 404 and path == "/v1/load_lora_adapter" else ""
+        return " Start it with VLLM_SERVER_DEV_MODE=1."
+    if status == 404 and path == "/v1/load_lora_adapter":
+        return " Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+    return ""

@@ -20,6 +20,7 @@ WHOLE = 0.9
 """From this share on the move is taken for whole, however small the error: 0.99 to 1.03 were seen of right engines."""
 FACTOR, FLOOR = 2.0, 1e-3
 """An engine differs from the learner by at most so much: times the learner's own rounding, and nats besides."""
+_LEAST_WEIGHT = 1e-6
 
 
 class Compared(NamedTuple):
@@ -37,15 +38,15 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the log-probs of some tokens say, in nats."""
+    """What the log-probs of some tokens say, in nats; means are root mean squares."""
 
     tokens: int
     difference: float
-    """Root mean square of engine - new; infinite where the engine gave something that is no number."""
+    """Mean of engine - new; infinite where the engine gave something that is no number."""
     rounding: float
-    """Root mean square of what the learner's own log-probs move when it multiplies in the engine's type."""
+    """Mean of what the learner's own log-probs move when it multiplies in the engine's type."""
     moved: float | None = None
-    """Root mean square of new - before; None where the weights before are not known."""
+    """Mean of new - before; None where the weights before are not known."""
     share: float | None = None
     """How much of that move the engine has made: 1 is all of it, 0 none. None where nothing has moved."""
     error: float | None = None
@@ -84,22 +85,15 @@ def weigh(tokens: Sequence[Compared]) -> Evidence:
         return Evidence(len(tokens), difference, rounding, moved=0.0)
     # engine - before = x + (engine - new)
     share = 1 + math.fsum(x * (one.engine - one.new) for x, one in moved) / total
-    parts, residuals, own = (
-        defaultdict[int, float](float),
-        defaultdict[int, float](float),
-        defaultdict[int, float](float),
-    )
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    # Of each token: its part of `total`, its residuals, and its rounding.
     for x, one in moved:
-        parts[one.token] += x * x / total
-        residuals[one.token] += x * ((one.engine - one.new) + (1 - share) * x)
-        own[one.token] += x * one.rounding
-    of_engine = math.fsum((residuals[token] / max(1 - part, _LEAST_WEIGHT)) ** 2 for token, part in parts.items())
-    of_learner = math.fsum(value * value for value in own.values())
+        found = x * x / total, x * ((one.engine - one.new) + (1 - share) * x), x * one.rounding
+        sums[one.token] = [before + value for before, value in zip(sums[one.token], found, strict=True)]
+    of_engine = math.fsum((residual / max(1 - part, _LEAST_WEIGHT)) ** 2 for part, residual, _ in sums.values())
+    of_learner = math.fsum(own**2 for _, _, own in sums.values())
     error = math.sqrt(max(of_engine, of_learner)) / total
     return Evidence(len(tokens), difference, rounding, _rms([x for x, _ in moved]), share, error)
-
-
-_LEAST_WEIGHT = 1e-6
 
 
 def _rms(values: Sequence[float]) -> float:

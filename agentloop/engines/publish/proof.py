@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from agentloop.engines.publish.engine_control import EngineRefused, Scored
+from agentloop.engines.publish.engine_control import EngineControl, EngineRefused, Scored
 from agentloop.engines.publish.evidence import Compared, Evidence, weigh
 from agentloop.engines.publish.published_policy import Probe, PublishedPolicy, read_published, version_in
 from agentloop.errors import UserError
@@ -24,7 +24,9 @@ from agentloop.errors import UserError
 UNPROVED = "unproved"
 """What an engine is made to call weights that failed their proof."""
 PROOFS = "proofs.jsonl"
-"""Beside the policies: what was compared in each proof, one JSON object on a line."""
+"""A file next to the policies: what was compared in each proof, one JSON object on a line."""
+Source = Path | Callable[[], AbstractContextManager[Mapping[str, Any]]]
+"""Where weights come from: a published folder, or memory, whose handles are made again for each time they are sent."""
 
 
 class ProofFailed(UserError):
@@ -36,9 +38,9 @@ class Proof:
     """What was compared."""
 
     weights: Evidence
-    """Of tokens that the probe gives, at temperature 1; of an adapter those of `sampling`."""
+    """On tokens that the probe gives, at temperature 1; for an adapter equal to `sampling`."""
     sampling: Evidence
-    """Of the likeliest next tokens, at the temperature they are sampled at."""
+    """On the likeliest next tokens, at the temperature they are sampled at."""
     load_s: float = 0.0
     """Seconds in which the engine got the weights."""
     prove_s: float = 0.0
@@ -53,46 +55,12 @@ class Proof:
         return not (self.weights.differs or self.weights.is_behind or self.sampling.differs)
 
 
-class ProbedEngine(Protocol):
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def model(self) -> str: ...
-
-    def number_type(self) -> str: ...
-
-    def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored: ...
-
-    def tokenize(self, text: str) -> list[int] | None: ...
-
-
-class PublishedEngine(ProbedEngine, Protocol):
-    def label(self) -> str: ...
-
-    def name_weights(self, label: str) -> None: ...
-
-    def reload(self, folder: Path, label: str) -> None: ...
-
-    def receive(self, update: Mapping[str, Any], label: str) -> None: ...
-
-    def adapters(self) -> list[str]: ...
-
-    def load_adapter(self, name: str, folder: Path) -> None: ...
-
-    def unload_adapter(self, name: str) -> None: ...
-
-
-Source = Path | Callable[[], AbstractContextManager[Mapping[str, Any]]]
-"""Where weights come from: a published folder, or memory, whose handles are made anew for each time they are sent."""
-
-
-def publish(engine: PublishedEngine, folder: Path) -> Proof:
+def publish(engine: EngineControl, folder: Path) -> Proof:
     """Bring the policy in `folder` into the engine and prove it. Raises UserError where it can't be proved."""
     return bring(engine, read_published(folder), folder, record=folder.parent / PROOFS)
 
 
-def bring(engine: PublishedEngine, policy: PublishedPolicy, source: Source, *, record: Path) -> Proof:
+def bring(engine: EngineControl, policy: PublishedPolicy, source: Source, *, record: Path) -> Proof:
     """Give the engine the policy's weights, and prove them. Raises UserError where they can't be proved.
 
     What the engine has under the policy's name already, and proves, is not sent again. What was compared is written
@@ -113,9 +81,9 @@ def bring(engine: PublishedEngine, policy: PublishedPolicy, source: Source, *, r
         engine.load_adapter(policy.label, source)
     else:
         engine.reload(source, policy.label)
-    loaded = time.monotonic()
+    load_s = time.monotonic() - began
     try:
-        proof = replace(prove(engine, policy, record=record), load_s=loaded - began)
+        proof = replace(prove(engine, policy, record=record), load_s=load_s)
     except ProofFailed:
         _disown(engine, policy)
         raise
@@ -124,7 +92,7 @@ def bring(engine: PublishedEngine, policy: PublishedPolicy, source: Source, *, r
     return proof
 
 
-def _disown(engine: PublishedEngine, policy: PublishedPolicy) -> None:
+def _disown(engine: EngineControl, policy: PublishedPolicy) -> None:
     """Nothing sampled from now on bears the name of a policy that it is not."""
     if policy.kind == "lora":
         engine.unload_adapter(policy.label)
@@ -132,7 +100,7 @@ def _disown(engine: PublishedEngine, policy: PublishedPolicy) -> None:
         engine.name_weights(f"{UNPROVED} {policy.label}")
 
 
-def _unload_older(engine: PublishedEngine, policy: PublishedPolicy) -> None:
+def _unload_older(engine: EngineControl, policy: PublishedPolicy) -> None:
     """A name is never used again, so that adapters only ever add up. The one before may still be sampled from."""
     of_run = {name: version_in(name, policy.run) for name in engine.adapters() if name != policy.label}
     others = {name: version for name, version in of_run.items() if version is not None}
@@ -142,26 +110,65 @@ def _unload_older(engine: PublishedEngine, policy: PublishedPolicy) -> None:
             engine.unload_adapter(name)
 
 
-def prove(engine: ProbedEngine, policy: PublishedPolicy, *, record: Path | None = None) -> Proof:
+def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None = None) -> Proof:
     """Compare what the engine says of the probe's tokens with the learner's word. Raises ProofFailed.
 
     `record` gets a line with what was compared.
     """
     began = time.monotonic()
-    _check_tokenizer(engine, policy)
-    _check_number_type(engine, policy)
-    model = policy.label if policy.kind == "lora" else engine.model
-    with ThreadPoolExecutor(len(policy.probe.rows)) as pool:
-        found = list(pool.map(lambda row: _asked(engine, policy, row, model), policy.probe.rows))
-    following = _following(policy.probe, found)
+    subject, probe = f"the engine at {engine.url}, published {policy.label},", policy.probe
+    ids, number_type = engine.tokenize(probe.text), engine.number_type()
+    if ids is not None and ids != list(probe.text_ids):
+        raise ProofFailed(
+            f"{subject} must have the learner's tokenizer, got {len(ids)} other tokens of a text that has "
+            f"{len(probe.text_ids)}. Start it from the run's own model folder."
+        )
+    if number_type != probe.number_type:
+        raise ProofFailed(
+            f"{subject} must multiply in {probe.number_type} as the run's engines did when it was written, got "
+            f"{number_type}. Start it with that --dtype."
+        )
+    with ThreadPoolExecutor(len(probe.rows)) as pool:
+        found = list(pool.map(lambda row: _scored(engine, policy, row, subject), probe.rows))
+    following = _following(probe, found)
     likeliest = [one for row in following for one in row]
-    given = _given(policy.probe, found) if policy.kind == "full" else likeliest
+    given = _given(probe, found) if policy.kind == "full" else likeliest
     proof = Proof(weigh(given), weigh(likeliest), prove_s=time.monotonic() - began)
     if record is not None:
-        _write_down(record, engine, policy, proof, [given, *following])
+        line: dict[str, Any] = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
+        if not proof.holds:
+            line |= {"columns": Compared._fields, "compared": [given, *following]}
+        with record.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
     if not proof.holds:
-        raise ProofFailed(_refusal(engine, policy, proof, given, following))
+        raise ProofFailed(
+            f"{subject} must sample with the learner's log-probs at temperature {probe.temperature:g}, got "
+            f"{_refusal(probe, proof, given, following)}"
+        )
     return proof
+
+
+def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], subject: str) -> Scored:
+    """What the engine says of one row of the probe. Raises ProofFailed where it says it of another model."""
+    model = policy.label if policy.kind == "lora" else engine.model
+    try:
+        # vLLM 0.32 has no log-probs of a prompt for an adapter while others sample: its engine ends with an error.
+        whole = policy.kind == "full"
+        found = engine.scored(row, temperature=policy.probe.temperature, model=model, whole=whole)
+    except EngineRefused as error:
+        if error.status == 400:
+            raise ProofFailed(
+                f"{subject} must take the probe's tokens, got: {error} It may have been started from another model."
+            ) from error
+        raise
+    if policy.kind == "full" and found.label not in (None, policy.label):
+        raise ProofFailed(
+            f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else "
+            "publishes to it: publish again, and let one run publish to an engine."
+        )
+    if found.model != model:
+        raise ProofFailed(f"{subject} must sample from {model!r}, got {found.model!r}.")
+    return found
 
 
 def _given(probe: Probe, found: Sequence[Scored]) -> list[Compared]:
@@ -188,115 +195,45 @@ def _following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
     ]
 
 
-def _write_down(
-    record: Path, engine: ProbedEngine, policy: PublishedPolicy, proof: Proof, compared: Sequence[Sequence[Compared]]
-) -> None:
-    """Of a refusal all numbers, of any other proof their summary."""
-    line: dict[str, Any] = {"policy": policy.label, "engine": engine.url, "holds": proof.holds, **asdict(proof)}
-    if not proof.holds:
-        line |= {"columns": Compared._fields, "compared": compared}
-    with record.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _refusal(
-    engine: ProbedEngine,
-    policy: PublishedPolicy,
-    proof: Proof,
-    given: Sequence[Compared],
-    following: Sequence[Sequence[Compared]],
-) -> str:
+def _refusal(probe: Probe, proof: Proof, given: Sequence[Compared], following: Sequence[Sequence[Compared]]) -> str:
+    """What shows that the engine has other weights, or samples otherwise, and what to do."""
     weights, sampling = proof.weights, proof.sampling
-    worst = _worst(given)
     if weights.is_behind:
-        what = (
-            f"of an update that moves them by {weights.moved:.3g} nats it shows {weights.share:.0%}, within "
-            f"{weights.error:.0%}: it has kept weights of before. Start it anew from a published folder."
+        return (
+            f"{_worst(given)}; of an update that moves them by {weights.moved:.3g} nats it shows {weights.share:.0%}, "
+            f"within {weights.error:.0%}: it has kept weights of before. Start it again from a published folder."
         )
-    elif weights.differs:
-        what = f"they differ by {weights.difference:.3g} nats where rounding explains {weights.limit:.2g}: {_CAUSES}"
-    else:
-        temperature, worst = _temperature(policy.probe, following), _worst([one for row in following for one in row])
-        what = (
-            f"next tokens differ by {sampling.difference:.3g} nats where rounding explains {sampling.limit:.2g}, as at "
-            f"temperature {temperature:.2g}. "
+    if weights.differs:
+        return (
+            f"{_worst(given)}; they differ by {weights.difference:.3g} nats where rounding explains "
+            f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when "
+            "the folder has none), or have been started from another model. Start it again from a published folder."
         )
-        what += _BEFORE_TEMPERATURE if abs(temperature - 1) < _NEAR_ONE else "Start it with its own sampling settings."
+    temperature = _temperature(probe, following)
+    advice = "Start it with its own sampling settings."
+    if abs(temperature - 1) < 0.05:
+        advice = "It gives log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
     return (
-        f"{_subject(engine, policy)} must sample with the learner's log-probs at temperature "
-        f"{policy.probe.temperature:g}, got {worst}; {what}"
+        f"{_worst([one for row in following for one in row])}; next tokens differ by {sampling.difference:.3g} nats "
+        f"where rounding explains {sampling.limit:.2g}, as at temperature {temperature:.2g}. {advice}"
     )
-
-
-_CAUSES = (
-    "it may have kept old weights (a CPU does, of a head tied to the embeddings, when the folder has none), or have "
-    "been started from another model. Start it anew from a published folder."
-)
-_NEAR_ONE = 0.05
-_BEFORE_TEMPERATURE = (
-    "It gives log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
-)
 
 
 def _worst(compared: Sequence[Compared]) -> str:
     """The token that differs most."""
-    apart = [abs(one.engine - one.new) for one in compared]
-    if not apart:
+    if not compared:
         return "none of them"
+    apart = [abs(one.engine - one.new) for one in compared]
     one = compared[max(range(len(apart)), key=lambda at: apart[at] if math.isfinite(apart[at]) else math.inf)]
     before = "" if one.before is None else f", {one.before:.4g} before the update"
     return f"{one.engine:.4g} of token {one.token} where it has {one.new:.4g}{before}"
 
 
 def _temperature(probe: Probe, following: Sequence[Sequence[Compared]]) -> float:
-    """At which the engine's next tokens are: the slope of their log-probs over the learner's, in each row."""
+    """The temperature of the engine's next tokens: the slope of their log-probs over the learner's, in each row."""
     across, along = 0.0, 0.0
     for row in following:
         mean = math.fsum(one.new for one in row) / max(1, len(row))
         across += math.fsum(one.engine * (one.new - mean) for one in row)
         along += math.fsum(one.new * (one.new - mean) for one in row)
     return probe.temperature * along / across if across > 0 else math.inf
-
-
-def _subject(engine: ProbedEngine, policy: PublishedPolicy) -> str:
-    return f"the engine at {engine.url}, published {policy.label},"
-
-
-def _check_tokenizer(engine: ProbedEngine, policy: PublishedPolicy) -> None:
-    theirs = engine.tokenize(policy.probe.text)
-    if theirs is not None and theirs != list(policy.probe.text_ids):
-        raise ProofFailed(
-            f"{_subject(engine, policy)} must have the learner's tokenizer, got {len(theirs)} other tokens of a text "
-            f"that has {len(policy.probe.text_ids)}. Start it from the run's own model folder."
-        )
-
-
-def _check_number_type(engine: ProbedEngine, policy: PublishedPolicy) -> None:
-    theirs = engine.number_type()
-    if theirs != policy.probe.number_type:
-        raise ProofFailed(
-            f"{_subject(engine, policy)} must multiply in {policy.probe.number_type} as the run's engines did when it "
-            f"was written, got {theirs}. Start it with that --dtype."
-        )
-
-
-def _asked(engine: ProbedEngine, policy: PublishedPolicy, row: Sequence[int], model: str) -> Scored:
-    try:
-        # vLLM 0.32 has no log-probs of a prompt for an adapter while others sample: its engine ends with an error.
-        whole = policy.kind == "full"
-        found = engine.scored(row, temperature=policy.probe.temperature, model=model, whole=whole)
-    except EngineRefused as error:
-        if error.status == 400:
-            raise ProofFailed(
-                f"{_subject(engine, policy)} must take the probe's tokens, got: {error} It may have been started from "
-                "another model."
-            ) from error
-        raise
-    if policy.kind == "full" and found.label not in (None, policy.label):
-        raise ProofFailed(
-            f"{_subject(engine, policy)} must call its weights so, got {found.label!r}. It was started anew, or "
-            "somebody else publishes to it: publish again, and let one run publish to an engine."
-        )
-    if found.model != model:
-        raise ProofFailed(f"{_subject(engine, policy)} must sample from {model!r}, got {found.model!r}.")
-    return found

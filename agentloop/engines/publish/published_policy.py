@@ -5,10 +5,14 @@ Nothing here imports torch; `agentloop.training.policies.published_folder` write
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -72,7 +76,7 @@ class PublishedPolicy(BaseModel):
     def label(self) -> str:
         """What an engine calls these weights, in its versions or as an adapter; it never names others.
 
-        A run that goes on from a checkpoint makes later versions anew, of other bytes.
+        A run that goes on from a checkpoint makes later versions again, of other bytes.
         """
         return f"{self.run}@{self.version}-{self.sha256[:8]}"
 
@@ -120,3 +124,16 @@ def newest_published(folder: Path) -> Path | None:
     """The whole policy with the highest number among those in `folder`; None for none."""
     whole = [path.parent for path in folder.glob(f"*/{MARKER}") if path.parent.name.isdecimal()]
     return max((path for path in whole if (path / RECORD).exists()), key=lambda path: int(path.name), default=None)
+
+
+@contextmanager
+def one_publisher(policies: Path, url: str) -> Iterator[None]:
+    """Within, nobody else on this machine publishes to the engine at `url` out of the folder `policies`.
+
+    A learner and an engine's watcher both publish: at the same time, one's weights would get the other's name. Which
+    policy is the newest has to be looked up within, too. Whoever dies lets go.
+    """
+    policies.mkdir(parents=True, exist_ok=True)
+    with (policies / f"publishing-{urlsplit(url).netloc.replace(':', '-')}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

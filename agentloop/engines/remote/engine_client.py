@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import httpx2
 
 from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
-from agentloop.engines.remote.believed import Vocabulary, believed
 from agentloop.engines.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
-from agentloop.engines.remote.retries import pause_before_retry, read_retry_after
+from agentloop.engines.remote.reply_checks import checked_reply
 from agentloop.engines.remote.routes import WireReply, sampling_fields
-from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, ask_server, key_headers, trusted
+from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, key_headers, trusted
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
 from agentloop.errors import one_line, shortened
 
 _LOOK_AGAIN_S = 0.05
+_LONGEST_PAUSE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -80,28 +80,12 @@ class RemoteEngine:
         self._servers = {server.url: server for server in servers}
         self._urls = ServingUrls(tuple(self._servers))
         self._key = key
-        self._vocabulary = Vocabulary(vocab_size, stop_ids)
-        self._stop_ids = sorted(stop_ids)
+        self._stop_ids, self._vocab_size = stop_ids, vocab_size
         self._limits = limits or EngineLimits()
         self._temperature = 1.0
         self._chance = random.Random()
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self.faults: Counter[str] = Counter()
-
-    @classmethod
-    def connect(
-        cls,
-        urls: Sequence[str],
-        model: str | None = None,
-        *,
-        key: str | None,
-        stop_ids: frozenset[int],
-        vocab_size: int,
-        limits: EngineLimits | None = None,
-    ) -> RemoteEngine:
-        """Ask each server what it can. Raises UserError where one can't be an engine of this run."""
-        servers = [ask_server(url.rstrip("/"), model=model, key=key) for url in urls]
-        return cls(servers, key=key, stop_ids=stop_ids, vocab_size=vocab_size, limits=limits)
 
     def __repr__(self) -> str:
         return f"RemoteEngine({', '.join(self._urls.all)}; version {self._urls.newest})"
@@ -109,11 +93,6 @@ class RemoteEngine:
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
         return tuple(self._servers.values())
-
-    @property
-    def max_model_len(self) -> int | None:
-        """Most tokens of a prompt and its reply that every engine takes; None where none says."""
-        return min((s.max_model_len for s in self.servers if s.max_model_len is not None), default=None)
 
     @property
     def policy_version(self) -> int:
@@ -129,8 +108,12 @@ class RemoteEngine:
         `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
         itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
         """
-        label = label if label is not None else name if name is not None else str(version)
-        self._urls.published(version, label=label, adapter=name, urls=self._urls.all if urls is None else urls)
+        self._urls.published(
+            version,
+            label=label or name or str(version),
+            adapter=name,
+            urls=self._urls.all if urls is None else urls,
+        )
 
     def withdraw(self, url: str) -> None:
         """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
@@ -205,11 +188,14 @@ class RemoteEngine:
         return self._urls.gone(url) < self._limits.restart_timeout_s
 
     async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
-        """Wait before the next try. Raises GenerationFailed at once where the deadline would come first."""
-        same = self._urls.choose(turn.request.episode, turn.tried) in turn.tried
-        pause = pause_before_retry(
-            len(turn.tried), fault.retry_after_s if same else None, self._limits.first_pause_s, self._chance
-        )
+        """Wait before the next try, twice as long before each. Raises GenerationFailed where that would be too late.
+
+        Chance keeps the episodes of a batch, which all fail at once, from coming back at once.
+        """
+        doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
+        pause = doubled * self._chance.uniform(0.5, 1.5)
+        if self._urls.choose(turn.request.episode, turn.tried) in turn.tried:
+            pause = max(pause, fault.retry_after_s or 0.0)
         until = asyncio.get_running_loop().time() + pause
         if (deadline := clock.when()) is not None and until >= deadline:
             raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")
@@ -228,23 +214,32 @@ class RemoteEngine:
         room = None if server.max_model_len is None else server.max_model_len - len(request.prompt_ids)
         if room is not None and request.max_new_tokens > room:
             raise EngineFault(
-                FaultKind.TOO_LONG,
+                FaultKind.REFUSED,
                 f"a prompt of {len(request.prompt_ids)} tokens and a reply of {request.max_new_tokens} "
                 f"where the engine takes {server.max_model_len}",
             )
-        sampling = sampling_fields(self._temperature, self._stop_ids, request.max_new_tokens)
-        body = server.route.body(weights.adapter or server.model, request, sampling)
+        sampling = sampling_fields(self._temperature, request.max_new_tokens, stop_ids=sorted(self._stop_ids))
+        body = server.route.body(weights.adapter or server.model, request.prompt_ids, sampling)
         answer = await self._posted(client, url + server.route.path, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
             raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
         self._check_status(answer)
-        reply = server.route.read(answer.content)
+        try:
+            reply = server.route.read(json.loads(answer.content))
+        except ValueError:
+            raise EngineFault(FaultKind.CUT_BODY, f"{len(answer.content)} bytes that are no whole JSON") from None
         await self._labels_are_proved(url, reply, weights)
         if reply.spans is None and weights.adapter is None and self._urls.weights(url) is not weights:
             text = "a publish began before the reply ended, and this route does not say which weights sampled a token"
             raise EngineFault(FaultKind.UNPROVED_VERSION, text)
-        versions = self._urls.versions(url)
-        return believed(reply, request, vocabulary=self._vocabulary, weights=weights, versions=versions)
+        return checked_reply(
+            reply,
+            request,
+            stop_ids=self._stop_ids,
+            vocab_size=self._vocab_size,
+            weights=weights,
+            versions=self._urls.versions(url),
+        )
 
     async def _posted(self, client: httpx2.AsyncClient, url: str, body: dict[str, object]) -> httpx2.Response:
         try:
@@ -262,7 +257,8 @@ class RemoteEngine:
     def _check_status(self, answer: httpx2.Response) -> None:
         if answer.status_code == httpx2.codes.OK:
             return
-        after = read_retry_after(answer.headers.get("Retry-After"))
+        header = answer.headers.get("Retry-After", "").strip()
+        after = float(header) if header.isdecimal() else None  # it may be a date
         text = f"status {answer.status_code}: {self._message(answer)}"
         if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:
             raise EngineFault(FaultKind.BUSY, text, retry_after_s=after)

@@ -6,20 +6,19 @@ change what is sampled is sent: `/v1/completions` takes the others from the mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from operator import index
+from typing import Any, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.faults import EngineFault, FaultKind
+from agentloop.errors import one_line
 
 _TOKEN_ID = "token_id:"
 
 
-@dataclass(frozen=True)
-class VersionSpan:
+class VersionSpan(NamedTuple):
     """Tokens `start` to `end` of a reply were sampled by the weights that the server calls `label`."""
 
     label: str
@@ -29,7 +28,7 @@ class VersionSpan:
 
 @dataclass(frozen=True)
 class WireReply:
-    """An answer as it came, whichever route it took; nothing of it has been checked."""
+    """An answer as it came, whichever route it took; nothing but the types in it has been checked."""
 
     model: str | None
     prompt_tokens: int | None
@@ -38,8 +37,12 @@ class WireReply:
     """The tokens that the log-probs are said to be of."""
     log_probs: Sequence[float | None]
     finish_reason: str | None
-    spans: tuple[VersionSpan, ...] | None
+    spans: Sequence[VersionSpan] | None
     """None where the route never says."""
+    likeliest: Mapping[int, float]
+    """Log-probs of the likeliest tokens in the place of the last one; empty where they were not asked for."""
+    prompt: Sequence[Any]
+    """Log-probs of the prompt's tokens as vLLM writes them; empty where they were not asked for."""
 
 
 class Route(Protocol):
@@ -47,16 +50,18 @@ class Route(Protocol):
     names_versions: bool
     """Whether its replies say which weights sampled each token."""
 
-    def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
+    def body(self, model: str, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
         """What is sent, as JSON."""
         ...
 
-    def read(self, body: bytes) -> WireReply:
+    def read(self, answer: Any) -> WireReply:
         """What came back. Raises EngineFault where it is not what this route answers with."""
         ...
 
 
-def sampling_fields(temperature: float, stop_ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+def sampling_fields(
+    temperature: float, max_new_tokens: int, *, stop_ids: Sequence[int] = (), likeliest: int = 0
+) -> dict[str, Any]:
     """Settings that both routes know by these names: the whole distribution at `temperature`, and nothing else."""
     return {
         "temperature": temperature,
@@ -68,60 +73,8 @@ def sampling_fields(temperature: float, stop_ids: Sequence[int], max_new_tokens:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "logprobs": likeliest,
     }
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Usage(_Wire):
-    prompt_tokens: int | None = None
-
-
-class _Scored(_Wire):
-    token_id: int
-    logprob: float | None
-
-
-class _ScoredTokens(_Wire):
-    content: list[_Scored] | None = None
-
-
-class _Span(_Wire):
-    version: str
-    start: int
-    end: int
-
-
-class _GenerateChoice(_Wire):
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    logprobs: _ScoredTokens | None = None
-    weight_versions: list[_Span] | None = None
-
-
-class _GenerateAnswer(_Wire):
-    model: str | None = None
-    choices: list[_GenerateChoice]
-    usage: _Usage | None = None
-
-
-class _CompletionLogProbs(_Wire):
-    tokens: list[str]
-    token_logprobs: list[float | None]
-
-
-class _CompletionChoice(_Wire):
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-    logprobs: _CompletionLogProbs | None = None
-
-
-class _CompletionAnswer(_Wire):
-    model: str | None = None
-    choices: list[_CompletionChoice]
-    usage: _Usage | None = None
 
 
 class GenerateRoute:
@@ -130,28 +83,30 @@ class GenerateRoute:
     path = "/inference/v1/generate"
     names_versions = True
 
-    def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "model": model,
-            "token_ids": list(request.prompt_ids),
-            "sampling_params": {**sampling, "logprobs": 0, "detokenize": False},
-        }
+    def body(self, model: str, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        return {"model": model, "token_ids": list(prompt_ids), "sampling_params": {**sampling, "detokenize": False}}
 
-    def read(self, body: bytes) -> WireReply:
-        answer = _parsed(_GenerateAnswer, body)
-        choice = _only(answer.choices)
-        scored = (choice.logprobs.content if choice.logprobs else None) or []
-        # An empty list covers no token, so that a reply without spans is refused here.
-        spans = choice.weight_versions or []
-        return WireReply(
-            model=answer.model,
-            prompt_tokens=answer.usage.prompt_tokens if answer.usage else None,
-            token_ids=choice.token_ids or [],
-            scored_ids=[entry.token_id for entry in scored],
-            log_probs=[entry.logprob for entry in scored],
-            finish_reason=choice.finish_reason,
-            spans=tuple(VersionSpan(span.version, span.start, span.end) for span in spans),
-        )
+    def read(self, answer: Any) -> WireReply:
+        with _understood():
+            (choice,) = answer["choices"]
+            scored = (choice.get("logprobs") or {}).get("content") or []
+            # An empty list covers no token, so that a reply without spans is refused.
+            spans = [
+                VersionSpan(str(span["version"]), index(span["start"]), index(span["end"]))
+                for span in choice.get("weight_versions") or []
+            ]
+            top = (scored[-1].get("top_logprobs") or []) if scored else []
+            return WireReply(
+                model=answer.get("model"),
+                prompt_tokens=_prompt_tokens(answer),
+                token_ids=list(map(index, choice.get("token_ids") or [])),
+                scored_ids=[index(one["token_id"]) for one in scored],
+                log_probs=[_number(one["logprob"]) for one in scored],
+                finish_reason=choice.get("finish_reason"),
+                spans=spans,
+                likeliest={index(one["token_id"]): float(one["logprob"]) for one in top},
+                prompt=answer.get("prompt_logprobs") or [],
+            )
 
 
 class CompletionsRoute:
@@ -160,55 +115,50 @@ class CompletionsRoute:
     path = "/v1/completions"
     names_versions = False
 
-    def body(self, model: str, request: GenerationRequest, sampling: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "model": model,
-            "prompt": list(request.prompt_ids),
-            **sampling,
-            "logprobs": 0,
-            "return_tokens_as_token_ids": True,
-            "return_token_ids": True,
-        }
+    def body(self, model: str, prompt_ids: Sequence[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        ids = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+        return {"model": model, "prompt": list(prompt_ids), **sampling, **ids}
 
-    def read(self, body: bytes) -> WireReply:
-        answer = _parsed(_CompletionAnswer, body)
-        choice = _only(answer.choices)
-        scored_ids = [_token_id(token) for token in choice.logprobs.tokens] if choice.logprobs else []
-        return WireReply(
-            model=answer.model,
-            prompt_tokens=answer.usage.prompt_tokens if answer.usage else None,
-            token_ids=scored_ids if choice.token_ids is None else choice.token_ids,
-            scored_ids=scored_ids,
-            log_probs=choice.logprobs.token_logprobs if choice.logprobs else [],
-            finish_reason=choice.finish_reason,
-            spans=None,
-        )
-
-
-Answer = TypeVar("Answer", bound=BaseModel)
-Choice = TypeVar("Choice")
+    def read(self, answer: Any) -> WireReply:
+        with _understood():
+            (choice,) = answer["choices"]
+            scored = choice.get("logprobs") or {}
+            scored_ids = list(map(_token_id, scored.get("tokens") or []))
+            given = choice.get("token_ids")
+            top = (scored.get("top_logprobs") or [{}])[-1] or {}
+            return WireReply(
+                model=answer.get("model"),
+                prompt_tokens=_prompt_tokens(answer),
+                token_ids=scored_ids if given is None else list(map(index, given)),
+                scored_ids=scored_ids,
+                log_probs=list(map(_number, scored.get("token_logprobs") or [])),
+                finish_reason=choice.get("finish_reason"),
+                spans=None,
+                likeliest={_token_id(name): float(value) for name, value in top.items()},
+                prompt=choice.get("prompt_logprobs") or [],
+            )
 
 
-def _parsed(kind: type[Answer], body: bytes) -> Answer:
+@contextmanager
+def _understood() -> Iterator[None]:
     try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "json_invalid":
-            raise EngineFault(FaultKind.CUT_BODY, f"{len(body)} bytes that are no whole JSON") from None
-        raise EngineFault(FaultKind.MALFORMED, f"{where} in the answer: {first['msg']}") from None
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EngineFault(FaultKind.WRONG_REPLY, f"not what the route answers with: {one_line(error)}") from error
 
 
-def _only(choices: list[Choice]) -> Choice:
-    if len(choices) != 1:
-        raise EngineFault(FaultKind.MALFORMED, f"{len(choices)} replies to one prompt")
-    return choices[0]
+def _prompt_tokens(answer: Any) -> int | None:
+    count = (answer.get("usage") or {}).get("prompt_tokens")
+    return None if count is None else index(count)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _token_id(token: str) -> int:
     """The id in `token_id:17`, which stands where the token's text would."""
     number = token.removeprefix(_TOKEN_ID)
     if number == token or not number.isdecimal():
-        raise EngineFault(FaultKind.MALFORMED, "texts of tokens where their ids were asked for")
+        raise ValueError("texts of tokens where their ids were asked for")
     return int(number)

@@ -11,11 +11,11 @@ from functools import cache
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute, Route, sampling_fields
-from agentloop.engines.remote.vllm_version import check_version
 from agentloop.errors import UserError, one_line, shortened
 
+LEAST_VERSION = "0.32"
+"""Of vLLM. Earlier replies name no weights, and earlier servers do not know `--enable-scale-out`."""
 CONNECT_TIMEOUT_S = 5.0
 _WARM_UP = httpx2.Timeout(300.0, connect=CONNECT_TIMEOUT_S)
 """A server's first reply may take a minute."""
@@ -45,10 +45,6 @@ class _Cards(BaseModel):
     data: list[_Card]
 
 
-class _Version(BaseModel):
-    version: str
-
-
 def read_key(variable: str) -> str | None:
     """The engine's key from the environment; None where the variable is not set. No message ever shows it."""
     key = os.environ.get(variable, "").strip()
@@ -57,28 +53,41 @@ def read_key(variable: str) -> str | None:
     return key or None
 
 
+def key_headers(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
 @cache
 def trusted() -> ssl.SSLContext:
     """Whom the machine trusts. Reading that takes 40 ms, which a client for each batch of turns would pay each time."""
     return ssl.create_default_context()
 
 
-def key_headers(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+def check_version(version: str, *, key: str, where: str) -> None:
+    """Raises UserError, about the setting `key`, unless `where` is of a vLLM that is new enough."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) < tuple(map(int, LEAST_VERSION.split("."))):
+        raise UserError(
+            f"{key} must be of vLLM {LEAST_VERSION} or newer, got {shortened(version)} at {where}. "
+            f"Install it in vLLM's own environment: pip install 'vllm>={LEAST_VERSION}'."
+        )
 
 
-def ask_server(url: str, *, model: str | None, key: str | None) -> ServerFacts:
+def ask_server(url: str, *, model: str | None = None, key: str | None) -> ServerFacts:
     """Ask the server at `url` what it can.
 
     Raises EngineAway where nothing answers, another UserError where it can't be an engine of this run.
     """
+    url = url.rstrip("/")
     # An engine is where its URL says: no proxy, and no password file, of this machine's user is asked.
     with httpx2.Client(
         base_url=url, headers=key_headers(key), timeout=_WARM_UP, trust_env=False, verify=trusted()
     ) as client:
         try:
             card = _base_model(client, url, model)
-            _check_version(client, url)
+            answer = client.get("/version")
+            said = re.search(rb'"version":\s*"([^"]*)"', answer.content) if answer.is_success else None
+            check_version("none" if said is None else said[1].decode(), key="engine.urls", where=url)
             route = _route(client, card.id)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise EngineAway(
@@ -90,19 +99,10 @@ def ask_server(url: str, *, model: str | None, key: str | None) -> ServerFacts:
 def _route(client: httpx2.Client, model: str) -> Route:
     """The route that says which weights sampled, where it is open."""
     route = GenerateRoute()
-    request = GenerationRequest(episode=0, prompt_ids=[0], max_new_tokens=1)
-    answer = client.post(route.path, json=route.body(model, request, sampling_fields(1.0, [], 1)))
+    answer = client.post(route.path, json=route.body(model, [0], sampling_fields(1.0, 1)))
     if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         answer.raise_for_status()
     return route if answer.status_code == httpx2.codes.OK else CompletionsRoute()
-
-
-def _check_version(client: httpx2.Client, url: str) -> None:
-    try:
-        version = _Version.model_validate_json(client.get("/version").raise_for_status().content).version
-    except (httpx2.HTTPStatusError, ValidationError):
-        version = "none"
-    check_version(version, key="engine.urls", where=url)
 
 
 def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:
@@ -115,9 +115,11 @@ def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:
     try:
         answer.raise_for_status()
         cards = [card for card in _Cards.model_validate_json(answer.content).data if card.parent is None]
-    except (httpx2.HTTPStatusError, ValidationError) as error:
-        text = f"status {answer.status_code}" if isinstance(error, httpx2.HTTPStatusError) else "no list of models"
-        raise UserError(f"engine.urls must name vLLM servers, got {text} from {url}/v1/models.") from None
+    except (httpx2.HTTPStatusError, ValidationError):
+        raise UserError(
+            f"engine.urls must name vLLM servers, got no list of models (status {answer.status_code}) from "
+            f"{url}/v1/models."
+        ) from None
     found = next((card for card in cards if model in (None, card.id)), None)
     if found is None:
         served = shortened(", ".join(card.id for card in cards)) or "none"

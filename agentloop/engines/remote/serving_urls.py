@@ -25,7 +25,7 @@ class ServingUrls:
     """The engines of a run. An episode asks the same one as long as it can, for that one has its prefix cached."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = tuple(urls)
+        self.all = tuple(urls)
         self._serving: dict[str, Weights] = {}
         self._versions: dict[str, dict[str, int]] = {url: {} for url in urls}
         self._rests_until = dict.fromkeys(urls, 0.0)
@@ -33,15 +33,8 @@ class ServingUrls:
         self.newest: int | None = None
         """The version that was published last; None: none was."""
 
-    @property
-    def all(self) -> tuple[str, ...]:
-        return self._urls
-
     def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
         """The engines at `urls` were proved to serve this version; the others go on with theirs."""
-        unknown = sorted(set(urls) - set(self._urls))
-        if unknown:
-            raise ValueError(f"urls must be among {', '.join(self._urls)}, got {unknown[0]}")
         if label == UNLABELLED:
             raise ValueError(f"label must not be {label!r}: a restarted engine calls any weights so")
         for url in urls:
@@ -52,7 +45,7 @@ class ServingUrls:
         self._rests_until |= dict.fromkeys(urls, 0.0)
 
     def withdraw(self, url: str) -> None:
-        """Its weights are not known any more; it is not asked until it is published to again."""
+        """Ask this engine no more until it is published to again: its weights are not known."""
         self._serving.pop(url, None)
 
     def weights(self, url: str) -> Weights | None:
@@ -64,7 +57,7 @@ class ServingUrls:
         return self._versions[url]
 
     def failed(self, url: str, *, rest_s: float | None = None) -> None:
-        """Other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
+        """Let other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
         self._rests_until[url] = time.monotonic() + (_REST_S if rest_s is None else rest_s)
 
     def gone(self, url: str) -> float:
@@ -73,19 +66,16 @@ class ServingUrls:
         return now - self._gone_since.setdefault(url, now)
 
     def replied(self, url: str) -> None:
-        """It is there, with its weights."""
+        """Note that it is there, with its weights."""
         self._gone_since.pop(url, None)
 
     def choose(self, episode: int, tried: Collection[str]) -> str | None:
         """The engine to ask, rather one that was not `tried` for this turn; None where none serves."""
         now = time.monotonic()
-        ranked = sorted(
-            self._serving,
-            key=lambda url: (url in tried, self._rests_until[url] > now, _rank(episode, url)),
-        )
-        return ranked[0] if ranked else None
 
+        def rank(url: str) -> tuple[bool, bool, bytes]:
+            # Every episode has its own order of engines; that of the others stays when one is gone.
+            own = hashlib.blake2b(f"{episode} {url}".encode(), digest_size=8).digest()
+            return url in tried, self._rests_until[url] > now, own
 
-def _rank(episode: int, url: str) -> bytes:
-    """Every episode has its own order of engines; that of the others stays when one is gone."""
-    return hashlib.blake2b(f"{episode} {url}".encode(), digest_size=8).digest()
+        return min(self._serving, key=rank, default=None)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from agentloop.engines.publish.engine_control import EngineRefused
-from agentloop.engines.publish.one_publisher import one_publisher
-from agentloop.engines.publish.proof import PublishedEngine, publish
-from agentloop.engines.publish.published_policy import newest_published
+from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
+from agentloop.engines.publish.proof import publish
+from agentloop.engines.publish.published_policy import newest_published, one_publisher
 from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.errors import UserError
 
@@ -24,76 +22,26 @@ _MOST_STARTS = 5
 _REST_S = 2.0
 
 
-class PolicyWatch:
-    """Publishes the newest policy of a folder to an engine, and proves it; each once, until the engine is another."""
-
-    def __init__(
-        self,
-        engine: PublishedEngine,
-        policies: Path | None,
-        say: Callable[[str], None],
-    ) -> None:
-        """`policies` None: nothing is published."""
-        self._engine = engine
-        self._policies = policies
-        self._say = say
-        self._done: Path | None = None
-
-    def forget(self) -> None:
-        """The engine was started anew: what it had is gone."""
-        self._done = None
-
-    def look(self) -> None:
-        """Publish what is new. Raises EngineRefused where the engine can't take it."""
-        if self._policies is None or newest_published(self._policies) in (None, self._done):
-            return
-        with one_publisher(self._policies, self._engine.url):
-            newest = newest_published(self._policies)
-            if newest is not None:
-                self._publish(newest)
-
-    def _publish(self, newest: Path) -> None:
-        began = time.monotonic()
-        try:
-            proof = publish(self._engine, newest)
-        except EngineRefused:
-            raise
-        except UserError as error:
-            # A later policy may be whole, or reach all of the engine.
-            self._say(f"refused: {error}")
-        else:
-            seconds = time.monotonic() - began
-            parts = f"loaded in {proof.load_s:.2f}, compared in {proof.prove_s:.2f}"
-            self._say(
-                f"serves policy {newest.name}, proved in {seconds:.2f} s ({parts}): {proof.difference:.1e} nats apart"
-            )
-        self._done = newest
-
-
-class WatchedEngine(Protocol):
-    @property
-    def url(self) -> str: ...
-
-    def healthy(self) -> bool: ...
-
-
 class EngineWatch:
-    """Starts an engine, or attaches to one, and stays with it until `stopped`."""
+    """Starts an engine, or attaches to one, and stays with it until `stopped`.
+
+    The newest policy of the folder `policies` is published to it, and proved: each once, until the engine is another.
+    """
 
     def __init__(
         self,
-        control: WatchedEngine,
-        policies: PolicyWatch,
+        engine: EngineControl,
+        policies: Path | None,
         *,
         say: Callable[[str], None],
-        stopped: Callable[[], bool],
+        stopped: Callable[[], bool] = lambda: False,
         silent_s: float = SILENT_S,
     ) -> None:
-        self._control = control
-        self._policies = policies
-        self._say = say
-        self._stopped = stopped
-        self._silent_s = silent_s
+        """`policies` None: nothing is published."""
+        self._engine, self._policies = engine, policies
+        self._say, self._stopped, self._silent_s = say, stopped, silent_s
+        self._done: Path | None = None
+        """The policy that was published last."""
 
     def serve(
         self, command: Sequence[str], environment: Mapping[str, str], *, port: int, log: Path, start_timeout_s: float
@@ -104,10 +52,9 @@ class EngineWatch:
             self._say(f"starting {' '.join(command[:3])} (log: {log})")
             process = EngineProcess(command, environment, port=port, log=log)
             try:
-                if not process.wait_until(self._control.healthy, limit_s=start_timeout_s, stopped=self._stopped):
+                if not process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
                     return
-                self._say(f"answers at {self._control.url}")
-                self._policies.forget()
+                self.begin()
                 served = self._stay(process)
             finally:
                 process.end()
@@ -123,39 +70,65 @@ class EngineWatch:
         """Stay with an engine that somebody else starts."""
         answers = False
         while not self._stopped():
-            healthy = self._control.healthy()
+            healthy = self._engine.healthy()
             if healthy and not answers:
-                self._say(f"answers at {self._control.url}")
-                self._policies.forget()
+                self.begin()
             elif answers and not healthy:
-                self._say(f"is gone from {self._control.url}; waiting until it is back")
+                self._say(f"is gone from {self._engine.url}; waiting until it is back")
             answers = healthy
             if healthy:
                 try:
-                    self._policies.look()
+                    self.publish_newest()
                 except EngineRefused as error:
                     self._say(str(error))
                     answers = False
             self._rest()
 
+    def begin(self) -> None:
+        """The engine has been started: it has no policy of the run's."""
+        self._say(f"answers at {self._engine.url}")
+        self._done = None
+
+    def publish_newest(self) -> None:
+        """Publish what is new. Raises EngineRefused where the engine can't take it."""
+        if self._policies is None or newest_published(self._policies) in (None, self._done):
+            return
+        with one_publisher(self._policies, self._engine.url):
+            newest = newest_published(self._policies)
+            if newest is None:
+                return
+            began = time.monotonic()
+            try:
+                proof = publish(self._engine, newest)
+            except EngineRefused:
+                raise
+            except UserError as error:
+                # A later policy may be whole, or reach all of the engine.
+                self._say(f"refused: {error}")
+            else:
+                self._say(
+                    f"serves policy {newest.name}, proved in {time.monotonic() - began:.2f} s (loaded in "
+                    f"{proof.load_s:.2f}, compared in {proof.prove_s:.2f}): {proof.difference:.1e} nats apart"
+                )
+            self._done = newest
+
     def _stay(self, process: EngineProcess) -> bool:
-        """Until it is gone. True: policies could be published meanwhile."""
+        """Stay until it is gone. True: policies could be published meanwhile."""
         served, answered_at = False, time.monotonic()
         while not self._stopped():
             if process.exit_code is not None:
                 self._say(f"has ended with exit code {process.exit_code}: {process.last_error()}")
                 return served
-            healthy = self._control.healthy()
-            if healthy:
+            if self._engine.healthy():
                 answered_at = time.monotonic()
                 try:
-                    self._policies.look()
+                    self.publish_newest()
                     served = True
                 except EngineRefused as error:
-                    self._say(f"{error} It is started anew.")
+                    self._say(f"{error} It is started again.")
                     return served
             elif time.monotonic() - answered_at > self._silent_s:
-                self._say(f"has said nothing for {self._silent_s:g} s; it is started anew")
+                self._say(f"has said nothing for {self._silent_s:g} s; it is started again")
                 return served
             time.sleep(LOOK_AGAIN_S)
         return True

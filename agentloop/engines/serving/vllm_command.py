@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agentloop.engines.remote.vllm_version import LEAST, check_version
+from agentloop.engines.remote.server_facts import LEAST_VERSION, check_version
 from agentloop.errors import UserError, one_line
 
 LOOPBACK = "127.0.0.1"
@@ -64,8 +64,8 @@ def find_vllm(named: Path | None, environment: Mapping[str, str], *, key: str = 
     if found is None:
         raise UserError(
             f"{key} must be vLLM's own executable, got {str(wanted)!r}, which is not there. Install vLLM in an "
-            f"environment of its own (python -m venv vllm-env; vllm-env/bin/pip install 'vllm>={LEAST}'), then set "
-            f"{EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
+            "environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
+            f"'vllm>={LEAST_VERSION}'), then set {EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
     check_version(_version_of(found, environment), key=key, where=found)
     return Path(found)

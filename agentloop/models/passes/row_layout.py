@@ -54,7 +54,7 @@ def packed(token_ids: Tensor, attention_mask: Tensor, *, within_rows: bool) -> L
     columns = torch.arange(token_ids.shape[1], device=token_ids.device)
     new = attention_mask & (columns >= shared[:, None])
     own = new.flatten().cumsum(0).view_as(token_ids) - 1
-    # A token is where the last row before it that had it anew has it.
+    # A token is where the last row before it that had it again has it.
     places = torch.where(new, own, 0).cummax(dim=0).values
     inputs = {"input_ids": token_ids[new][None], "position_ids": columns.expand_as(new)[new][None]}
     if not within_rows:

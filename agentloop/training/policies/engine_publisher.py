@@ -15,9 +15,8 @@ from typing import Any, cast, get_args
 import torch
 
 from agentloop.engines.publish.engine_control import EngineControl, EngineRefused
-from agentloop.engines.publish.one_publisher import one_publisher
 from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
-from agentloop.engines.publish.published_policy import NumberType, PublishedPolicy, read_published
+from agentloop.engines.publish.published_policy import NumberType, PublishedPolicy, one_publisher, read_published
 from agentloop.engines.remote.connect import connect_engine
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.engines.remote.server_facts import read_key

@@ -22,6 +22,8 @@ from tests.agentloop.distributed.ranked_publishes import NAMES, PARTS, loaded_po
 from tests.fakes.published_policies import tiny_learner
 from tests.fakes.runs import ROOT, save_llama, save_qwen2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -82,6 +82,7 @@ def assert_close(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], withi
             assert value == pytest.approx(other[name], rel=within, abs=within), name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str) -> None:
@@ -98,10 +99,12 @@ def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str)
         )
 
 
+@pytest.mark.slow
 def test_packed_rows_chunks_and_activations_made_again_change_nothing_on_two_ranks(runs: dict[str, Any]) -> None:
     assert_close(runs["frugal"], runs["float64"]["one"][:FRUGAL], 1e-9)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> None:
     found = runs["float64"]
     half = UPDATES // 2
@@ -158,6 +161,7 @@ def test_a_rank_takes_as_many_passes_as_the_others() -> None:
     assert Ranks(1, 2).share([]) == []
 
 
+@pytest.mark.slow
 def test_error_of_rank_0_alone_ends_all_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     leader, other = start_ranks(2, ["-c", FAILS_ALONE])
@@ -214,6 +218,7 @@ def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.slow
 def test_state_without_one_of_its_files_is_refused(runs: dict[str, Any], tmp_path: Path) -> None:
     state = Path(shutil.copytree(runs["float64"]["state"], tmp_path / "state"))
     assert read_tensors(state).keys()

@@ -57,32 +57,26 @@ class Subject:
         return isinstance(self.facts.route, GenerateRoute)
 
     def engine(
-        self,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        version: int = VERSION,
-        limits: EngineLimits | None = None,
+        self, *, stop_ids: frozenset[int] = frozenset(), version: int = VERSION, temperature: float = 1.0
     ) -> RemoteEngine:
-        engine = RemoteEngine(
-            [self.facts],
-            key=self.key,
-            stop_ids=self.stop_ids | stop_ids,
-            vocab_size=self.vocabulary,
-            limits=limits,
-        )
+        ids, size = self.stop_ids | stop_ids, self.vocabulary
+        engine = RemoteEngine([self.facts], key=self.key, stop_ids=ids, vocab_size=size, limits=IMPATIENT)
         engine.published(version)
+        engine.begin(seed=0, temperature=temperature)
         return engine
+
+    def assert_own(self, request: GenerationRequest, reply: Completion, temperature: float = 1.0) -> None:
+        own = plain_log_probs(self.model, request.prompt_ids, reply.token_ids, temperature)
+        assert reply.log_probs == pytest.approx(own, abs=1e-3)
 
     def prompt(self, number: int, length: int = 12) -> list[int]:
         return [(7 * number + 5 * place + 1) % self.vocabulary for place in range(length)]
 
     def replies(self, *requests: GenerationRequest, temperature: float = 1.0) -> list[Completion]:
-        engine = self.engine()
-        engine.begin(seed=0, temperature=temperature)
-        return [believable(reply) for reply in replies_of(engine, requests)]
+        return [recorded(reply) for reply in replies_of(self.engine(temperature=temperature), requests)]
 
 
-def believable(reply: Completion | GenerationFailed) -> Completion:
+def recorded(reply: Completion | GenerationFailed) -> Completion:
     assert isinstance(reply, Completion), reply
     return reply
 
@@ -101,7 +95,7 @@ def subject(request: pytest.FixtureRequest, server: EngineServer) -> Subject:
     place, route = request.param.split(", ")
     url = server.address if place == "test server" else str(REAL)
     key = KEY if place == "test server" else read_key("AGENTLOOP_ENGINE_KEY")
-    facts = ask_server(url, model=None, key=key)
+    facts = ask_server(url, key=key)
     assert isinstance(facts.route, GenerateRoute), "the server must be started with --enable-scale-out"
     httpx2.post(f"{url}/update_weight_version", json={"new_version": str(VERSION)}).raise_for_status()
     cards = httpx2.get(f"{url}/v1/models", headers=key_headers(key)).json()["data"]
@@ -111,142 +105,93 @@ def subject(request: pytest.FixtureRequest, server: EngineServer) -> Subject:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
 def test_log_probs_are_the_models_own_at_the_temperature_of_the_sampling(subject: Subject, temperature: float) -> None:
-    requests = [GenerationRequest(n, subject.prompt(n), 24) for n in range(6)]
+    requests = [GenerationRequest(n, subject.prompt(n, 4 + n), 24) for n in range(8)]
     for request, reply in zip(requests, subject.replies(*requests, temperature=temperature), strict=True):
-        own = plain_log_probs(subject.model, request.prompt_ids, reply.token_ids, temperature)
-        assert reply.log_probs == pytest.approx(own, abs=1e-3)
+        subject.assert_own(request, reply, temperature)
+        ended = reply.token_ids[-1] in subject.stop_ids
+        assert len(reply.token_ids) == 24 or (ended and len(reply.token_ids) < 24)
+        assert reply.policy_version == VERSION
 
 
 def test_a_greedy_reply_is_the_most_likely_one_with_log_probs_of_temperature_1(subject: Subject) -> None:
     request = GenerationRequest(0, subject.prompt(1), 12)
     first, second = (subject.replies(request, temperature=0.0)[0] for _ in range(2))
     assert first.token_ids == second.token_ids
+    subject.assert_own(request, first)
     own = plain_log_probs(subject.model, request.prompt_ids, first.token_ids)
-    assert first.log_probs == pytest.approx(own, abs=1e-3)
     assert own == pytest.approx(highest_log_probs(subject.model, request.prompt_ids, first.token_ids), abs=1e-3)
 
 
 def test_a_prompt_is_read_token_for_token(subject: Subject) -> None:
     prompt = [subject.vocabulary - 1, 0, 0, 1, *sorted(subject.stop_ids)[:3], 5]
-    sampling = {"temperature": 1.0, "max_tokens": 2, "stop_token_ids": []}
-    body = subject.facts.route.body(subject.facts.model, GenerationRequest(0, prompt, 2), sampling)
-    headers = key_headers(subject.key)
-    url = subject.facts.url + subject.facts.route.path
+    body = subject.facts.route.body(subject.facts.model, prompt, {"temperature": 1.0, "max_tokens": 2})
+    url, headers = subject.facts.url + subject.facts.route.path, key_headers(subject.key)
     answer = httpx2.post(url, json={**body, "return_token_ids": True}, headers=headers).raise_for_status().json()
     assert (answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]) == prompt
-    (reply,) = subject.replies(GenerationRequest(0, prompt, 8))
-    assert reply.log_probs == pytest.approx(plain_log_probs(subject.model, prompt, reply.token_ids), abs=1e-3)
+    request = GenerationRequest(0, prompt, 8)
+    subject.assert_own(request, *subject.replies(request))
 
 
 def test_a_stop_token_ends_a_reply_and_is_its_last_token(subject: Subject) -> None:
     request = GenerationRequest(0, subject.prompt(2), 16)
     (whole,) = subject.replies(request, temperature=0.0)
     stop = whole.token_ids[len(whole.token_ids) // 2]
-    engine = subject.engine(stop_ids=frozenset({stop}))
-    engine.begin(seed=0, temperature=0.0)
-    reply = believable(replies_of(engine, [request])[0])
+    reply = recorded(replies_of(subject.engine(stop_ids=frozenset({stop}), temperature=0.0), [request])[0])
     assert reply.token_ids == whole.token_ids[: whole.token_ids.index(stop) + 1]
 
 
-@pytest.mark.parametrize("limit", [1, 2, 9])
-def test_a_reply_has_no_more_tokens_than_asked_for(subject: Subject, limit: int) -> None:
-    for reply in subject.replies(*(GenerationRequest(n, subject.prompt(n), limit) for n in range(4))):
-        ended = reply.token_ids[-1] in subject.stop_ids
-        assert len(reply.token_ids) == limit or (ended and len(reply.token_ids) < limit)
-
-
-def test_every_token_has_the_version_of_the_last_publish(subject: Subject) -> None:
-    assert {reply.policy_version for reply in subject.replies(GenerationRequest(0, subject.prompt(3), 8))} == {VERSION}
-
-
 def test_a_version_that_was_not_proved_is_refused_where_the_route_names_it(subject: Subject) -> None:
-    engine = subject.engine(version=VERSION + 1, limits=IMPATIENT)
+    engine = subject.engine(version=VERSION + 1)
     (reply,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0), 4)])
     if subject.names_versions:
-        assert str(reply) == (
-            f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
-        )
-        assert engine.faults == {"unproved_version": 3}
+        said = f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
+        assert (str(reply), engine.faults) == (said, {"unproved_version": 3})
     else:
-        assert believable(reply).policy_version == VERSION + 1  # nobody but who published can know
-
-
-def test_many_requests_at_once_each_get_their_own_reply(subject: Subject) -> None:
-    requests = [GenerationRequest(n, subject.prompt(n, 4 + n), 6) for n in range(16)]
-    for request, reply in zip(requests, subject.replies(*requests), strict=True):
-        own = plain_log_probs(subject.model, request.prompt_ids, reply.token_ids)
-        assert reply.log_probs == pytest.approx(own, abs=1e-3)
+        assert recorded(reply).policy_version == VERSION + 1  # nobody but who published can know
 
 
 def test_the_turns_of_an_episode_extend_its_prompt(subject: Subject) -> None:
-    engine = subject.engine()
-    engine.begin(seed=0, temperature=1.0)
-    prompt = subject.prompt(4)
+    engine, prompt = subject.engine(), subject.prompt(4)
     for turn in range(3):
-        reply = believable(replies_of(engine, [GenerationRequest(7, prompt, 6)])[0])
-        assert reply.log_probs == pytest.approx(plain_log_probs(subject.model, prompt, reply.token_ids), abs=1e-3)
+        request = GenerationRequest(7, prompt, 6)
+        reply = recorded(replies_of(engine, [request])[0])
+        subject.assert_own(request, reply)
         prompt = [*prompt, *reply.token_ids, turn, turn + 1]
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_by_name(subject: Subject) -> None:
+def test_a_prompt_that_leaves_no_room_or_is_none_of_the_models_is_refused(subject: Subject) -> None:
     longest = subject.facts.max_model_len
     assert longest is not None
-    engine = subject.engine()
-    (failure,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, longest - 3), 4)])
-    assert (
-        str(failure) == f"too_long: a prompt of {longest - 3} tokens and a reply of 4 where the engine takes {longest}"
-    )
-    (reply,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, longest - 3), 3)])
-    assert len(believable(reply).token_ids) <= 3
-
-
-def test_a_prompt_longer_than_the_model_is_refused_by_the_server(subject: Subject) -> None:
-    assert subject.facts.max_model_len is not None
-    silent = replace(subject, facts=replace(subject.facts, max_model_len=None))
-    engine = silent.engine()
-    (failure,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0, subject.facts.max_model_len + 1), 4)])
-    assert str(failure).startswith("refused: status 400: ")
-    assert f" {subject.facts.max_model_len}" in str(failure)
-    assert engine.faults == {"refused": 1}
-
-
-def test_a_token_outside_the_vocabulary_is_refused_by_the_server(subject: Subject) -> None:
-    (failure,) = replies_of(subject.engine(), [GenerationRequest(0, [1, subject.vocabulary + 100_000], 4)])
-    assert str(failure).startswith("refused: status 400: ")
+    request = GenerationRequest(0, subject.prompt(0, longest - 3), 4)
+    said = f"refused: a prompt of {longest - 3} tokens and a reply of 4 where the engine takes {longest}"
+    assert str(replies_of(subject.engine(), [request])[0]) == said
+    assert len(subject.replies(replace(request, max_new_tokens=3))[0].token_ids) <= 3
+    silent = replace(subject, facts=replace(subject.facts, max_model_len=None)).engine()
+    wrong = [[1, subject.vocabulary + 100_000], subject.prompt(0, longest + 1)]
+    outside, long = (str(reply) for reply in replies_of(silent, [GenerationRequest(0, ids, 4) for ids in wrong]))
+    assert outside.startswith("refused: status 400: ") and long.startswith("refused: status 400: ")
+    assert f" {longest}" in long and silent.faults == {"refused": 2}
 
 
 def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path) -> None:
     name, folder = f"run@{uuid.uuid4().int}", save_adapter(Path(subject.model.name_or_path), tmp_path)
     adapted = load(subject.model.name_or_path)
     adapted.load_adapter(str(folder))
-    headers = key_headers(subject.key)
-    post = partial(httpx2.post, headers=headers, timeout=60)
+    post = partial(httpx2.post, headers=key_headers(subject.key), timeout=60)
     loaded = post(f"{subject.facts.url}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
     if loaded.status_code in (404, 405) and subject.facts.url == REAL:
         pytest.skip("this server was started without --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
     loaded.raise_for_status()
-    engine = subject.engine(limits=IMPATIENT)
+    engine = subject.engine()
     engine.published(VERSION + 1, name)
     request = GenerationRequest(0, subject.prompt(5), 16)
-    reply = believable(replies_of(engine, [request])[0])
-    own = plain_log_probs(adapted.eval(), request.prompt_ids, reply.token_ids)
-    assert reply.log_probs == pytest.approx(own, abs=1e-3)
-    assert reply.log_probs != pytest.approx(
-        plain_log_probs(subject.model, request.prompt_ids, reply.token_ids), abs=0.01
-    )
+    reply = recorded(replies_of(engine, [request])[0])
+    replace(subject, model=adapted.eval()).assert_own(request, reply)
+    below = plain_log_probs(subject.model, request.prompt_ids, reply.token_ids)
+    assert reply.log_probs != pytest.approx(below, abs=0.01)
     assert reply.policy_version == VERSION + 1
     post(f"{subject.facts.url}/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
     assert str(replies_of(engine, [request])[0]) == f"unproved_version: the engine has no '{name}': has it restarted?"
-
-
-def test_another_key_is_refused_without_being_shown(subject: Subject) -> None:
-    if subject.key is None:
-        pytest.skip("this server has no key")
-    with pytest.raises(
-        UserError, match="engine.api_key_env names must hold the engine's key, got status 401"
-    ) as refused:
-        ask_server(subject.facts.url, model=None, key="another-secret")
-    assert "another-secret" not in str(refused.value)
 
 
 def test_another_model_name_is_refused_with_those_that_are_served(subject: Subject) -> None:

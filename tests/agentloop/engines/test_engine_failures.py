@@ -64,29 +64,15 @@ def episode(*script: str | Completion | GenerationFailed) -> Episode:
     return ended
 
 
-def completion(ids: list[int], log_probs: list[float], entropies: list[float] | None = None) -> Completion:
-    return Completion(tuple(ids), tuple(log_probs), 0, tuple([1.0] * len(ids) if entropies is None else entropies))
+def completion(ids: list[int], log_probs: list[float]) -> Completion:
+    return Completion(tuple(ids), tuple(log_probs), 0)
 
 
-BAD = [
-    (LOST, "HTTP 500"),
-    (completion([], []), "0 tokens where 1 to 50 were asked for"),
-    (completion([40] * 51, [-1.0] * 51), "51 tokens where 1 to 50 were asked for"),
-    (completion([40, 41], [-1.0]), "1 log-probs for 2 tokens"),
-    (completion([40], [-1.0, -1.0]), "2 log-probs for 1 tokens"),
-    (completion([40, 41], []), "0 log-probs for 2 tokens"),
-    (completion([40, 41], [-1.0, -1.0], [1.0]), "1 entropies for 2 tokens"),
-    (completion([40, 41], [-1.0, math.nan]), "log-probs with nan among them"),
-    (completion([40, 41], [-math.inf, -1.0]), "log-probs with -inf among them"),
-    (completion([40], [-1.0], [math.nan]), "entropies with nan among them"),
-    (completion([40, 41], [-1.0, 2e-6]), "a log-prob of 2e-06, which is above 0"),
-    (completion([40, VOCAB], [-1.0, -1.0]), f"token {VOCAB} of a vocabulary of {VOCAB}"),
-    (completion([-1, 40], [-1.0, -1.0]), f"token -1 of a vocabulary of {VOCAB}"),
-]
+BAD = [(LOST, "HTTP 500"), (completion([40, VOCAB], [-1.0, -1.0]), f"token {VOCAB} of a vocabulary of {VOCAB}")]
 
 
 @pytest.mark.parametrize(("bad", "problem"), BAD, ids=[problem for _, problem in BAD])
-def test_reply_that_cannot_be_believed_ends_the_episode_and_nothing_of_it_is_recorded(
+def test_reply_that_cannot_be_recorded_ends_the_episode_and_nothing_of_it_is_stored(
     bad: Completion | GenerationFailed, problem: str
 ) -> None:
     ended = episode(call("count"), bad)
@@ -97,10 +83,6 @@ def test_reply_that_cannot_be_believed_ends_the_episode_and_nothing_of_it_is_rec
     mask = loss_mask(segment.tokens, default_authors())
     assert CHATML.codec.decode(segment.tokens.token_ids[mask].tolist()) == f"{call('count')}<|im_end|>"
     assert [message.role for message in ended.messages][-2:] == ["assistant", "tool"]
-
-
-def test_log_prob_above_0_by_rounding_is_believed() -> None:
-    assert episode(completion([40, CHATML.end_id], [1e-6, 0.0])).stop_reason == "answered"
 
 
 def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: Path) -> None:
@@ -156,23 +138,15 @@ def test_engine_that_loses_track_of_its_requests_fails_them_all() -> None:
     assert problems == ["1 replies to 2 requests"] * 2
 
 
-def test_reasons_are_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_reasons_are_shown_once_each_and_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        collected([["done"], [LOST], [GenerationFailed("timed\nout")], [LOST]])
-    assert [record.getMessage() for record in caplog.records] == [
-        "episode ended with engine_failure: HTTP 500",
-        "episode ended with engine_failure: timed out",
-    ]
-
-
-def test_endless_reasons_are_not_all_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        rows = collected([["done"], *([GenerationFailed(f"request {i}")] for i in range(30))])
-    assert rows.engine_failures == 30
-    assert [record.getMessage() for record in caplog.records][19:] == [
-        "episode ended with engine_failure: request 19",
-        "further reasons are counted, and not shown",
-    ]
+        lost = [LOST, GenerationFailed("timed\nout"), LOST, *(GenerationFailed(f"request {i}") for i in range(30))]
+        rows = collected([["done"], *([failure] for failure in lost)])
+    assert rows.engine_failures == 33
+    said = [record.getMessage() for record in caplog.records]
+    reasons = ["HTTP 500", "timed out", *(f"request {i}" for i in range(18))]
+    assert said[:20] == [f"episode ended with engine_failure: {reason}" for reason in reasons]
+    assert said[20:] == ["further reasons are counted, and not shown"]
 
 
 def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:

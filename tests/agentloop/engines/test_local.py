@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from agentloop.engines import Completion, GenerationRequest
-from agentloop.engines.local.local_generator import LocalGenerator
-from agentloop.engines.local.stopping import StopStrings
+from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from context.parse.reply import before_stop
 from tests.fakes.families import family
 
@@ -20,34 +19,25 @@ VOCABULARY = 64
 STOP = 7
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+
+
 def llama(attention: str = "sdpa") -> PreTrainedModel:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        attn_implementation=attention,
-    )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=attention)).eval()
 
 
 def windowed() -> PreTrainedModel:
     torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        sliding_window=6,
-    )
-    return MistralForCausalLM(config).eval()
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
 
 
 def plain_log_probs(
@@ -103,17 +93,21 @@ def conversation(
     )
 
 
-def test_generator_log_probs_equal_a_plain_forward_over_turns() -> None:
-    assert conversation(llama()) < 1e-5
+FED_APART = {"shared": 40, "longest_news": 90}
+CASES: list[dict[str, Any]] = [{}, {"temperature": 0.6}, FED_APART, *({"rewrite": at} for at in (0, 1, 5))]
 
 
-def test_generator_applies_the_temperature_to_stored_log_probs() -> None:
-    assert conversation(llama(), temperature=0.6) < 1e-5
-
-
-@pytest.mark.parametrize("at", [0, 1, 5])
-def test_generator_survives_rewritten_history(at: int) -> None:
-    assert conversation(llama(), rewrite=at) < 1e-5
+@pytest.mark.parametrize(
+    ("make", "case"),
+    [
+        *((llama, case) for case in CASES),
+        *((make, case) for make in (lambda: llama("eager"), windowed) for case in ({}, FED_APART)),
+    ],
+)
+def test_generator_log_probs_equal_a_plain_forward_over_turns(
+    make: Callable[[], PreTrainedModel], case: dict[str, Any]
+) -> None:
+    assert conversation(make(), **case) < 1e-5
 
 
 def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
@@ -125,12 +119,6 @@ def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
     engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
     engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
     assert fed == [6, 2]
-
-
-def test_generator_log_probs_are_the_same_however_prompts_are_fed() -> None:
-    assert conversation(llama(), shared=40, longest_news=90) < 1e-5
-    assert conversation(llama("eager"), shared=40, longest_news=90) < 1e-5
-    assert conversation(windowed(), shared=40, longest_news=90) < 1e-5
 
 
 def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
@@ -174,14 +162,6 @@ def test_generator_goes_on_without_ended_rows_once_half_have_ended() -> None:
     shapes = fed_shapes(model)
     engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * (e == 3)) for e in range(4)])
     assert shapes == [(4, 2), (4, 1), (1, 1), (1, 1)]
-
-
-def test_generator_with_windowed_attention_equals_a_plain_forward() -> None:
-    assert conversation(windowed()) < 1e-5
-
-
-def test_generator_with_eager_attention_equals_a_plain_forward() -> None:
-    assert conversation(llama("eager")) < 1e-5
 
 
 def test_generator_ends_at_the_stop_token_or_the_limit() -> None:

@@ -25,6 +25,7 @@ from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.actor import Actor
 from agentloop.training.startup_checks import check_scoring
 from tests.agentloop.engines.test_local import (
+    CASES,
     VOCABULARY,
     conversation,
     fed_shapes,
@@ -37,7 +38,6 @@ from tests.agentloop.models.test_passes import Casts
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
-CASES = [{}, {"temperature": 0.6}, {"rewrite": 0}, {"rewrite": 1}, {"rewrite": 5}, {"shared": 40, "longest_news": 90}]
 BFLOAT16 = ComputeSection(autocast="bfloat16")
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 

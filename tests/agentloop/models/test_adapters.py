@@ -88,6 +88,7 @@ def test_critic_of_a_model_with_adapters_trains_adapters_of_its_own_and_the_head
     assert all("lora_" in name or name.startswith("head.") for name in trained)
 
 
+@pytest.mark.slow
 def test_run_on_adapters_resumes_like_the_unbroken_one(lora: tuple[Path, Path], tmp_path: Path) -> None:
     sections: dict[str, Any] = {"kl": {"loss_coef": 0.1}}
     display = SilentDisplay()
@@ -154,6 +155,7 @@ def test_adapter_adds_alpha_over_rank_of_what_it_has_learned(lora: tuple[Path, P
         torch.testing.assert_close(layer(x), expected)
 
 
+@pytest.mark.slow
 def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbroken_one(
     lora: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -204,6 +206,7 @@ def test_run_with_lora_trains_and_keeps_adapters_alone_and_resumes_like_the_unbr
         moved.rename(base)
 
 
+@pytest.mark.slow
 def test_sft_with_lora_trains_adapters_and_resumes_like_the_unbroken_one(
     lora: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -62,6 +62,18 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert bool(((found - wanted).abs() <= tolerance * scale).all())
 
 
+def assert_same(inputs: dict[str, Any], tolerance: float, how: How | None = None, **options: Any) -> None:
+    """Values and gradients are finite, and those of the plain path."""
+    found, wanted = head_log_probs(**inputs, **options, how=how or chunks((5, 7))), plain(inputs)
+    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None]
+    of_found = derivatives(inputs, tuple(one for one, _ in pairs))
+    of_wanted = derivatives(inputs, tuple(other for _, other in pairs))
+    assert len(pairs) == 1 + options.get("entropy", True)
+    for one, other in [*pairs, *zip(of_found, of_wanted, strict=True)]:
+        assert bool(one.isfinite().all())
+        assert_close(one, other, tolerance)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("size", CHUNKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
@@ -69,12 +81,7 @@ def test_values_and_gradients_are_those_of_the_plain_path(
     dtype: torch.dtype, tolerance: float, size: tuple[int, int], with_bias: bool
 ) -> None:
     inputs = case(dtype, with_bias=with_bias)
-    wanted, found = plain(inputs), head_log_probs(**inputs, how=chunks(size))
-    for one, other in zip(found, wanted, strict=True):
-        assert one is not None
-        assert_close(one, other, tolerance)
-    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
-        assert_close(one, other, tolerance)
+    assert_same(inputs, tolerance, chunks(size))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -88,10 +95,7 @@ def test_log_probs_and_entropies_have_their_gradient_alone(dtype: torch.dtype, t
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, tolerance)
     if which == 0:
-        without, nothing = head_log_probs(**inputs, entropy=False, how=chunks((5, 7)))
-        assert nothing is None
-        for one, other in zip(derivatives(inputs, (without,)), wanted, strict=True):
-            assert_close(one, other, tolerance)
+        assert_same(inputs, tolerance, entropy=False)
 
 
 def test_two_words_at_temperature_two_by_hand() -> None:
@@ -130,14 +134,7 @@ def test_logits_of_ten_thousand_stay_numbers(dtype: torch.dtype, tolerance: floa
         inputs["hidden"].zero_()[:, 0] = torch.linspace(-1e4, 1e4, 12, dtype=torch.float64).to(dtype)
         inputs["weight"][:, 0] = torch.linspace(-1, 1, 24, dtype=torch.float64).to(dtype)
         inputs["temperature"].fill_(1.0)
-    found, wanted = head_log_probs(**inputs, how=chunks((5, 7))), plain(inputs)
-    for one, other in zip(found, wanted, strict=True):
-        assert one is not None
-        assert bool(one.isfinite().all())
-        assert_close(one, other, tolerance)
-    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
-        assert bool(one.isfinite().all())
-        assert_close(one, other, tolerance)
+    assert_same(inputs, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
@@ -149,21 +146,12 @@ def test_words_that_a_bias_forbids_have_no_share_in_entropies_and_gradients(
         inputs["targets"].clamp_(max=20)
         inputs["bias"][21:] = -torch.inf  # one chunk of the last three, which holds nothing else
         inputs["bias"][inputs["targets"].max() + 1 :: 2] = torch.finfo(dtype).min
-    found, wanted = head_log_probs(**inputs, how=chunks((5, 7))), plain(inputs)
-    for one, other in zip(found, wanted, strict=True):
-        assert one is not None
-        assert_close(one, other, tolerance)
-    for one, other in zip(derivatives(inputs, found), derivatives(inputs, wanted), strict=True):
-        assert_close(one, other, tolerance)
+    assert_same(inputs, tolerance)
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_one_token_and_none_have_gradients(tokens: int) -> None:
-    inputs = case(torch.float64, tokens=tokens)
-    found = head_log_probs(**inputs, how=chunks((5, 7)))
-    assert [None if values is None else values.shape for values in found] == [(tokens,), (tokens,)]
-    for one, other in zip(derivatives(inputs, found), derivatives(inputs, plain(inputs)), strict=True):
-        assert_close(one, other, 1e-10)
+    assert_same(case(torch.float64, tokens=tokens), 1e-10)
 
 
 def test_bfloat16_is_summed_in_float32() -> None:

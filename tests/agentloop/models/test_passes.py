@@ -147,6 +147,7 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
         Actor(tiny_actor().model, compute=ComputeSection(compile=True))
 
 
+@pytest.mark.slow
 def test_run_in_bfloat16_with_activations_made_again_trains(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "run": {"iterations": 1},

@@ -159,6 +159,7 @@ def test_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
         classifier(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_run_stores_what_the_model_says_of_each_whole_episode(tmp_path: Path) -> None:
     judge = saved(tmp_path / "judge")
     config = small_config(

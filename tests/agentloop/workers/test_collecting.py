@@ -22,6 +22,8 @@ from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.runs import save_qwen2
 from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, stop_between_writes, worker_config
 
+pytestmark = pytest.mark.slow
+
 FAILING = ENVIRONMENTS / "failing.py"
 FUNCTIONS = ENVIRONMENTS / "functions.py"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentloop.workers.held_claims import HeldClaims
+from agentloop.workers.claims import HeldClaims
 from replay.records import TaskRecord
 from replay.ticket_records import Claim, TicketRecord
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -26,25 +25,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
         yield server
 
 
-@pytest.fixture
-def run(tmp_path: Path, server: EngineServer) -> Iterator[IssuedRun]:
-    environment = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, server: EngineServer) -> Iterator[IssuedRun]:
+    folder = tmp_path_factory.mktemp("run")
+    environment = folder / "mine.py"
     environment.write_text((ENVIRONMENTS / "parity.py").read_text())
-    config = worker_config(
-        tmp_path / "runs",
-        server.models.folder,
-        server,
-        tmp_path / "replay.sqlite",
-        environment={"name": f"{environment}:Parity"},
-    )
-    with issued_run(config) as run:
+    name = {"name": f"{environment}:Parity"}
+    place = folder / "replay.sqlite"
+    with issued_run(worker_config(folder / "runs", server.models.folder, server, place, environment=name)) as run:
         yield run
 
 
 def refusal(path: Path) -> str:
-    notes: list[str] = []
     with pytest.raises(UserError) as caught:
-        join_run(path, wait_s=0.0, note=notes.append)
+        join_run(path, wait_s=0.0, note=str)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -67,39 +61,35 @@ def test_another_code_version_is_only_noted(run: IssuedRun, monkeypatch: pytest.
     assert notes == ["the run was begun with version 0.1.0, this worker is 9.9"]
 
 
-def test_a_run_that_is_not_there_is_waited_for_and_named(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_has_not_begun_or_collects_by_itself_is_refused(
+    tmp_path: Path, server: EngineServer
+) -> None:
     assert refusal(tmp_path / "run-001").startswith("RUN must be there within --wait 0 s, got ")
-
-
-def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path, server: EngineServer) -> None:
     config = worker_config(tmp_path, server.models.folder, server, tmp_path / "replay.sqlite")
-    folder = create_run_folder(config)
-    assert "(the learner has not begun it)" in refusal(folder.path)
+    assert "(the learner has not begun it)" in refusal(create_run_folder(config).path)
+    alone = create_run_folder(small_config(tmp_path / "alone", tmp_path / "model"))
+    assert refusal(alone.path).startswith("collection.by must be workers for agentloop worker, got loop in ")
 
 
-def test_a_run_that_collects_by_itself_is_refused(tmp_path: Path) -> None:
-    folder = create_run_folder(small_config(tmp_path, tmp_path / "model"))
-    assert refusal(folder.path).startswith("collection.by must be workers for agentloop worker, got loop in ")
-
-
-def test_another_environment_is_refused(run: IssuedRun, tmp_path: Path) -> None:
-    with (tmp_path / "mine.py").open("a") as file:
-        file.write("\n# changed\n")
-    assert re.match(
-        r"environment.name must have the source that the run has, got .*mine.py:Parity", refusal(run.folder)
-    )
-
-
-def test_another_template_is_refused(run: IssuedRun) -> None:
-    template = run.folder / "start" / "chat_template.jinja"
-    template.write_text(template.read_text() + " ")
-    assert refusal(run.folder).startswith("template of a worker must be the run's, got ")
-
-
-def test_another_tokenizer_is_refused(run: IssuedRun) -> None:
-    path = run.folder / "start" / "tokenizer.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": {"type": "NFKC"}}))
-    assert refusal(run.folder).startswith("tokenizer of a worker must be the run's, got ")
+@pytest.mark.parametrize(
+    ("file", "changed", "said"),
+    [
+        ("../../mine.py", "{}\n# changed\n", "environment.name must have the source that the run has, got "),
+        ("start/chat_template.jinja", "{} ", "template of a worker must be the run's, got "),
+        ("start/tokenizer.json", None, "tokenizer of a worker must be the run's, got "),
+    ],
+)
+def test_another_environment_template_or_tokenizer_is_refused(
+    run: IssuedRun, file: str, changed: str | None, said: str
+) -> None:
+    path = run.folder / file
+    before = path.read_text()
+    nfkc = json.dumps({**json.loads(before), "normalizer": {"type": "NFKC"}}) if changed is None else ""
+    path.write_text(nfkc or str(changed).replace("{}", before))
+    try:
+        assert refusal(run.folder).startswith(said)
+    finally:
+        path.write_text(before)
 
 
 def test_a_task_that_the_learner_has_not_is_refused(run: IssuedRun) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -10,8 +9,10 @@ import pytest
 
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.workers.listed_engines import ListedEngines
+from agentloop.engines.remote.server_facts import ask_server
+from agentloop.workers.run_view import ListedEngines
 from replay.ticket_records import Participant
+from tests.fakes.engine_replies import replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.runs import save_qwen2
 
@@ -24,10 +25,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSe
 
 
 def connected(servers: tuple[EngineServer, EngineServer]) -> RemoteEngine:
-    urls = [server.address for server in servers]
+    facts = [ask_server(server.address, key=None) for server in servers]
     models = servers[0].models
     stop_ids = frozenset(models.model.generation_config.eos_token_id)  # type: ignore[arg-type, union-attr]
-    return RemoteEngine.connect(urls, key=None, stop_ids=stop_ids, vocab_size=models.vocabulary)
+    return RemoteEngine(facts, key=None, stop_ids=stop_ids, vocab_size=models.vocabulary)
 
 
 def reported(server: EngineServer, version: int, state: str = "serving") -> Participant:
@@ -37,14 +38,8 @@ def reported(server: EngineServer, version: int, state: str = "serving") -> Part
 
 
 def replies(engine: RemoteEngine, count: int) -> list[Completion]:
-    async def all_of_them() -> list[Completion]:
-        asked = [engine.reply(GenerationRequest(n, [5, 9, 2], 2)) for n in range(count)]
-        try:
-            return list(await asyncio.gather(*asked))
-        finally:
-            await engine.close()
-
-    return asyncio.run(all_of_them())
+    found = replies_of(engine, [GenerationRequest(n, [5, 9, 2], 2) for n in range(count)])
+    return [reply for reply in found if isinstance(reply, Completion)]
 
 
 def test_two_engines_serve_two_versions(servers: tuple[EngineServer, EngineServer]) -> None:
@@ -66,12 +61,6 @@ def test_only_the_engine_that_is_not_published_to_is_asked(servers: tuple[Engine
     assert len(servers[1].requests) == before
     listed.update([reported(servers[0], 3)])
     assert {reply.policy_version for reply in replies(engine, 12)} == {3}
-    listed.update([])
-    assert not listed.any_serves
-
-
-def test_what_is_no_engine_of_the_run_is_passed_over(servers: tuple[EngineServer, EngineServer]) -> None:
-    listed = ListedEngines(connected(servers))
     listed.update(
         [Participant("http://elsewhere:1", {"version": 1, "label": "a", "adapter": None, "state": "serving"}, 1, 1)]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.workers.looks import Looks
+from agentloop.workers.run_view import Looks
 from replay import ReplayStore
 from tests.fakes.records import RUN, new_store, sql
 
@@ -19,6 +19,14 @@ LEASE_S = 60.0
 def store(tmp_path: Path) -> Iterator[ReplayStore]:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         yield store
+
+
+def report_many(store: ReplayStore, workers: int) -> None:
+    store.roles.report("worker", RUN, "w-0", {})
+    numbers = "with recursive n(i) as (select 1 union all select i + 1 from n where i < ?) "
+    others = "select run, id || i, facts, started_at, seen_at from workers, n"
+    if workers > 1:
+        sql(store, f"{numbers} insert into workers (run, id, facts, started_at, seen_at) {others}", workers - 1)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +43,14 @@ def store(tmp_path: Path) -> Iterator[ReplayStore]:
 def test_workers_of_a_large_cluster_look_less_often(
     store: ReplayStore, workers: int, busy: bool, pause_s: float
 ) -> None:
-    for number in range(workers):
-        store.roles.report("worker", RUN, f"w-{number}", {})
+    report_many(store, workers)
     looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
     looks.look()
     assert looks.pause_s(busy=busy) == pause_s
 
 
 def test_workers_that_are_gone_slow_nobody_down(store: ReplayStore) -> None:
-    for number in range(200):
-        store.roles.report("worker", RUN, f"w-{number}", {})
+    report_many(store, 200)
     sql(store, "update workers set seen_at = seen_at - 61")
     looks = Looks(store, RUN, "w-0", lease_s=LEASE_S)
     looks.look()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,21 @@ from agentloop.engines.publish.engine_control import EngineControl, EngineRefuse
 from tests.fakes.scripted_http import ScriptedServer, scripted_server
 
 KEY = "the-secret"
+GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+ROW = [None, {"4": {"logprob": -2.5, "rank": 9, "decoded_token": None}}]
+TOP = [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 7, "logprob": -0.5, "rank": 1}]
+TOKEN = {"token_id": 5, "logprob": -1.5, "top_logprobs": TOP}
+SPAN = {"version": "run@3", "start": 0, "end": 1}
+GENERATED = {
+    "model": "tiny",
+    "choices": [{"logprobs": {"content": [TOKEN]}, "weight_versions": [SPAN]}],
+    "prompt_logprobs": ROW,
+}
+
+
+def completed(**top: float) -> dict[str, Any]:
+    choice = {"logprobs": {"top_logprobs": [top]}, "prompt_logprobs": ROW}
+    return {"model": "tiny", "choices": [choice]}
 
 
 @pytest.fixture
@@ -47,34 +63,51 @@ def test_failed_reload_leaves_it_paused(server: ScriptedServer, control: EngineC
     assert said.value.status == 500 and KEY not in str(said.value)
 
 
-def test_closed_routes_say_how_to_open_them(control: EngineControl, tmp_path: Path) -> None:
-    with pytest.raises(EngineRefused, match="Start it with VLLM_SERVER_DEV_MODE=1"):
-        control.label()
-    with pytest.raises(EngineRefused, match="Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-        control.load_adapter("run@1", tmp_path)
+REFUSALS: list[tuple[dict[str, Any], Callable[[EngineControl], object], str]] = [
+    ({}, lambda c: c.label(), "Start it with VLLM_SERVER_DEV_MODE=1"),
+    ({}, lambda c: c.number_type(), "Start it with VLLM_SERVER_DEV_MODE=1"),
+    ({}, lambda c: c.load_adapter("a", Path()), "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    ({"/v1/models": (401, {})}, lambda c: c.adapters(), "Give this side the --api-key that it was started with"),
+    (
+        {GENERATE: (200, {"model": "tiny", "choices": []})},
+        lambda c: c.scored([3], temperature=1.0, model="tiny"),
+        f"must answer {GENERATE} as vLLM does, got not what the route answers with: ValueError",
+    ),
+    (
+        {GENERATE: (403, None), COMPLETIONS: (200, completed())},
+        lambda c: c.scored([3, 4], temperature=1.0, model="tiny"),
+        f"must answer {COMPLETIONS} as vLLM does, got no log-probs in its answer",
+    ),
+    (
+        {GENERATE: (200, {**GENERATED, "prompt_logprobs": [None, None]})},
+        lambda c: c.scored([3, 4], temperature=1.0, model="tiny"),
+        f"must answer {GENERATE} as vLLM does, got ",
+    ),
+]
 
 
-def test_wrong_key_says_what_to_give(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/v1/models"] = (401, {"error": "Unauthorized"})
-    with pytest.raises(EngineRefused, match="Give this side the --api-key that it was started with"):
-        control.adapters()
+@pytest.mark.parametrize(("answers", "asked", "said"), REFUSALS, ids=[said for *_, said in REFUSALS])
+def test_a_refusal_says_what_to_do(
+    server: ScriptedServer, control: EngineControl, answers: Any, asked: Callable[[EngineControl], object], said: str
+) -> None:
+    server.answers = answers
+    with pytest.raises(EngineRefused, match=said):
+        asked(control)
 
 
-def test_adapters_are_the_models_with_a_parent(server: ScriptedServer, control: EngineControl) -> None:
+def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineControl) -> None:
     cards = [{"id": "tiny", "parent": None}, {"id": "run@1", "parent": "tiny"}, {"id": "run@2", "parent": "tiny"}]
     server.answers["/v1/models"] = (200, {"data": cards})
     assert control.adapters() == ["run@1", "run@2"]
-
-
-ROW_ANSWER = [None, {"4": {"logprob": -2.5, "rank": 9, "decoded_token": None}}]
+    server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
+    assert control.number_type() == "bfloat16"
+    assert control.tokenize("text") is None
+    server.answers["/tokenize"] = (200, {"tokens": [1, 2]})
+    assert control.tokenize("text") == [1, 2]
 
 
 def test_a_row_is_scored_by_generate(server: ScriptedServer, control: EngineControl) -> None:
-    top = [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 7, "logprob": -0.5, "rank": 1}]
-    token = {"token_id": 5, "logprob": -1.5, "top_logprobs": top}
-    choice = {"logprobs": {"content": [token]}, "weight_versions": [{"version": "run@3", "start": 0, "end": 1}]}
-    answer = {"model": "tiny", "choices": [choice], "prompt_logprobs": ROW_ANSWER}
-    server.answers["/inference/v1/generate"] = (200, answer)
+    server.answers[GENERATE] = (200, GENERATED)
     found = control.scored([3, 4], temperature=0.7, model="tiny")
     assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", "run@3")
     (_, body) = server.asked[0]
@@ -85,53 +118,22 @@ def test_a_row_is_scored_by_generate(server: ScriptedServer, control: EngineCont
 def test_a_row_is_scored_by_completions_where_generate_is_closed(
     server: ScriptedServer, control: EngineControl
 ) -> None:
-    server.answers["/inference/v1/generate"] = (403, {"error": "disabled"})
-    choice = {"logprobs": {"top_logprobs": [{"token_id:5": -1.5, "token_id:7": -0.5}]}, "prompt_logprobs": ROW_ANSWER}
-    server.answers["/v1/completions"] = (200, {"model": "tiny", "choices": [choice]})
+    server.answers = {GENERATE: (403, {"error": "disabled"})}
+    server.answers[COMPLETIONS] = (200, completed(**{"token_id:5": -1.5, "token_id:7": -0.5}))
     for _ in range(2):
         found = control.scored([3, 4], temperature=0.7, model="tiny")
         assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", None)
-    assert server.paths() == ["/inference/v1/generate", "/v1/completions", "/v1/completions"]
+    assert server.paths() == [GENERATE, COMPLETIONS, COMPLETIONS]
 
 
-def test_an_engine_says_in_what_it_multiplies(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
-    assert control.number_type() == "bfloat16"
-    server.answers["/server_info"] = (404, None)
-    with pytest.raises(EngineRefused, match="Start it with VLLM_SERVER_DEV_MODE=1"):
-        control.number_type()
-
-
-def test_answer_of_another_form_is_refused(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/inference/v1/generate"] = (200, {"model": "tiny", "choices": []})
-    with pytest.raises(EngineRefused, match="must answer /inference/v1/generate as vLLM does"):
-        control.scored([3], temperature=1.0, model="tiny")
-
-
-def test_answer_without_log_probs_is_refused(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/inference/v1/generate"] = (403, None)
-    choice = {"logprobs": {"top_logprobs": [{}]}, "prompt_logprobs": [None]}
-    server.answers["/v1/completions"] = (200, {"model": "tiny", "choices": [choice]})
-    with pytest.raises(EngineRefused, match="got ValueError: no log-probs in its answer"):
-        control.scored([3], temperature=1.0, model="tiny")
-
-
-def test_tokenizer_that_is_not_there_is_none(server: ScriptedServer, control: EngineControl) -> None:
-    assert control.tokenize("text") is None
-    server.answers["/tokenize"] = (200, {"tokens": [1, 2]})
-    assert control.tokenize("text") == [1, 2]
-
-
-def test_health_is_whether_it_answers_so(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/health"] = (503, None)
-    assert not control.healthy()
-    server.answers["/health"] = (200, None)
-    assert control.healthy()
-    with EngineControl("http://127.0.0.1:9", model="tiny") as nobody:
-        assert not nobody.healthy()
-
-
-def test_engine_that_stands_still_is_not_healthy(server: ScriptedServer, control: EngineControl) -> None:
-    server.answers["/health"] = (200, None)
+def test_an_engine_is_healthy_if_its_server_says_so_and_it_does_not_stand_still(
+    server: ScriptedServer, control: EngineControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentloop.engines.publish.engine_control._HEALTH_S", 0.5)
+    found = []
+    for status in (503, 200):
+        server.answers["/health"] = (status, None)
+        found.append(control.healthy())
     server.silent.add("/is_paused")
-    assert not control.healthy()
+    with EngineControl("http://127.0.0.1:9", model="tiny") as nobody:
+        assert [*found, control.healthy(), nobody.healthy()] == [False, True, False, False]

@@ -85,6 +85,7 @@ def test_error_is_how_much_shares_scatter() -> None:
     assert 0.7 < shares.std() / np.sqrt((errors**2).mean()) < 1.05
 
 
+@pytest.mark.slow
 def test_right_engines_are_never_refused_and_stale_ones_are_where_an_update_can_be_seen() -> None:
     random = np.random.default_rng(1)
     refused = {}

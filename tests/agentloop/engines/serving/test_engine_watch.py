@@ -1,95 +1,140 @@
-"""An engine is started again when it dies, and is given the newest policy with a proof, once."""
+"""An engine is started again when it dies, ends with who started it, and is given the newest policy with a proof."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.publish.one_publisher import one_publisher
 from agentloop.engines.publish.proof import publish
+from agentloop.engines.publish.published_policy import one_publisher
 from agentloop.engines.serving.engine_process import EngineProcess
-from agentloop.engines.serving.engine_watch import EngineWatch, PolicyWatch
+from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
+from agentloop.models.loading import LoadedModel
 from tests.fakes import vllm_program
 from tests.fakes.learner_engine import LearnerEngine
 from tests.fakes.published_policies import label, published, step, tiny_learner
+from tests.fakes.runs import ROOT
 from tests.vllm.server import free_port
 
 PROGRAM = (sys.executable, str(vllm_program.__file__))
 LIMIT_S = 60.0
-
-
-@contextmanager
-def watched(folder: Path, port: int) -> Iterator[list[str]]:
-    """A watch over a program in the place of vLLM, in a thread; what it says."""
-    said: list[str] = []
-    stop = threading.Event()
-    with EngineControl(f"http://127.0.0.1:{port}", model="tiny") as control:
-        policies = PolicyWatch(LearnerEngine(folder / "000000"), folder, said.append)
-        watch = EngineWatch(control, policies, say=said.append, stopped=stop.is_set)
-        command = [*PROGRAM, "serve", "model", "--port", str(port)]
-        settings = {"port": port, "log": folder / "engine.log", "start_timeout_s": LIMIT_S}
-        thread = threading.Thread(target=watch.serve, args=(command, {"PATH": "/bin"}), kwargs=settings)
-        thread.start()
-        try:
-            yield said
-        finally:
-            stop.set()
-            thread.join(LIMIT_S)
-    assert not thread.is_alive()
+STARTER = """
+import sys, time
+from pathlib import Path
+from agentloop.engines.serving.engine_process import EngineProcess
+process = EngineProcess(["sh", "-c", "sleep 1000 & sleep 1000"], {}, port=int(sys.argv[1]), log=Path(sys.argv[2]))
+print(process.pid, flush=True)
+time.sleep(1000)
+"""
 
 
 def until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
-def test_dead_engine_is_started_and_proved_again(tmp_path: Path) -> None:
-    published(tmp_path / "000000", tiny_learner(tmp_path / "model"))
+@pytest.fixture
+def learner(tmp_path: Path) -> LoadedModel:
+    learner = tiny_learner(tmp_path / "model")
+    published(tmp_path / "000000", learner)
+    return learner
+
+
+@contextmanager
+def watching(engine: LearnerEngine, folder: Path, start: Callable[[EngineWatch], None]) -> Iterator[list[str]]:
+    """What a watch over the engine says, which runs in a thread."""
+    said, stop = list[str](), threading.Event()
+    watch = EngineWatch(engine, folder, say=said.append, stopped=stop.is_set)
+    thread = threading.Thread(target=start, args=(watch,))
+    thread.start()
+    try:
+        yield said
+    finally:
+        stop.set()
+        thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def served(said: list[str]) -> int:
+    return sum("serves policy 000000, proved" in line for line in said)
+
+
+@pytest.mark.slow
+def test_dead_engine_is_started_and_proved_again(tmp_path: Path, learner: LoadedModel) -> None:
     port = free_port()
-    with watched(tmp_path, port) as said:
-        until(lambda: any("serves policy 000000, proved" in line for line in said))
+    url = f"http://127.0.0.1:{port}"
+    command = [*PROGRAM, "serve", "model", "--port", str(port)]
+    settings = {"port": port, "log": tmp_path / "engine.log", "start_timeout_s": LIMIT_S}
+    engine = LearnerEngine(tmp_path / "000000", url=url, is_healthy=None)
+    serve = partial(EngineWatch.serve, command=command, environment={"PATH": "/bin"}, **settings)  # type: ignore[arg-type]
+    with watching(engine, tmp_path, serve) as said:
+        until(lambda: served(said) == 1)
+        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach {url}"):
+            EngineProcess(PROGRAM, {}, port=port, log=tmp_path / "other.log")
         with pytest.raises(httpx2.HTTPError):
-            httpx2.post(f"http://127.0.0.1:{port}/die")
-        until(lambda: sum("serves policy 000000, proved" in line for line in said) == 2)
+            httpx2.post(f"{url}/die")
+        until(lambda: served(said) == 2)
     assert "has ended with exit code 3: EngineDeadError: asked to die" in said
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"http://127.0.0.1:{port}/health")
+        httpx2.get(f"{url}/health")
 
 
-def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path) -> None:
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
+@pytest.mark.slow
+def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path, learner: LoadedModel) -> None:
+    engine = LearnerEngine(tmp_path / "000000")
+    with watching(engine, tmp_path, EngineWatch.attach) as said:
+        until(lambda: served(said) == 1)
+        engine.is_healthy = False
+        until(lambda: any("is gone from" in line for line in said))
+        engine.restart()
+        engine.is_healthy = True
+        until(lambda: served(said) == 2)
+    assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2
+
+
+def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path, learner: LoadedModel) -> None:
     engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
-    watch = PolicyWatch(engine, tmp_path, said.append)
-    watch.look()
-    watch.look()
+    watch = EngineWatch(engine, tmp_path, say=said.append)
+    watch.publish_newest()
+    watch.publish_newest()
+    engine.head_stays_old = True
     step(learner, seed=1)
     published(tmp_path / "000001", learner, version=1)
-    watch.look()
+    watch.publish_newest()
+    watch.publish_newest()
+    engine.head_stays_old = False
+    published(tmp_path / "000002", learner, version=2)
+    watch.publish_newest()
     engine.restart()
-    watch.forget()
-    watch.look()
-    assert engine.calls == [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000001")]
-    assert [line[:21] for line in said] == ["serves policy 000000,", "serves policy 000001,", "serves policy 000001,"]
+    watch.begin()
+    watch.publish_newest()
+    calls = [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000002", "000002")]
+    assert engine.calls == calls
+    assert [line[:20] for line in said if "refused" not in line] == [
+        *("serves policy 000000", "serves policy 000002", "answers at http://fa", "serves policy 000002")
+    ]
+    assert [line[:9] for line in said if "refused" in line] == ["refused: "]
 
 
-def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(tmp_path: Path) -> None:
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
+def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
+    tmp_path: Path, learner: LoadedModel
+) -> None:
     engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
-    watch = PolicyWatch(engine, tmp_path, said.append)
-    looking = threading.Thread(target=watch.look)
+    watch = EngineWatch(engine, tmp_path, say=said.append)
+    looking = threading.Thread(target=watch.publish_newest)
     with one_publisher(tmp_path, engine.url):
         looking.start()
         looking.join(0.2)
@@ -102,58 +147,40 @@ def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
     assert [line[:21] for line in said] == ["serves policy 000001,"]
 
 
-def test_refused_policy_is_said_once_and_the_next_one_tried(tmp_path: Path) -> None:
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
-    engine.head_stays_old = True
-    step(learner, seed=1)
-    published(tmp_path / "000001", learner, version=1)
-    watch = PolicyWatch(engine, tmp_path, said.append)
-    watch.look()
-    watch.look()
-    engine.head_stays_old = False
-    published(tmp_path / "000002", learner, version=2)
-    watch.look()
-    assert [line.partition(" ")[0] for line in said] == ["refused:", "serves"]
-
-
 def test_program_that_does_not_start_says_why(tmp_path: Path) -> None:
-    command = [*PROGRAM, "serve", "missing"]
-    process = EngineProcess(command, {}, port=free_port(), log=tmp_path / "engine.log")
+    process = EngineProcess([*PROGRAM, "serve", "missing"], {}, port=free_port(), log=tmp_path / "engine.log")
     with pytest.raises(UserError, match="vllm serve must start, got exit code 1: OSError: missing is no model"):
         process.wait_until(lambda: False, limit_s=LIMIT_S, stopped=lambda: False)
     process.end()
 
 
-def test_taken_port_is_refused(tmp_path: Path) -> None:
-    port = free_port()
-    process = EngineProcess([*PROGRAM, "serve", "m", "--port", str(port)], {}, port=port, log=tmp_path / "engine.log")
-    try:
-        with EngineControl(f"http://127.0.0.1:{port}", model="tiny") as control:
-            assert process.wait_until(control.healthy, limit_s=LIMIT_S, stopped=lambda: False)
-        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach http://127.0.0.1:{port}"):
-            EngineProcess(PROGRAM, {}, port=port, log=tmp_path / "other.log")
-    finally:
-        process.end()
-    assert process.exit_code is not None
+@pytest.mark.slow
+def test_engine_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTER, str(free_port()), str(tmp_path / "engine.log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        leader = int(starter.stdout.readline())
+        until(lambda: len(group(leader)) == 4)  # what watches the starter, the shell, and its two sleeps
+        starter.kill()
+    until(lambda: group(leader) == [])
 
 
-def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path) -> None:
-    published(tmp_path / "000000", tiny_learner(tmp_path / "model"))
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
-    stop = threading.Event()
-    watch = EngineWatch(engine, PolicyWatch(engine, tmp_path, said.append), say=said.append, stopped=stop.is_set)
-    thread = threading.Thread(target=watch.attach)
-    thread.start()
-    try:
-        until(lambda: any("serves policy 000000" in line for line in said))
-        engine.is_healthy = False
-        until(lambda: any("is gone from" in line for line in said))
-        engine.restart()
-        engine.is_healthy = True
-        until(lambda: sum("serves policy 000000" in line for line in said) == 2)
-    finally:
-        stop.set()
-        thread.join(LIMIT_S)
-    assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2
+def group(leader: int) -> list[int]:
+    """The processes of this group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, pgid = path.read_text().rpartition(") ")[2].split()[:3]
+            if int(pgid) == leader and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_engine_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    script = 'trap "echo ended; exit 5" TERM; echo started; while :; do sleep 0.05; done'
+    process = EngineProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, port=free_port(), log=log)
+    until(lambda: log.read_text() == "started\n")
+    process.end()
+    assert log.read_text().endswith("ended\n")
+    assert process.exit_code == 5

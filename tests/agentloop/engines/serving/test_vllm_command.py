@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentloop.engines.serving.served_engine import serve_options
 from agentloop.engines.serving.vllm_command import ServeOptions, find_vllm, serve_command, serve_environment
 from agentloop.errors import UserError
+from tests.fakes.runs import small_config
+
+NOT_KEPT = {"keep_policies": "none"}
 
 
 def test_command_names_what_publishing_needs() -> None:
@@ -78,3 +83,24 @@ def test_vllm_that_is_too_old_is_refused_before_it_is_started(tmp_path: Path, sa
 def _says(program: Path, text: str) -> None:
     program.write_text(f"#!/bin/sh\necho '{text}'\n")
     program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("sections", "shares_gpu", "level", "in_memory"),
+    [
+        ({"checkpoint": NOT_KEPT}, True, 2, True),
+        ({"checkpoint": NOT_KEPT, "engine": {"transfer": "file"}}, True, 2, False),
+        ({"checkpoint": {"keep_policies": "all"}}, True, 2, False),
+        ({"checkpoint": NOT_KEPT, "lora": {"rank": 4}}, True, 1, False),
+        ({"checkpoint": NOT_KEPT}, False, 0, False),
+    ],
+)
+def test_sleep_and_transfer_follow_the_run(
+    sections: dict[str, dict[str, Any]], shares_gpu: bool, level: int, in_memory: bool
+) -> None:
+    given = {**sections, "engine": {"serve": True, **sections.get("engine", {})}, "rollout": {"engine": "vllm"}}
+    options = serve_options(small_config(Path("runs"), Path("model"), **given), "model", shares_gpu=shares_gpu)
+    assert (options.sleep_level, options.shares_memory) == (level, in_memory)
+    assert options.lora_rank == sections.get("lora", {}).get("rank", 0)
+    assert (options.model, options.max_model_len, options.memory_share) == ("model", 400, 0.4)
+    assert options.url == f"http://127.0.0.1:{options.port}"

@@ -1,13 +1,14 @@
-"""How a worker looks at its run: what it asks the database again and again while it waits, and how often."""
+"""What a worker sees of its run: how often it looks while it waits, and which weights the engines serve."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentloop.engines.remote.engine_client import RemoteEngine
 from replay.store import ReplayStore
-from replay.ticket_records import RunView
+from replay.ticket_records import SERVING, Participant, RunView
 
 _LOOK_S, _COUNT_S = 0.25, 2.0
 _BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND, _COUNTS_A_SECOND = 400, 20, 3
@@ -49,3 +50,31 @@ class Looks:
         """Seconds until the next look; those who wait look less often than those who have something to do."""
         looks = _BUSY_LOOKS_A_SECOND if busy else _IDLE_LOOKS_A_SECOND
         return min(max(_LOOK_S, self._workers / looks), _LONGEST_PAUSE * self._lease_s)
+
+
+class ListedEngines:
+    """Asks an engine for nothing but what the learner has proved it for."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+        self._urls = frozenset(server.url for server in engine.servers)
+        self._serving: dict[str, tuple[int, str, str | None]] = {}
+
+    @property
+    def any_serves(self) -> bool:
+        return bool(self._serving)
+
+    def update(self, listed: Sequence[Participant]) -> None:
+        """What is served now; an engine that is being published to, or is not listed, is asked no more."""
+        serving = {
+            each.id: (int(each.facts["version"]), str(each.facts["label"]), each.facts["adapter"])
+            for each in listed
+            if each.id in self._urls and each.facts["state"] == SERVING
+        }
+        for url in self._serving.keys() - serving.keys():
+            self._engine.withdraw(url)
+        for url, weights in serving.items():
+            if self._serving.get(url) != weights:
+                version, label, adapter = weights
+                self._engine.published(version, name=adapter, label=label, urls=[url])
+        self._serving = serving

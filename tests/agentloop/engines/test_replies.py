@@ -1,0 +1,169 @@
+"""Answers of both routes of vLLM: what a right one says, and what is never recorded of a wrong one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest, recordable
+from agentloop.engines.remote.faults import EngineFault
+from agentloop.engines.remote.reply_checks import checked_reply
+from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute
+from agentloop.engines.remote.serving_urls import Weights
+
+REQUEST = GenerationRequest(0, [1, 2], 3)
+SCORED = {5: -1.0, 6: -0.5, 7: -2.0}
+GENERATE: dict[str, Any] = {
+    "model": "tiny",
+    "usage": {"prompt_tokens": 2},
+    "choices": [
+        {
+            "token_ids": [*SCORED],
+            "finish_reason": "length",
+            "logprobs": {"content": [{"token_id": token, "logprob": value} for token, value in SCORED.items()]},
+            "weight_versions": [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 3}],
+        }
+    ],
+}
+COMPLETIONS: dict[str, Any] = {
+    **{name: GENERATE[name] for name in ("model", "usage")},
+    "choices": [
+        {
+            "token_ids": [*SCORED],
+            "finish_reason": "length",
+            "logprobs": {"tokens": [f"token_id:{token}" for token in SCORED], "token_logprobs": [*SCORED.values()]},
+        }
+    ],
+}
+ROUTES = {"generate": (GenerateRoute(), GENERATE), "completions": (CompletionsRoute(), COMPLETIONS)}
+LOG_PROB = {"generate": ("logprobs", "content", 1, "logprob"), "completions": ("logprobs", "token_logprobs", 1)}
+SCORED_ID = {"generate": ("logprobs", "content", 1, "token_id"), "completions": ("logprobs", "tokens", 1)}
+TOKEN = ("token_ids", 1)
+
+
+def checked(
+    route: str, changes: dict[Any, Any], *, weights: Weights | None = None, request: GenerationRequest = REQUEST
+) -> Completion:
+    """The completion of an answer whose choice, or whole, is changed at some paths."""
+    reader, answer = ROUTES[route]
+    answer = copy.deepcopy(answer)
+    for path, value in changes.items():
+        place: Any = answer if path[0] in answer else answer["choices"][0]
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+    return checked_reply(
+        reader.read(answer),
+        request,
+        stop_ids=frozenset({9}),
+        vocab_size=20,
+        weights=weights or Weights(4),
+        versions={"a": 3, "b": 4},
+    )
+
+
+def test_a_right_reply_has_the_version_of_each_token_or_that_of_its_engine() -> None:
+    expected = Completion((5, 6, 7), (-1.0, -0.5, -2.0), (3, 4, 4))
+    assert checked("generate", {}) == expected
+    assert checked("generate", {("weight_versions", 1, "version"): "a"}) == replace(expected, policy_version=3)
+    assert checked("completions", {}) == replace(expected, policy_version=4)
+    adapter = Weights(8, "run@8")
+    assert checked("generate", {("model",): "run@8"}, weights=adapter) == replace(expected, policy_version=8)
+    ended = {("finish_reason",): "stop", ("token_ids", 2): 9, ("logprobs", "content", 2, "token_id"): 9}
+    assert checked("generate", ended, request=replace(REQUEST, max_new_tokens=10)).token_ids == (5, 6, 9)
+
+
+WRONG = [
+    ({("usage", "prompt_tokens"): 3}, "3 tokens read of a prompt of 2"),
+    ({("usage",): None}, "None tokens read of a prompt of 2"),
+    ({("logprobs",): None}, "0 log-probs for 3 tokens"),
+    ({"log_prob": None}, "a log-prob of None, which stands for none"),
+    ({"log_prob": -9999.0}, "a log-prob of -9999.0, which stands for none"),
+    ({"log_prob": -math.inf}, "a log-prob of -inf, which stands for none"),
+    ({"log_prob": math.nan}, "log-probs with nan among them"),
+    ({"log_prob": 0.25}, "a log-prob of 0.25, which is above 0"),
+    ({"scored": 8}, "log-probs of other tokens than those of the reply"),
+    ({"scored": 20, TOKEN: 20}, "token 20 of a vocabulary of 20"),
+    ({"scored": 9, TOKEN: 9}, "1 tokens after the stop token 9"),
+    ({TOKEN: "6"}, "not what the route answers with: TypeError"),
+    ({("choices",): []}, "not what the route answers with: ValueError"),
+    ({("finish_reason",): "stop"}, "a reply that stopped at token 7, which is no stop token of the policy"),
+    ({("finish_reason",): "error"}, "a reply that ended by 'error'"),
+]
+SPANS = [
+    ([(0, 1), (2, 3)], "spans of weights that do not cover its 3 tokens once: 0 to 1, 2 to 3"),
+    ([(0, 2), (1, 3)], "spans of weights that do not cover its 3 tokens once: 0 to 2, 1 to 3"),
+    ([(0, 2)], "spans of weights that do not cover its 3 tokens once: 0 to 2"),
+    ([(0, 0), (0, 3)], "spans of weights that do not cover its 3 tokens once: 0 to 0, 0 to 3"),
+    ([], "spans of weights that do not cover its 3 tokens once: none"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_reply_that_is_wrong_is_never_recorded(route: str, changes: dict[Any, Any], said: str) -> None:
+    names = {"log_prob": LOG_PROB[route], "scored": SCORED_ID[route]}
+    given = {names.get(path, path): value for path, value in changes.items()}
+    if route == "completions" and "scored" in changes:
+        given[SCORED_ID[route]] = f"token_id:{changes['scored']}"
+    with pytest.raises(EngineFault) as fault:
+        checked(route, given)
+    assert (fault.value.kind, str(fault.value)[: len(said)]) == ("wrong_reply", said)
+
+
+@pytest.mark.parametrize(("spans", "said"), SPANS)
+def test_each_token_must_be_in_one_span(spans: list[tuple[int, int]], said: str) -> None:
+    given = [{"version": "a", "start": start, "end": end} for start, end in spans]
+    with pytest.raises(EngineFault, match=f"^{said}$"):
+        checked("generate", {("weight_versions",): given or None})
+
+
+@pytest.mark.parametrize(
+    ("route", "changes", "weights", "limit", "kind", "said"),
+    [
+        ("generate", {("finish_reason",): "abort"}, Weights(4), 3, "aborted", "the server gave the reply up"),
+        ("generate", {}, Weights(4), 2, "wrong_reply", "3 tokens where 1 to 2 were asked for"),
+        ("generate", {}, Weights(4), 6, "wrong_reply", "a reply of 3 tokens that is cut where 6 were asked for"),
+        ("generate", {}, Weights(8, "run@8"), 3, "wrong_reply", "a reply of 'tiny', asked of 'run@8'"),
+        (
+            *("generate", {("weight_versions", 1, "version"): "default"}, Weights(4), 3, "unproved_version"),
+            "tokens of weights 'default', for which the engine has not been proved",
+        ),
+        ("completions", {("logprobs", "tokens", 0): "five"}, Weights(4), 3, "wrong_reply", "not what the route"),
+    ],
+)
+def test_a_reply_of_another_length_or_of_other_weights_is_refused(
+    route: str, changes: dict[Any, Any], weights: Weights, limit: int, kind: str, said: str
+) -> None:
+    with pytest.raises(EngineFault) as fault:
+        checked(route, changes, weights=weights, request=replace(REQUEST, max_new_tokens=limit))
+    assert (fault.value.kind, str(fault.value)[: len(said)]) == (kind, said)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Completion((), (), 0), "0 tokens where 1 to 3 were asked for"),
+        (Completion((5,) * 4, (-1.0,) * 4, 0), "4 tokens where 1 to 3 were asked for"),
+        (Completion((5, 6), (-1.0,), 0), "1 log-probs for 2 tokens"),
+        (Completion((5, 6), (-1.0, -1.0), 0, (1.0,)), "1 entropies for 2 tokens"),
+        (Completion((5, 6), (-1.0, math.nan), 0), "log-probs with nan among them"),
+        (Completion((5,), (-1.0,), 0, (math.inf,)), "entropies with inf among them"),
+        (Completion((5,), (2e-6,), 0), "a log-prob of 2e-06, which is above 0"),
+        (Completion((5, 6), (-1.0, -1.0), (1,)), "1 policy versions for 2 tokens"),
+        (Completion((20,), (-1.0,), 0), "token 20 of a vocabulary of 20"),
+        (Completion((-1,), (-1.0,), 0), "token -1 of a vocabulary of 20"),
+    ],
+)
+def test_a_reply_of_any_engine_is_recorded_only_if_it_holds(reply: Completion, said: str) -> None:
+    found = recordable(REQUEST, reply, vocab_size=20)
+    assert isinstance(found, GenerationFailed) and str(found) == said
+
+
+def test_a_log_prob_above_0_by_rounding_is_recorded() -> None:
+    reply = Completion((5, 9), (1e-6, 0.0), 0)
+    assert recordable(REQUEST, reply, vocab_size=20) is reply
