@@ -125,11 +125,6 @@ class ReplayConfig(LimitSection, MixSection):
         0.01,
         description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
     )
-    dedupe: bool = Field(
-        False,
-        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
-        "is then not drawn whole.",
-    )
     redact: str | None = Field(
         None,
         description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "

@@ -35,9 +35,8 @@ WAITING = "waiting"
 """Its group is whole, and it is to be fresh once: no draw for replay takes it before."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED, OPEN_GROUP, WAITING)
 
-DUPLICATE = "duplicate of "
 REDACTED = "redacted"
-"""How the reasons of rows begin that were evicted on their way in."""
+"""Reason of rows that were stored without their tokens, for their messages were changed."""
 
 FORGOTTEN = "forgotten"
 """Reason of rows whose content was removed for good."""

@@ -54,7 +54,7 @@ from context.strategies import Strategy
 from context.templates.template_report import check_template
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
-from replay.storage.write import Admission, Redactor
+from replay.storage.write import Redactor
 from replay.store import ReplayStore
 
 _CORPUS_CONVERSATIONS = 400
@@ -68,7 +68,7 @@ class Components:
     config: RunConfig
     folder: RunFolder
     store: ReplayStore
-    admission: Admission
+    redact: Redactor | None
     sampler: Sampler
     mixer: Mixer
     source: TaskSource
@@ -248,7 +248,7 @@ def _connected(
         config=config,
         folder=folder,
         store=store,
-        admission=Admission(config.replay.dedupe, redact),
+        redact=redact,
         sampler=load_sampler(
             config.replay.sampler, derive_seed(config.run.seed, "sampler"), config.replay.sampler_options
         ),

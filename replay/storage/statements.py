@@ -7,12 +7,31 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
 from replay.storage.format.rows import Row, chunked
 
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class seconds_now(sa.ColumnElement[float]):
+    """Seconds since 1970 of the database's clock, which every machine that asks it shares, at the moment it evaluates
+    this. It ends leases, and orders nothing."""
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(seconds_now, "sqlite")
+def _of_file(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(seconds_now, "postgresql")
+def _of_server(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "cast(extract(epoch from clock_timestamp()) as double precision)"
 
 
 def selected(

@@ -6,10 +6,9 @@ Tokens are checked all at once: one trajectory after another takes longer than s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from context.authors import AuthorTable
 from context.tokens.token_sequence import Segment
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory
+from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import content_hash
 from replay.storage.format.token_summary import JoinedTokens, joined, summaries
 
@@ -26,7 +26,6 @@ _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
 NOTHING_STORED = " Nothing of this call was stored."
 """How the text of an `InvalidRecord` ends."""
-_ONE_COLUMN = {str, int, float, bool, NoneType}
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,6 @@ class Validated:
     """With log-probs clipped to 0."""
     clipped: int
     """Log-probs that rounding had put above 0."""
-
-
-def column_types(record: type) -> dict[str, Any]:
-    """Annotations by name, of the fields that are one column of a table or a file."""
-    plain, annotated = get_type_hints(record), get_type_hints(record, include_extras=True)
-    return {
-        field.name: annotated[field.name]
-        for field in fields(record)
-        if get_origin(plain[field.name]) in (None, Union, UnionType)
-        and _ONE_COLUMN.issuperset(get_args(plain[field.name]) or (plain[field.name],))
-    }
 
 
 @cache

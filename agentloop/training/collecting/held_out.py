@@ -18,7 +18,7 @@ def keep_episodes(components: Components, iteration: int, episodes: Sequence[tup
 
     Their messages go through `replay.redact` as all that is stored does. Only the newest evaluations' are kept.
     """
-    config, redact = components.config, components.admission.redact
+    config, redact = components.config, components.redact
     kept = []
     for number, episode in episodes if config.evaluation.keep_episodes else ():
         record = held_out_episode(

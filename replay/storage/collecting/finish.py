@@ -12,10 +12,9 @@ from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, group_statistics
 from replay.storage.collecting import held_out_rows
 from replay.storage.collecting.leases import locked
-from replay.storage.databases.clock import seconds_now
 from replay.storage.format.rows import Row
 from replay.storage.format.schema import groups, tickets, trajectories
-from replay.storage.statements import insert
+from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
 from replay.storage.write import Prepared, PreparedRow, append
 from replay.ticket_records import DONE, EVALUATION, TRAIN, UNENDED, Claim

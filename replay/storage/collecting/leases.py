@@ -14,10 +14,9 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.records import TaskRecord
-from replay.storage.databases.clock import seconds_now
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import tasks, tickets
-from replay.storage.statements import insert
+from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
 from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, Place, TicketRecord
 
@@ -57,12 +56,6 @@ def _issued(connection: sa.Connection, rows: Sequence[Row]) -> dict[tuple[Any, .
 
 def _key(row: Row) -> tuple[Any, ...]:
     return row["run"], row["number"], row["member"]
-
-
-def last_number(connection: sa.Connection, run: str) -> int | None:
-    """Of the groups that were ever issued for the run; None: none was."""
-    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
-    return None if found is None else int(found)
 
 
 def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:

@@ -15,8 +15,8 @@ from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
 from replay.storage.collecting.leases import free_tickets
 from replay.storage.databases import Database, Result, retried
-from replay.storage.databases.clock import seconds_now
 from replay.storage.format.schema import engines, runs, tickets, workers
+from replay.storage.statements import seconds_now
 from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]

@@ -122,16 +122,6 @@ def content_hash(segments: Iterable[Segment]) -> str:
     return digest.hexdigest()
 
 
-def token_hash(segments: Iterable[Segment]) -> str:
-    """sha256 over ids and authors only: rows that say the same have the same, whoever sampled them and when."""
-    digest = hashlib.sha256()
-    for segment in segments:
-        digest.update(struct.pack("<I", len(segment.tokens)))
-        for name in ("token_ids", "authors"):
-            digest.update(_stored(segment.tokens, name).data)
-    return digest.hexdigest()
-
-
 def _stored(tokens: TokenSequence, name: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(getattr(tokens, name), _STORED[name])
 

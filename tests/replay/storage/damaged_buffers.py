@@ -27,7 +27,6 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.encoding import content_hash
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
 from replay.ticket_records import PlannedBatch
 from tests.fakes.records import (
     RUN,
@@ -77,7 +76,7 @@ def fill(location: Location) -> None:
         cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
         given = trajectory("redacted", slot=10, **place)
-        store.append([], [], [given], admission=Admission(redact=lambda said: said[:2]))
+        store.append([], [], [given], redact=lambda said: said[:2])
         FreshRows(4, attempt=1).append_to(store)
         # The first iteration's rows have no content any more, the second's still have it.
         store.evict(RUN, 3, policy_version=3, capacity=Capacity(age=1))

@@ -30,7 +30,6 @@ from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from replay.storage.format.schema import metadata, trajectories
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
 from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
@@ -233,17 +232,11 @@ def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> N
         assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
 
 
-def test_rows_with_the_same_tokens_and_redacted_ones_are_stored_in_numbers(store: ReplayStore) -> None:
-    first, same, secret = (trajectory(id, slot=slot) for slot, id in enumerate("abc"))
-    report = store.append([task()], [group()], [first, same], admission=Admission(dedupe=True))
-    assert (report.inserted, report.same_tokens) == (2, 1)
-    store.append([], [], [secret], admission=Admission(redact=lambda said: None))
-    assert sql(store, "select id, state_reason from reclaimed order by id") == [
-        ("b", "duplicate of a"),
-        ("c", "redacted"),
-    ]
-    with pytest.raises(ContentGone, match="duplicate of a"):
-        store.read(["b"])
+def test_row_of_which_nothing_may_be_kept_is_stored_in_numbers(store: ReplayStore) -> None:
+    assert store.append([task()], [group()], [trajectory("a")], redact=lambda said: None).redacted == 1
+    assert sql(store, "select id, state_reason from reclaimed") == [("a", "redacted")]
+    with pytest.raises(ContentGone, match="redacted"):
+        store.read(["a"])
 
 
 def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:

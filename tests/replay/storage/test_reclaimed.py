@@ -19,7 +19,6 @@ from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
@@ -133,8 +132,7 @@ def test_verify_and_export_know_reclaimed_rows(location: Location, tmp_path: Pat
 
 def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:
     rows = [trajectory(f"r{slot}", slot=slot) for slot in range(4)]
-    hidden = Admission(redact=lambda said: said[:1])
-    store.append([task()], [group()], rows[:2], admission=hidden)
+    store.append([task()], [group()], rows[:2], redact=lambda said: said[:1])
     store.append([task()], [group()], rows[2:])
     state = "select state, state_reason from trajectories where id = 'r0'"
     assert store.purge(RUN, 9) == 0

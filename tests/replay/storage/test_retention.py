@@ -16,7 +16,6 @@ from replay.storage.counters import LEASE_DRAWS
 from replay.storage.databases import Location
 from replay.storage.format.message_json import plain_text
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
 from tests.fakes.records import (
     ENV,
     LLM,
@@ -161,8 +160,7 @@ def said(id: str, text: str, slot: int) -> Any:
 
 def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayStore) -> None:
     rows = [said("a", "nothing to hide", 0), said("b", "my key is sk-abc123", 1), said("c", "burn this", 2)]
-    admission = Admission(redact=hide_keys)
-    report = store.append([task()], [group()], rows, admission=admission)
+    report = store.append([task()], [group()], rows, redact=hide_keys)
     assert (report.inserted, report.redacted) == (3, 2)
     kept = dict(sql(store, "select trajectory, said from messages"))
     assert {id: [said["content"] for said in json.loads(plain_text(text))] for id, text in kept.items()} == {
@@ -170,13 +168,13 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
         "b": ["my key is [key]"],
     }
     assert sql(store, "select distinct trajectory from segments") == [("a",)]
-    hashes = "select id, state, state_reason, content_hash = '', token_hash is null from trajectories order by id"
+    hashes = "select id, state, state_reason, content_hash = '', segments_checksum is null from trajectories order by id"
     assert [tuple(map(str, row[:3])) + tuple(map(bool, row[3:])) for row in sql(store, hashes)] == [
         ("a", "eligible", "None", False, False),
         ("b", "evicted", "redacted", True, True),
     ]
     # Of the last one not even a message is left.
     assert sql(store, "select id, state_reason from reclaimed") == [("c", "redacted")]
-    assert store.append([task()], [group()], rows, admission=admission).duplicates == 3
+    assert store.append([task()], [group()], rows, redact=hide_keys).duplicates == 3
     with pytest.raises(ContentGone, match="redacted"):
         store.read(["b"])

@@ -6,19 +6,28 @@ that nobody else has resumed the run, a worker's check its claim.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
-from replay.records import HeldOutEpisode, TaskRecord, Trajectory
+from context.messages import canonical_json
+from replay.records import COMMITTED, FRESH, OPEN_GROUP, WAITING, HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
-from replay.storage.collecting import finish, fresh_groups, leases, planned_batches
+from replay.storage.collecting import finish, fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result
+from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
+from replay.storage.statements import insert
+from replay.storage.validate import checked
 from replay.ticket_records import (
+    DONE,
+    FAILED,
+    TICKET_STATES,
     TRAIN,
+    UNENDED,
     Claim,
     EndedGroup,
     Place,
@@ -30,6 +39,7 @@ from replay.ticket_records import (
 
 Lost = dict[Place, str]
 """States of tickets that a claim holds no more, by number and member: `revoked`, or ended or claimed by another."""
+_planned, _tickets, _rows = planned_batches.c, tickets.c, trajectories.c
 
 
 class _Write(Protocol):
@@ -42,7 +52,7 @@ class Tickets:
     def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
         """`write` checks that nobody else has resumed the runs it is given."""
         self._database = database
-        self._beside = database.write_beside
+        self._write_beside = database.write_beside
         self._write = write
         self._authors = authors
 
@@ -57,49 +67,55 @@ class Tickets:
 
         def work(connection: sa.Connection) -> int:
             if batch is not None:
-                planned_batches.remember(connection, batch)
+                _remember(connection, batch)
             return leases.issue(connection, tasks, tickets)
 
         return self._write(work, *runs)
 
     def planned(self, run: str, *, after: int) -> list[PlannedBatch]:
         """The batches that were issued for iterations after this one, in order."""
-        return self._database.read(lambda connection: planned_batches.planned(connection, run, after=after))
+        query = planned_batches.select().where(_planned.run == run, _planned.iteration > after)
+        found = self._database.read(lambda connection: connection.execute(query.order_by(_planned.iteration)).all())
+        return [PlannedBatch(row.run, row.iteration, json.loads(row.plan)) for row in found]
 
     def planned_batch(self, run: str, iteration: int) -> PlannedBatch | None:
         """The one that was issued for an iteration; None: none was."""
-        return self._database.read(lambda connection: planned_batches.planned_batch(connection, run, iteration))
+        found = self.planned(run, after=iteration - 1)
+        return found[0] if found and found[0].iteration == iteration else None
 
     def episodes(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
         """How many were issued for an iteration."""
-        return self._database.read(lambda connection: planned_batches.episodes(connection, run, iteration, purpose))
+        return self._count(_tickets.run == run, _tickets.iteration == iteration, _tickets.purpose == purpose)
 
     def under_way(self, run: str, iteration: int, purpose: Purpose = TRAIN) -> int:
-        """How many of them have not ended."""
-        return self._database.read(lambda connection: planned_batches.under_way(connection, run, iteration, purpose))
+        """How many of them have not ended: asked again and again, of the index of unclosed tickets."""
+        unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
+        return self._count(unclosed, _tickets.state.in_(UNENDED), _tickets.iteration == iteration)
 
     def has_failed(self, run: str, iteration: int) -> bool:
         """Whether nothing was collected of the batch that was issued for an iteration, and nothing will be."""
-        return self._database.read(lambda connection: planned_batches.has_failed(connection, run, iteration))
+        mine = (_tickets.run == run) & (_tickets.iteration == iteration) & (_tickets.purpose == TRAIN)
+        states = sa.select(_tickets.state).where(mine).distinct()
+        return self._database.read(lambda connection: set(connection.scalars(states)) == {FAILED})
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
 
         A claim whose answer is lost holds tickets that nobody extends: they are free again when the lease is over.
         """
-        return self._beside(lambda connection: leases.claim(connection, run, holder, count=count, lease_s=lease_s))
+        return self._write_beside(lambda asked: leases.claim(asked, run, holder, count=count, lease_s=lease_s))
 
     def extend(self, claims: Sequence[Claim], *, lease_s: float) -> Lost:
         """A heartbeat: the leases begin anew, but for those that are lost and need not be gone on with."""
-        return self._beside(lambda connection: leases.extend(connection, claims, lease_s=lease_s))
+        return self._write_beside(lambda connection: leases.extend(connection, claims, lease_s=lease_s))
 
     def give_back(self, claims: Sequence[Claim]) -> Lost:
         """A worker that stops in order: others may claim them at once, and no try is counted."""
-        return self._beside(lambda connection: leases.give_back(connection, claims))
+        return self._write_beside(lambda connection: leases.give_back(connection, claims))
 
     def fail(self, claims: Sequence[Claim], reason: str) -> Lost:
         """They end without a row, and their groups are smaller by them."""
-        return self._beside(lambda connection: leases.fail(connection, claims, reason))
+        return self._write_beside(lambda connection: leases.fail(connection, claims, reason))
 
     def finish(self, finished: Sequence[tuple[Claim, Trajectory]]) -> list[bool]:
         """Store what was collected, and end the tickets; whether each counts, or another was first.
@@ -120,7 +136,7 @@ class Tickets:
     ) -> bool:
         """Whether it counts; `outcome` is for the learner, and the `episode` is kept apart from what is drawn."""
         compressed = self._database.compresses_text
-        return self._beside(
+        return self._write_beside(
             lambda connection: finish.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
         )
 
@@ -155,12 +171,69 @@ class Tickets:
 
     def counts(self, run: str) -> TicketCounts:
         """Where every training episode is, at one moment."""
-        return self._database.read(lambda connection: planned_batches.count_tickets(connection, run))
+        return self._database.read(lambda connection: count_tickets(connection, run))
 
     def uses(self, run: str) -> tuple[int, int]:
         """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
-        return self._database.read(lambda connection: planned_batches.count_uses(connection, run))
+        sums = sa.select(sa.func.sum(iterations.c.fresh + iterations.c.replay)).where(iterations.c.run == run)
+        learned = self._database.read(lambda connection: connection.scalar(sums))
+        return int(learned or 0), self._count(_tickets.run == run, _tickets.purpose == TRAIN, _tickets.state == DONE)
 
     def last_number(self, run: str) -> int | None:
-        """Of the groups ever issued; None: none was."""
-        return self._database.read(lambda connection: leases.last_number(connection, run))
+        """The number of the last group ever issued; None: none was."""
+        newest = sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run)
+        return self._database.read(lambda connection: connection.scalar(newest))
+
+    def _count(self, *conditions: sa.ColumnElement[bool]) -> int:
+        query = sa.select(sa.func.count()).select_from(tickets).where(*conditions)
+        return self._database.read(lambda connection: connection.scalar(query)) or 0
+
+
+def _remember(connection: sa.Connection, batch: PlannedBatch) -> None:
+    """The plan of a batch's tickets; the one that was issued first stays."""
+    (row,) = checked([batch], "planned batch", "iteration")
+    here = (_planned.run == batch.run) & (_planned.iteration == batch.iteration)
+    if connection.execute(sa.select(_planned.iteration).where(here)).first() is None:
+        insert(connection, planned_batches, [{**row, "plan": canonical_json(batch.plan)}])
+
+
+_IN_A_BATCH = sa.exists().where(
+    draws.c.trajectory == _tickets.trajectory,
+    draws.c.run == _tickets.run,
+    draws.c.state == COMMITTED,
+    draws.c.stream == FRESH,
+)
+_HAS_ENDED = sa.or_(
+    sa.exists().where(_rows.id == _tickets.trajectory, _rows.state.not_in([OPEN_GROUP, WAITING])),
+    sa.exists().where(reclaimed.c.id == _tickets.trajectory),
+)
+_IS_LATE = _tickets.late_at.is_not(None)
+_UNDONE = tuple(state for state in TICKET_STATES if state != DONE)
+_PLACE = sa.case(
+    (_tickets.state != DONE, _tickets.state),
+    (_IN_A_BATCH, sa.case((_IS_LATE, "both"), else_="fresh")),
+    (_IS_LATE, "late"),
+    (_HAS_ENDED, "unused"),
+    else_="undecided",
+)
+
+
+def count_tickets(connection: sa.Connection, run: str) -> TicketCounts:
+    """All of one moment where the connection has one consistent view."""
+    # With an offset the database looks for a ticket's row and draws once, not again for every use of the column.
+    places = sa.select(_PLACE.label("place")).where(_tickets.run == run, _tickets.purpose == TRAIN).offset(0).subquery()
+    query = sa.select(places.c.place, sa.func.count()).group_by(places.c.place)
+    found = {place: int(count) for place, count in connection.execute(query)}
+    unfinished = (_rows.run == run) & _rows.state.in_([WAITING, OPEN_GROUP])
+    rows = sa.select(_rows.state, sa.func.count()).where(unfinished).group_by(_rows.state)
+    states = {state: int(count) for state, count in connection.execute(rows)}
+    both = found.get("both", 0)
+    return TicketCounts(
+        **{state: found.get(state, 0) for state in _UNDONE},
+        done=sum(count for place, count in found.items() if place not in _UNDONE),
+        fresh=found.get("fresh", 0) + both,
+        late=found.get("late", 0) + both,
+        unused=found.get("unused", 0),
+        waiting=states.get(WAITING, 0),
+        open=states.get(OPEN_GROUP, 0),
+    )
