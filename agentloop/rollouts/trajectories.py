@@ -16,7 +16,7 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.stored.repeated_calls import repeated_calls
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
-from replay.storage.format.token_summary import summarised
+from replay.storage.validate import summarised
 
 
 @dataclass(frozen=True)

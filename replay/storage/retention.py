@@ -200,7 +200,7 @@ def _over_per_task(
     connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
 ) -> Iterator[StoredRow]:
     crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(limit < _COUNT)
-    left = Counter({task: count for task, count in connection.execute(crowded.add_columns(_COUNT))})
+    left = Counter({task: int(count) for task, count in connection.execute(crowded.add_columns(_COUNT))})
     rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)) if left else []
     left.subtract(row.task for row in rows if row.id in gone)
     for row in rows:

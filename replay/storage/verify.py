@@ -24,9 +24,8 @@ from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
-from replay.storage.format.token_summary import SUMMARY
 from replay.storage.read import author_table, load
-from replay.storage.validate import NOTHING_STORED, validate
+from replay.storage.validate import NOTHING_STORED, SUMMARY, validate
 
 _BATCH = 64
 

@@ -24,6 +24,7 @@ from replay.records import (
     Trajectory,
 )
 from replay.storage.counters import next_number
+from replay.storage.format import schema
 from replay.storage.format.encoding import encode_log_probs
 from replay.storage.format.message_json import conversation_row
 from replay.storage.format.rows import (
@@ -41,23 +42,9 @@ from replay.storage.format.rows import (
     segments_checksum,
     without_nan,
 )
-from replay.storage.format.schema import (
-    FACTS,
-    groups,
-    messages,
-    metrics,
-    policies,
-    reclaimed,
-    runs,
-    segments,
-    tasks,
-    token_scores,
-    trajectories,
-)
-from replay.storage.format.token_summary import SUMMARY
 from replay.storage.reclaimed import left_of, remove_unused_tasks
 from replay.storage.statements import insert, selected
-from replay.storage.validate import Validated, checked, refused, validate
+from replay.storage.validate import SUMMARY, Validated, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
@@ -160,8 +147,8 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     """A row that was redacted still feeds the update of the iteration that collected it; it is never replayed."""
     _remember_tasks(connection, prepared)
     new_tasks, new_groups, new_ids = missing_rows(connection, prepared)
-    insert(connection, tasks, [prepared.tasks[hash] for hash in new_tasks])
-    insert(connection, groups, [prepared.groups[id] for id in new_groups])
+    insert(connection, schema.tasks, [prepared.tasks[hash] for hash in new_tasks])
+    insert(connection, schema.groups, [prepared.groups[id] for id in new_groups])
     stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
     new = [prepared.trajectories[id] for id in new_ids]
     stored: list[Row] = []
@@ -170,11 +157,11 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
         state = {"state": EVICTED, "state_reason": REDACTED} if row.is_redacted else {"state_reason": None}
         is_empty = row.is_redacted and row.messages is None
         (emptied if is_empty else stored).append({**row.record, **row.derived, **stamp, **state})
-    insert(connection, trajectories, stored)
-    insert(connection, reclaimed, [left_of(row) for row in emptied])
+    insert(connection, schema.trajectories, stored)
+    insert(connection, schema.reclaimed, [left_of(row) for row in emptied])
     remove_unused_tasks(connection, list({row["task"] for row in emptied}))
-    insert(connection, segments, [part for row in new for part in row.segments])
-    insert(connection, messages, [row.messages for row in new if row.messages is not None])
+    insert(connection, schema.segments, [part for row in new for part in row.segments])
+    insert(connection, schema.messages, [row.messages for row in new if row.messages is not None])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
@@ -186,21 +173,21 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
 def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
     """A task that went with its last row is known again when it comes again."""
     for chunk in chunked(list(prepared.tasks)):
-        removed = tasks.c.hash.in_(chunk) & (tasks.c.payload == REMOVED_TASK)
-        for hash in connection.scalars(sa.select(tasks.c.hash).where(removed)).all():
+        removed = schema.tasks.c.hash.in_(chunk) & (schema.tasks.c.payload == REMOVED_TASK)
+        for hash in connection.scalars(sa.select(schema.tasks.c.hash).where(removed)).all():
             given = {"payload": prepared.tasks[hash]["payload"]}
-            connection.execute(tasks.update().where(tasks.c.hash == hash).values(given))
+            connection.execute(schema.tasks.update().where(schema.tasks.c.hash == hash).values(given))
 
 
 def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[str], list[str], list[str]]:
     """Keys of the tasks, groups and trajectories that are not stored yet; raises where one of them must not be."""
     records = {id: row.record for id, row in prepared.trajectories.items()}
-    unknown = _missing(connection, trajectories, RECORD_COLUMNS, records)
-    facts = {id: {name: records[id][name] for name in FACTS} for id in unknown}
+    unknown = _missing(connection, schema.trajectories, RECORD_COLUMNS, records)
+    facts = {id: {name: records[id][name] for name in schema.FACTS} for id in unknown}
     missing = (
-        _missing(connection, tasks, [*tasks.c], prepared.tasks),
-        _missing(connection, groups, GROUP_COLUMNS, prepared.groups),
-        _missing(connection, reclaimed, [reclaimed.c[name] for name in FACTS], facts),
+        _missing(connection, schema.tasks, [*schema.tasks.c], prepared.tasks),
+        _missing(connection, schema.groups, GROUP_COLUMNS, prepared.groups),
+        _missing(connection, schema.reclaimed, [schema.reclaimed.c[name] for name in schema.FACTS], facts),
     )
     _check_groups(connection, prepared.groups, records)
     return missing
@@ -232,7 +219,7 @@ def _stored(
 def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: Mapping[str, Row]) -> None:
     """A member belongs to the run, task and iteration of its group."""
     earlier = {row["group"] for row in records.values()} - given.keys()
-    found = {**given, **_stored(connection, groups, GROUP_COLUMNS, sorted(earlier))}
+    found = {**given, **_stored(connection, schema.groups, GROUP_COLUMNS, sorted(earlier))}
     for id, row in records.items():
         group = found.get(row["group"])
         if group is None:
@@ -245,25 +232,26 @@ def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: 
 def add_run(connection: sa.Connection, run: RunRecord) -> int:
     """Make the run known, or its configuration another one; how often the run has been resumed."""
     (columns,) = checked([run], "run", "id")
-    known = sa.select(runs.c.authors_hash, runs.c.epoch, runs.c.config).where(runs.c.id == run.id)
+    here, columns_of = schema.runs.c.id == run.id, schema.runs.c
+    known = sa.select(columns_of.authors_hash, columns_of.epoch, columns_of.config).where(here)
     stored, config = connection.execute(known).one_or_none(), json.dumps(dict(run.config))
     if stored is None:
         given = None if run.fingerprint is None else canonical_json(run.fingerprint)
         row = {**columns, "config": config, "fingerprint": given, "started_at": now()}
-        connection.execute(runs.insert().values(row))
+        connection.execute(schema.runs.insert().values(row))
         return 0
     if stored.authors_hash != run.authors_hash:
         raise refused("authors_hash", f"be the stored {stored.authors_hash!r}", run.authors_hash, f"run {run.id}")
     if stored.config != config:  # it was lengthened, say
-        connection.execute(runs.update().where(runs.c.id == run.id).values(config=config))
+        connection.execute(schema.runs.update().where(here).values(config=config))
     return int(stored.epoch)
 
 
 def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
     (columns,) = checked([policy], "policy", "version")
-    same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
-    connection.execute(policies.delete().where(same))
-    connection.execute(policies.insert().values({**columns, "created_at": now()}))
+    same = (schema.policies.c.run == policy.run) & (schema.policies.c.version == policy.version)
+    connection.execute(schema.policies.delete().where(same))
+    connection.execute(schema.policies.insert().values({**columns, "created_at": now()}))
 
 
 def add_scores(
@@ -271,19 +259,19 @@ def add_scores(
 ) -> None:
     """In place of earlier scores of these trajectories."""
     for chunk in chunked(sorted({trajectory for trajectory, _ in scores})):
-        connection.execute(token_scores.delete().where(token_scores.c.trajectory.in_(chunk)))
+        connection.execute(schema.token_scores.delete().where(schema.token_scores.c.trajectory.in_(chunk)))
     place = {"run": run, "policy_version": version}
     rows = [
         {"trajectory": trajectory, "position": position, **place, "log_probs": encode_log_probs(values)}
         for (trajectory, position), values in scores.items()
     ]
-    insert(connection, token_scores, rows)
+    insert(connection, schema.token_scores, rows)
 
 
 def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Mapping[str, float]) -> None:
-    here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
+    here = (schema.metrics.c.run == run) & (schema.metrics.c.iteration == iteration)
     for chunk in chunked(list(values)):
-        connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
+        connection.execute(schema.metrics.delete().where(here & schema.metrics.c.name.in_(chunk)))
     place = {"run": run, "iteration": iteration}
     rows = [{**place, "name": name, "value": known(float(value))} for name, value in values.items()]
-    insert(connection, metrics, rows)
+    insert(connection, schema.metrics, rows)

@@ -62,7 +62,6 @@ def test_flipped_bit_changes_nothing_that_is_trained_on_and_is_never_a_raw_excep
             place(file, wal)
             found = asked.again(chance)
             kinds[f"{where}: {found.kind}"] += 1
-            wrong += [f"seed {seed}, {where}: {name}: {error!r}" for name, error in found.raw.items()]
-            wrong += [f"seed {seed}, {where}: {id} is not what was written" for id in found.different]
+            wrong += [f"seed {seed}, {where}: {what}" for what in found.wrong]
     print(dict(kinds))
     assert not wrong, "\n".join(wrong)

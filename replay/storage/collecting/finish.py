@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, group_statistics
 from replay.storage.collecting import held_out_rows
-from replay.storage.collecting.leases import locked
+from replay.storage.collecting.leases import change, locked
 from replay.storage.format.rows import Row
-from replay.storage.format.schema import groups, tickets, trajectories
+from replay.storage.format.schema import groups, trajectories
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
 from replay.storage.write import Prepared, PreparedRow, append
@@ -102,17 +102,12 @@ def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
     for record in records:
         new.setdefault(record["group"], []).append(record)
     for id, members in new.items():
-        stored = _member_outcomes(connection, id)
-        outcomes = [*stored, *((each["reward"], each["success"]) for each in members)]
+        query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == id)
+        outcomes = [(row.reward, row.success) for row in connection.execute(query)]
+        outcomes += [(each["reward"], each["success"]) for each in members]
         first = members[0]
-        place = (id, first["run"], first["task"], first["iteration"])
-        _store_group(connection, GroupRecord(*place, **group_statistics(outcomes)))
-
-
-def _member_outcomes(connection: sa.Connection, group: str) -> list[tuple[float, bool]]:
-    """Reward and success of the stored members of a group."""
-    query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == group)
-    return [(row.reward, row.success) for row in connection.execute(query)]
+        statistics = group_statistics(outcomes)
+        _store_group(connection, GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics))
 
 
 def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
@@ -131,8 +126,5 @@ def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
 
 
 def _end(connection: sa.Connection, claim: Claim, **values: Any) -> None:
-    here = tickets.c.run == claim.ticket.run
-    for column, value in zip((tickets.c.number, tickets.c.member), claim.place, strict=True):
-        here &= column == value
     ended = {"state": DONE, "holder": claim.holder, "fence": claim.fence, "due": None, "ended_at": seconds_now()}
-    connection.execute(tickets.update().where(here).values({**ended, **values}))
+    change(connection, claim.ticket.run, [claim.place], **ended, **values)

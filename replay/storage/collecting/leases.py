@@ -6,7 +6,6 @@ one by one, always in the order of their place, so that no two wait for each oth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from context.messages import canonical_json
 from replay.records import TaskRecord
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import tasks, tickets
+from replay.storage.read import task_records
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
 from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, Place, TicketRecord
@@ -81,11 +81,11 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     last = [row for row in found if row["tries"] == MOST_TRIES - 1]
     given = [row for row in found if row["tries"] < MOST_TRIES - 1] or last[:1]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
-    _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
+    change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
     if exhausted and not given:
         return claim(connection, run, holder, count=count, lease_s=lease_s)
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
-    _change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
+    change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
     return list(_claims(connection, run, holder, given))
 
 
@@ -107,15 +107,10 @@ def _place(row: Row) -> Place:
 
 
 def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row]) -> Iterator[Claim]:
-    hashes = sorted({row["task"] for row in rows})
-    known = {}
-    for chunk in chunked(hashes):
-        known.update({row.hash: row for row in connection.execute(tasks.select().where(tasks.c.hash.in_(chunk)))})
+    known = task_records(connection, sorted({row["task"] for row in rows}))
     for row in rows:
-        task = known[row["task"]]
         ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
-        given = TaskRecord(task.hash, task.environment, json.loads(task.payload))
-        yield Claim(ticket, given, holder, row["fence"] + 1, row["tries"] + 1)
+        yield Claim(ticket, known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1)
 
 
 def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[Place, str]:
@@ -136,14 +131,14 @@ def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dic
 def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
     mine = {claim.place: claim for claim in claims}
     found = locked(connection, claims)
-    held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
+    held = [
+        place
+        for place, row in found.items()
+        if row["state"] == LEASED and (row["holder"], row["fence"]) == (mine[place].holder, mine[place].fence)
+    ]
     if held:
-        _change(connection, claims[0].ticket.run, held, **values)
+        change(connection, claims[0].ticket.run, held, **values)
     return {place: row["state"] for place, row in found.items() if place not in held}
-
-
-def _is_by(row: Row, claim: Claim) -> bool:
-    return (row["holder"], row["fence"]) == (claim.holder, claim.fence)
 
 
 def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> int:
@@ -151,7 +146,7 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
     unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
     query = sa.select(*PLACE).where(unended).order_by(*PLACE).with_for_update()
     places = [(row.number, row.member) for row in connection.execute(query)]
-    _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
+    change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
     return len(places)
 
 
@@ -173,7 +168,7 @@ def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Ro
     return found
 
 
-def _change(connection: sa.Connection, run: str, places: Any, **values: Any) -> None:
+def change(connection: sa.Connection, run: str, places: Any, **values: Any) -> None:
     for chunk in chunked(list(places)):
         here = (_tickets.run == run) & sa.tuple_(*PLACE).in_(chunk)
         connection.execute(tickets.update().where(here).values(values))

@@ -6,7 +6,7 @@ A silence is measured by the database's clock. It says who is gone; it never dec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
 from replay.storage.collecting.leases import free_tickets
-from replay.storage.databases import Database, Result, retried
+from replay.storage.databases import Database, retried
 from replay.storage.format.schema import engines, runs, tickets, workers
 from replay.storage.statements import seconds_now
 from replay.ticket_records import Participant, RunView
@@ -22,7 +22,6 @@ from replay.ticket_records import Participant, RunView
 Role = Literal["worker", "engine"]
 TABLES = {"worker": workers, "engine": engines}
 _ENGINES = engines.alias("listed_engines")
-"""What is listed may be none: an alias may lack its columns."""
 
 
 class Roles:
@@ -41,7 +40,7 @@ class Roles:
             if not connection.execute(table.update().where(here).values(seen)).rowcount:
                 connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
 
-        self._ask(work)
+        self._database.ask(work)
 
     def leave(self, role: Role, run: str, id: str) -> None:
         """It stops in order, and is forgotten."""
@@ -57,7 +56,7 @@ class Roles:
         table = TABLES[role]
         there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
         counted = sa.select(sa.func.count()).select_from(table).where(there)
-        return self._ask(lambda connection: connection.scalar(counted)) or 0
+        return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str) -> RunView:
         """What a worker looks at: whether there is something to do, and with which engines.
@@ -76,7 +75,7 @@ class Roles:
                 engines=tuple(_participant_of(row) for row in found if row.id is not None),
             )
 
-        return self._ask(ask)
+        return self._database.ask(ask)
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
@@ -124,15 +123,6 @@ class Roles:
 
     def _write(self, statement: sa.Executable) -> None:
         self._database.write_beside(lambda connection: connection.execute(statement))
-
-    def _ask(self, question: Callable[[sa.Connection], Result]) -> Result:
-        """What is asked so often that a server should have little of it."""
-
-        def asked() -> Result:
-            with self._database.one_statement() as connection:
-                return question(connection)
-
-        return retried(asked)
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:

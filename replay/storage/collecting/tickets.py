@@ -182,7 +182,8 @@ class Tickets:
     def last_number(self, run: str) -> int | None:
         """The number of the last group ever issued; None: none was."""
         newest = sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run)
-        return self._database.read(lambda connection: connection.scalar(newest))
+        found: int | None = self._database.read(lambda connection: connection.scalar(newest))
+        return found
 
     def _count(self, *conditions: sa.ColumnElement[bool]) -> int:
         query = sa.select(sa.func.count()).select_from(tickets).where(*conditions)

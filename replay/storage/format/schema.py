@@ -165,7 +165,7 @@ IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
 
 
-def _part(condition: str) -> dict[str, sa.TextClause]:
+def _part(condition: str) -> dict[str, Any]:
     """The options of an index over the rows that meet the condition."""
     return dict.fromkeys(("sqlite_where", "postgresql_where"), sa.text(condition))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
-from tests.fakes.postgres_servers import LocalServer, Postgres
+from tests.fakes.postgres_servers import LocalServer
 from tests.replay.storage.kill_points import STEPS
 
 
@@ -26,7 +26,7 @@ def kill_backend(server: LocalServer, database: str, chance: random.Random) -> b
     return False
 
 
-def end_connections(server: Postgres, url: str) -> None:
+def end_connections(server: LocalServer, url: str) -> None:
     """As a server that is stopped ends them."""
     database = sa.make_url(url).database
     server.ask(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{database}'")

@@ -15,9 +15,10 @@ from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, measured, new_store, request, sql, task
+from tests.replay.storage.collecting.episodes import claim, episode, issue
 from tests.replay.storage.kill_points import Copies, copies, killed_at
 
-CLOCKS = {"created_at", "started_at"}
+CLOCKS = {"created_at", "started_at", "issued_at", "ended_at", "due"}
 
 Contents = dict[str, list[tuple[Any, ...]]]
 
@@ -32,7 +33,7 @@ def contents(location: Location) -> Contents:
 
 
 def learn(location: Location, told: Callable[[], None]) -> None:
-    """An iteration: append, reserve, draw, commit. Then back to the one before it."""
+    """An iteration: append, reserve, draw, commit; two episodes of a worker. Then back to the iteration before."""
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 1)
         collected = FreshRows(2).append_to(store)
@@ -45,6 +46,10 @@ def learn(location: Location, told: Callable[[], None]) -> None:
         records = measured([*fresh, *(row.draw for row in drawn)])
         store.commit(iteration_record(2, replay=len(drawn)), records, sampler_state=sampler.state())
         told()
+        held = claim(store, count=2)
+        told()
+        assert store.tickets.finish([(each, episode(each)) for each in held]) == [True, True]
+        told()
         store.resume(RUN, 1)
         told()
 
@@ -52,6 +57,7 @@ def learn(location: Location, told: Callable[[], None]) -> None:
 def prepare(made: Copies) -> None:
     with closing(new_store(made.prepared)) as store:
         iterate(store, 1, make_sampler("uniform", 0))
+        issue(store, [0], iteration=9)
 
 
 def check_steps(databases: Databases, *, every: int) -> None:
@@ -65,8 +71,8 @@ def check_steps(databases: Databases, *, every: int) -> None:
         whole = made.new()
         learn(whole, lambda: states.append(contents(whole)))
         steps = killed_at(None, learn, made.new()).steps
-        # Statements and commits of six transactions.
-        assert steps is not None and steps > 40
+        # Statements and commits of eight transactions.
+        assert steps is not None and steps > 50
         ends = []
         for step in sorted({*range(0, steps, every), steps - 1}):
             location = made.new()
@@ -78,7 +84,7 @@ def check_steps(databases: Databases, *, every: int) -> None:
             ends.append(found)
             made.drop(location)
         # Each is lost at some of the steps and there at others.
-        assert ends == sorted(ends) and len(set(ends)) >= (6 if every == 1 else 4)
+        assert ends == sorted(ends) and len(set(ends)) >= (8 if every == 1 else 5)
 
 
 def send_again(location: Location, *, stored: bool) -> None:
@@ -87,9 +93,10 @@ def send_again(location: Location, *, stored: bool) -> None:
         collected = FreshRows(2)
         report = store.append([task()], collected.groups, collected.trajectories)
         assert (report.inserted, report.duplicates) == ((0, 4) if stored else (4, 0))
-        # 8 of iteration 1 and 4 of iteration 2, each of one segment and one conversation.
-        for table, count in (("trajectories", 12), ("segments", 12), ("messages", 12)):
-            assert sql(location, f"select count(*) from {table}") == [(count,)]
+        # 8 of iteration 1 and 4 of iteration 2, each of one segment and one conversation; and those of a worker.
+        for table in ("trajectories", "segments", "messages"):
+            query = f"select count(*) from {table} where {'id' if table == 'trajectories' else 'trajectory'} "
+            assert sql(location, query + "not like 'row-%'") == [(12,)]
         assert len(store.read([row.id for row in collected.trajectories])) == 4
 
 

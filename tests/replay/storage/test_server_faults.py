@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
 from replay.errors import ConnectionLost
 from replay.storage.format import schema
-from tests.fakes.postgres_servers import LocalServer, Postgres
+from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, sql, task, trajectory
 from tests.replay.storage.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
@@ -54,24 +54,20 @@ def server_answers(server: LocalServer) -> bool:
 _TWENTY_TIMES = pytest.param(8, 20, marks=[pytest.mark.soak, pytest.mark.every_server])
 
 
+@pytest.mark.parametrize("fault", ["crash", "kill of a backend"])
 @pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
-def test_writers_outlive_crashes_of_their_server(own_server: LocalServer, writers: int, times: int) -> None:
-    def crash(database: str) -> None:
-        own_server.crash()
-        own_server.start()
-
-    survive(own_server, crash, writers=writers, times=times)
-
-
-@pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
-def test_writers_outlive_kills_of_backends(own_server: LocalServer, writers: int, times: int) -> None:
+def test_writers_outlive_faults_of_their_server(own_server: LocalServer, writers: int, times: int, fault: str) -> None:
     chance = random.Random(1)
 
-    def kill(database: str) -> None:
-        wait_for(lambda: kill_backend(own_server, database, chance))
-        wait_for(lambda: server_answers(own_server))
+    def hurt(database: str) -> None:
+        if fault == "crash":
+            own_server.crash()
+            own_server.start()
+        else:
+            wait_for(lambda: kill_backend(own_server, database, chance))
+            wait_for(lambda: server_answers(own_server))
 
-    survive(own_server, kill, writers=writers, times=times)
+    survive(own_server, hurt, writers=writers, times=times)
 
 
 def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
@@ -118,14 +114,6 @@ def go_on(left: str, hurt: str, number: int, places: Places, fault: Callable[[],
     assert learned(hurt) == learned(left)
 
 
-def go_on_through_stops(server: LocalServer, number: int, places: Places) -> None:
-    def stop() -> None:
-        server.crash()
-        server.start()
-
-    go_on(server.url(server.new_database()), server.url(server.new_database()), number, places, stop)
-
-
 def ends(steps: list[str]) -> list[int]:
     """Of its five write transactions: append, reserve, draw, commit, publish."""
     found = [steps.index("checkin", at) for at, step in enumerate(steps) if step == "commit"]
@@ -139,17 +127,12 @@ def test_run_goes_on_by_itself_when_its_server_is_stopped_between_draw_and_commi
         # After the reservation, after the draw, and before the commit is there to stay.
         return [reserved, drawn, committed - 1]
 
-    go_on_through_stops(own_server, 3, places)
+    def stop() -> None:
+        own_server.crash()
+        own_server.start()
 
-
-@pytest.mark.soak
-@pytest.mark.every_server
-def test_run_goes_on_by_itself_when_its_server_is_stopped_at_any_step(own_server: LocalServer) -> None:
-    def places(steps: list[str]) -> list[int]:
-        print(f"stopped at 20 of {len(steps)} steps")
-        return [at * len(steps) // 20 for at in range(20)]
-
-    go_on_through_stops(own_server, 20, places)
+    left, hurt = (own_server.url(own_server.new_database()) for _ in range(2))
+    go_on(left, hurt, 3, places, stop)
 
 
 def test_reserve_draw_and_commit_that_were_not_answered_count_once(
@@ -167,7 +150,7 @@ def test_reserve_draw_and_commit_that_were_not_answered_count_once(
     assert [*lost, way.lost] == [0, 2, 2, 2]
 
 
-def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: Postgres, new_database: NewDatabase) -> None:
+def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: LocalServer, new_database: NewDatabase) -> None:
     url = new_database()
     with closing(new_store(url)) as store:
         with store.reading() as connection:
@@ -199,7 +182,7 @@ def test_server_that_stays_away_is_an_error_within_bounds(
 
 
 @pytest.fixture
-def unreliable(postgres: Postgres, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
+def unreliable(postgres: LocalServer, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
     """A database behind a way that loses replies; its URL through it."""
     url = sa.make_url(new_database())
     (socket,) = Path(str(url.query["host"])).glob(".s.PGSQL.*[0-9]")
@@ -207,32 +190,6 @@ def unreliable(postgres: Postgres, new_database: NewDatabase) -> Iterator[tuple[
         way = LosesReplies(socket, Path(folder))
         yield url.update_query_dict({"host": folder}).render_as_string(), way
         way.close()
-
-
-@pytest.mark.every_server
-def test_append_whose_commit_was_not_answered_is_stored_once(unreliable: tuple[str, LosesReplies]) -> None:
-    url, way = unreliable
-    with closing(new_store(url)) as store:
-        for losses in (1, 3):
-            way.losses, way.lost = losses, 0
-            store.append([task()], [group()], [trajectory(f"a{losses}"), trajectory(f"b{losses}")])
-            # The first one counted; those after it found its rows and changed nothing but the counter.
-            assert way.lost == losses
-        assert stored_ids(url) == ["a1", "a3", "b1", "b3"]
-        assert [row.id for row in store.read(["a1", "b3"])] == ["a1", "b3"]
-    assert sql(url, "select count(*), count(distinct trajectory) from segments") == [(4, 4)]
-
-
-def test_idempotent_writes_are_done_again(unreliable: tuple[str, LosesReplies]) -> None:
-    url, way = unreliable
-    with closing(new_store(url)) as store:
-        way.losses, way.lost = 1, 0
-        store.add_policy(policy(1))
-        way.losses, way.lost = 1, 0
-        store.add_metrics(RUN, 1, {"loss": 0.5})
-        assert way.lost == 1
-    assert sql(url, "select version from policies order by 1") == [(0,), (1,)]
-    assert sql(url, "select value from metrics") == [(0.5,)]
 
 
 def test_deletion_that_was_not_answered_says_that_nobody_knows(
