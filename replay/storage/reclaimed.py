@@ -137,16 +137,13 @@ def _either(name: str) -> sa.ColumnElement[Any]:
 COLLECTED = (
     sa.func.coalesce(_rows.run, groups.c.run).label("collected_run"),
     sa.func.coalesce(_rows.iteration, groups.c.iteration).label("collected_iteration"),
-    _either("source").label("source"),
     sa.func.coalesce(_rows.task, groups.c.task).label("task"),
-    _either("group").label("group"),
-    _either("reward").label("reward"),
-    _either("success").label("success"),
-    _either("advantage").label("stored_advantage"),
-    _either("num_action_tokens").label("num_action_tokens"),
-    _either("policy_version_min").label("policy_version_min"),
     sa.func.coalesce(_rows.state, EVICTED).label("state"),
-    _either("state_reason").label("state_reason"),
+    _either("advantage").label("stored_advantage"),
+    *(
+        _either(name).label(name)
+        for name in ("source", "group", "reward", "success", "num_action_tokens", "policy_version_min", "state_reason")
+    ),
 )
 """What a row was collected with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
 

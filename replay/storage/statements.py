@@ -64,11 +64,8 @@ def rows_by_key(
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
     """A statement that is kept somewhere, with its parameters by name. Texts among the results are as stored."""
     text, names, fixed = _text(statement, connection.dialect)
-    given = {
-        **fixed,
-        **{name: to_storable(value) if isinstance(value, str) else value for name, value in values.items()},
-    }
-    return connection.exec_driver_sql(text, _ordered(given, names))
+    texts = {name: to_storable(value) for name, value in values.items() if isinstance(value, str)}
+    return connection.exec_driver_sql(text, _ordered({**fixed, **values, **texts}, names))
 
 
 def _ordered(given: Mapping[str, Any], order: Sequence[str] | None) -> Any:

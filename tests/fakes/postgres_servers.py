@@ -66,6 +66,7 @@ class LocalServer:
     def __init__(self, binaries: Binaries, *settings: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="agentloop-pg-", dir=roomy_folder()))
         self._url = sa.URL.create("postgresql+psycopg", username="postgres", query={"host": str(self.folder)})
+        self.name = binaries.version
         self._made = 0
         self._strategy = ""
         self._user = _unprivileged_user()

@@ -6,7 +6,7 @@ one by one, always in the order of their place, so that no two wait for each oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,7 +23,7 @@ from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, U
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)
 _GIVEN = ("task", "iteration", "purpose")
-_UNHELD = {"holder": None, "due": None}
+UNHELD = {"holder": None, "due": None}
 
 
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
@@ -81,12 +81,19 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     last = [row for row in found if row["tries"] == MOST_TRIES - 1]
     given = [row for row in found if row["tries"] < MOST_TRIES - 1] or last[:1]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
-    change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
+    change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **UNHELD)
     if exhausted and not given:
         return claim(connection, run, holder, count=count, lease_s=lease_s)
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
     change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
-    return list(_claims(connection, run, holder, given))
+    known = task_records(connection, sorted({row["task"] for row in given}))
+    return [
+        Claim(
+            TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"]),
+            *(known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1),
+        )
+        for row in given
+    ]
 
 
 def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
@@ -106,29 +113,8 @@ def _place(row: Row) -> Place:
     return row["number"], row["member"]
 
 
-def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row]) -> Iterator[Claim]:
-    known = task_records(connection, sorted({row["task"] for row in rows}))
-    for row in rows:
-        ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
-        yield Claim(ticket, known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1)
-
-
-def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[Place, str]:
-    """The state now of tickets that these claims hold no more, by place; the leases of all others begin anew."""
-    return _of_holders(connection, claims, due=seconds_now() + lease_s)
-
-
-def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, str]:
-    """Those still held are free at once, and the claim counts for nothing: who stops in order has tried nothing."""
-    return _of_holders(connection, claims, state=QUEUED, tries=_tickets.tries - 1, **_UNHELD)
-
-
-def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[Place, str]:
-    """Those still held end without a row."""
-    return _of_holders(connection, claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
-
-
-def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+def change_held(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+    """Set these columns of the tickets that the claims still hold; the state now of all others, by place."""
     mine = {claim.place: claim for claim in claims}
     found = locked(connection, claims)
     held = [

@@ -20,11 +20,12 @@ from replay.storage.collecting import finish, fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result
 from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
-from replay.storage.statements import insert
+from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked
 from replay.ticket_records import (
     DONE,
     FAILED,
+    QUEUED,
     TICKET_STATES,
     TRAIN,
     UNENDED,
@@ -99,23 +100,20 @@ class Tickets:
         return self._database.read(lambda connection: set(connection.scalars(states)) == {FAILED})
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
-        """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds.
-
-        A claim whose answer is lost holds tickets that nobody extends: they are free again when the lease is over.
-        """
+        """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds."""
         return self._write_beside(lambda asked: leases.claim(asked, run, holder, count=count, lease_s=lease_s))
 
     def extend(self, claims: Sequence[Claim], *, lease_s: float) -> Lost:
         """A heartbeat: the leases begin anew, but for those that are lost and need not be gone on with."""
-        return self._write_beside(lambda connection: leases.extend(connection, claims, lease_s=lease_s))
+        return self._change_held(claims, due=seconds_now() + lease_s)
 
     def give_back(self, claims: Sequence[Claim]) -> Lost:
         """A worker that stops in order: others may claim them at once, and no try is counted."""
-        return self._write_beside(lambda connection: leases.give_back(connection, claims))
+        return self._change_held(claims, state=QUEUED, tries=_tickets.tries - 1, **leases.UNHELD)
 
     def fail(self, claims: Sequence[Claim], reason: str) -> Lost:
         """They end without a row, and their groups are smaller by them."""
-        return self._write_beside(lambda connection: leases.fail(connection, claims, reason))
+        return self._change_held(claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
 
     def finish(self, finished: Sequence[tuple[Claim, Trajectory]]) -> list[bool]:
         """Store what was collected, and end the tickets; whether each counts, or another was first.
@@ -184,6 +182,9 @@ class Tickets:
         newest = sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run)
         found: int | None = self._database.read(lambda connection: connection.scalar(newest))
         return found
+
+    def _change_held(self, claims: Sequence[Claim], **values: Any) -> Lost:
+        return self._write_beside(lambda connection: leases.change_held(connection, claims, **values))
 
     def _count(self, *conditions: sa.ColumnElement[bool]) -> int:
         query = sa.select(sa.func.count()).select_from(tickets).where(*conditions)

@@ -136,8 +136,7 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
         raise BlobError(f"{name} that are no bytes, or a count of {count!r}")
     if blob[: _HEADER.size] != _HEADER.pack(_MAGIC, kind, _FORMAT, count):
         raise BlobError(f"{name} with a wrong header")
-    expected = count * size
-    frame = memoryview(blob)[_HEADER.size :]
+    expected, frame = count * size, memoryview(blob)[_HEADER.size :]
     try:
         # zstandard trusts a frame's declared size over any limit it is given: it has to be checked first.
         declared = zstandard.frame_content_size(frame)

@@ -95,6 +95,25 @@ def fill(location: Location) -> None:
         store.add_scores(RUN, 1, {("long", 0): np.zeros(6, np.float32), ("long", 1): np.ones(6, np.float32)})
 
 
+def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
+    """A file, and the log of what was written since it was whole."""
+    path = folder / "replay.sqlite"
+    fill(path)
+    with closing(ReplayStore.open(path)) as store:
+        sql(path, "pragma wal_checkpoint(truncate)")
+        FreshRows(4, attempt=2).append_to(store)
+        return path.read_bytes(), path.with_name("replay.sqlite-wal").read_bytes()
+
+
+def place(path: Path, file: bytes, log: bytes | None) -> None:
+    """A buffer in the place of the one before."""
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    path.write_bytes(file)
+    if log is not None:
+        path.with_name(f"{path.name}-wal").write_bytes(log)
+
+
 def alter(path: Path, column: sa.Column[Any], way: int, chance: random.Random) -> None:
     """One cell of the column becomes something else, behind the back of NOT NULL and of references."""
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
@@ -184,8 +203,7 @@ class Asked:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
                 rows += ask("draw again", lambda: _drawn(store)) or []
-            found_states = ask("states", lambda: sql(self._location, _STATES)) or []
-            quarantined += [str(id) for id, state in found_states if state == "quarantined"]
+            quarantined += ask("quarantined", lambda: _quarantined(store)) or []
         different = sorted({row.id for row in rows if not self._is_as_written(row)})
         found = verified is None or bool(verified.corrupt or verified.damage or verified.dangling)
         if not (found or quarantined):
@@ -204,7 +222,9 @@ class Asked:
         return content_hash(row.segments) == content_hash(written.segments) and row.messages in ((), written.messages)
 
 
-_STATES = "select id, state from trajectories"
+def _quarantined(store: ReplayStore) -> list[str]:
+    with store.reading() as connection:
+        return list(map(str, connection.scalars(sa.text("select id from trajectories where state = 'quarantined'"))))
 
 
 def _drawn(store: ReplayStore) -> list[Trajectory]:

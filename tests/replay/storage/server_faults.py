@@ -89,9 +89,7 @@ class LosesReplies:
                     self.lost += 1
                     silent.set()
                 server.sendall(asked)
-        for end in (client, server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        _shut(client, server)
 
     def _answer(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError):
@@ -100,6 +98,10 @@ class LosesReplies:
                     # The server has committed and answered; nobody will ever hear of it.
                     break
                 client.sendall(answer)
-        for end in (client, server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        _shut(client, server)
+
+
+def _shut(*ends: socket.socket) -> None:
+    for end in ends:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

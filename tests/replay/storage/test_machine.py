@@ -117,7 +117,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
-LOOKS = (["stats"], ["ls"], ["show", "a"], ["lineage", "1"])
+LOOKS = (["stats"], ["ls"], ["show", "a"], ["tasks"])
 CHANGES = (["import", "{rows}"], ["prune", "--age", "3", "--yes"], ["forget", "--where", "success", "--yes"])
 
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from context.messages import Message
 from replay import ReplayStore, questions
@@ -23,7 +18,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
 from replay.storage.format.message_json import plain_text
 from replay.storage.retention import Capacity
-from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, run_record, sql, task, trajectory
+from tests.fakes.records import RUN, FreshRows, group, iterate, request, run_record, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
 EVICTED = "select iteration, slot from trajectories where state = 'evicted' order by 1, 2"
@@ -217,37 +212,3 @@ def test_reclaimed_row_is_known_to_lineage_and_questions(store: ReplayStore) -> 
     assert (about["attempts"], about["successes"], about["groups_in_all"], about["eligible"]) == (24, 9, 6, 16)
     assert [group["eligible"] for group in about["groups"]] == [4, 4, 4, 4, 0, 0]
     assert f"evicted ({reason})" in ask("show", str(id), str(store.path)).output
-
-
-@contextmanager
-def counted_steps() -> Iterator[list[int]]:
-    """Instructions of SQLite's virtual machine, in hundreds, that statements take from here on."""
-    steps = [0]
-
-    def step() -> int:
-        steps[0] += 1
-        return 0
-
-    def count(connection: sa.Connection, *_: Any) -> None:
-        driver: Any = connection.connection.driver_connection
-        driver.set_progress_handler(step, 100)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", count)
-    yield steps
-    sa.event.remove(sa.Engine, "before_cursor_execute", count)
-
-
-def test_work_of_an_iteration_does_not_grow_with_rows_that_went(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    sampler = make_sampler("uniform", 0)
-    found = {}
-    for iteration in range(1, 61):
-        with counted_steps() as steps:
-            FreshRows(iteration, rates=(0.5, 0.5)).append_to(store)
-            store.available(request(iteration, 0), sampler)
-            reclaim(store, iteration, rows=40, age=30, staleness=30, per_task=40)
-        found[iteration] = steps[0]
-    assert counts(store, "trajectories", "reclaimed") == [40, 440]
-    # 10 iterations of 8 rows had gone by, and 55.
-    assert found[60] <= 1.1 * found[15]
-    store.close()

@@ -137,26 +137,6 @@ def test_task_or_group_is_refused_by_field(empty: ReplayStore, task_given: Any, 
         empty.append([task_given], [group_given], [])
 
 
-def spoken(**changes: Any) -> tuple[Segment, ...]:
-    """SHORT and three tokens of a demonstrator."""
-    said = TokenSequence.constant([1, 2, 3], AUTHORS.code("demonstration"))
-    return (Segment(TokenSequence.concatenate([SHORT, replace(said, **changes)])),)
-
-
-def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(empty: ReplayStore, tmp_path: Path) -> None:
-    given = trajectory("a", segments=spoken())
-    other = new_store(tmp_path / "replay.sqlite")
-    other.append([task()], [group()], [given])
-    (stored,) = other.read(["a"])
-    assert stored.segments[0].tokens.equals(given.segments[0].tokens)
-    assert (stored.record.num_action_tokens, stored.record.policy_version_min) == (3 + 3, 0)
-    zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
-    message = r"behavior_log_probs\[6\] must be NaN where no behavior policy is known, got 0.0"
-    refuses(empty, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
-    message = r"policy_versions\[6\] must be >= 0 for a sampled token and -1 for others, got 0"
-    refuses(empty, trajectory("b", segments=spoken(policy_versions=versions)), message)
-
-
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 sequences = st.integers(1, 12).flatmap(
     lambda n: st.tuples(
