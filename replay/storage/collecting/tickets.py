@@ -16,7 +16,7 @@ from context.authors import AuthorTable
 from context.messages import canonical_json
 from replay.records import COMMITTED, FRESH, OPEN_GROUP, WAITING, HeldOutEpisode, TaskRecord, Trajectory
 from replay.storage import write
-from replay.storage.collecting import finish, fresh_groups, leases
+from replay.storage.collecting import fresh_groups, leases
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.databases import Database, Result
 from replay.storage.format.schema import draws, iterations, planned_batches, reclaimed, tickets, trajectories
@@ -127,7 +127,7 @@ class Tickets:
         prepared = write.prepare([], [], rows, tables, compress_text=self._database.compresses_text)
         ids = [row.id for row in rows]
         # Who resumes the run does not end its workers: only the tickets decide.
-        return self._write(lambda connection: finish.finish(connection, claims, prepared, ids))
+        return self._write(lambda connection: leases.finish(connection, claims, prepared, ids))
 
     def finish_evaluation(
         self, claim: Claim, outcome: Mapping[str, Any], episode: HeldOutEpisode | None = None
@@ -135,7 +135,7 @@ class Tickets:
         """Whether it counts; `outcome` is for the learner, and the `episode` is kept apart from what is drawn."""
         compressed = self._database.compresses_text
         return self._write_beside(
-            lambda connection: finish.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
+            lambda connection: leases.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
         )
 
     def revoke(self, run: str, purpose: Purpose, reason: str) -> int:

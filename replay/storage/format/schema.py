@@ -238,7 +238,13 @@ draws = sa.Table(
     "draws",
     metadata,
     # The trajectory is one of `trajectories`, or of `reclaimed` once it was evicted.
-    *_fields(DrawRecord, run=_run_key(), iteration=_number("iteration"), slot=_number("slot")),
+    *_fields(
+        DrawRecord,
+        run=_run_key(),
+        iteration=_number("iteration"),
+        slot=_number("slot"),
+        weight=_real("weight", server_default="1"),
+    ),
     _integer("sequence", server_default="0"),
     sa.Index("draws_by_trajectory", "trajectory"),
     sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{RESERVED}'")),

@@ -330,5 +330,5 @@ def test_reader_sees_one_moment(location: Location) -> None:
 
 
 @pytest.mark.slow
-def test_kill_leaves_all_or_nothing(databases: Databases) -> None:
-    check_steps(databases, every=5 if databases.is_sqlite else 12)
+def test_kill_leaves_all_or_nothing(databases: Databases, new_location: Callable[[str], Location]) -> None:
+    check_steps(new_location, every=5 if databases.is_sqlite else 12)

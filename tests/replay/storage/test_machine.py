@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -51,7 +51,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for iteration in range(1, 7):
             iterate(store, iteration, make_sampler("uniform", 0))
     assert CliRunner().invoke(app, ["export", str(store.path), str(folder / "rows.jsonl")]).exit_code == 0
-    (folder / "rows.jsonl").chmod(0o644)
     return folder / "rows.jsonl"
 
 
@@ -118,7 +117,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
 
 
 LOOKS = (["stats"], ["ls"], ["show", "a"], ["tasks"])
-CHANGES = (["import", "{rows}"], ["prune", "--age", "3", "--yes"], ["forget", "--where", "success", "--yes"])
+CHANGES = (["prune", "--age", "3", "--yes"], ["forget", "--where", "success", "--yes"])
 
 
 def as_nobody() -> None:
@@ -127,13 +126,9 @@ def as_nobody() -> None:
         os.setuid(65534)
 
 
-def filled(words: list[str], place: Path, rows: Path) -> list[str]:
-    return [*(word.format(rows=rows) for word in words), str(place)]
-
-
-def said_of(places: list[Path], rows: Path) -> list[str]:
+def said_of(place: Path, commands: Sequence[list[str]]) -> list[str]:
     as_nobody()
-    return [one_line(filled(words, place, rows)) for place in places for words in (*LOOKS, *CHANGES)]
+    return [one_line([*words, str(place)]) for words in commands]
 
 
 def open_to_everybody(folder: Path) -> None:
@@ -143,52 +138,50 @@ def open_to_everybody(folder: Path) -> None:
             each.chmod(mode | 0o755)
 
 
-@pytest.fixture
-def closed_places(tmp_path: Path, exported: Path) -> Iterator[list[Path]]:
-    """A folder that is closed, a file nobody may read, a folder in its place, and nothing."""
-    for name, file_mode, folder_mode in (("closed", 0o600, 0), ("secret", 0, 0o777)):
-        new_folder = tmp_path / name
-        new_folder.mkdir()
-        with_two_rows(new_folder / "replay.sqlite").chmod(file_mode)
-        new_folder.chmod(folder_mode)
-    (tmp_path / "taken" / "replay.sqlite").mkdir(parents=True)
+# What stands in the place, the modes of its file and its folder, and what is said of it.
+@pytest.mark.parametrize(
+    ("has_file", "file_mode", "folder_mode", "message"),
+    [
+        (True, 0o600, 0, "got nothing at"),
+        (True, 0, 0o777, "got 'unable to open database file' at"),
+        (False, 0o755, 0o755, "got a folder at"),
+    ],
+)
+def test_every_command_tells_in_one_line_what_it_may_not_open(
+    tmp_path: Path, has_file: bool, file_mode: int, folder_mode: int, message: str
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    file = place / "replay.sqlite"
+    if has_file:
+        with_two_rows(file)
+    else:
+        file.mkdir()
     open_to_everybody(tmp_path)
-    open_to_everybody(exported.parent)
-    yield [tmp_path / name for name in ("closed", "secret", "taken", "missing", "missing/replay.sqlite")]
-    (tmp_path / "closed").chmod(0o700)
+    file.chmod(file_mode)
+    place.chmod(folder_mode)
+    lines = in_child(said_of, place, (*LOOKS, *CHANGES))
+    assert all(line.startswith("agentloop: database must be ") and message in line for line in lines)
+    place.chmod(0o700)
 
 
-def test_every_command_tells_in_one_line_what_it_may_not_open(closed_places: list[Path], exported: Path) -> None:
-    lines = in_child(said_of, closed_places, exported)
-    each = len(LOOKS) + len(CHANGES)
-    assert len(lines) == len(closed_places) * each
-    assert all(line.startswith("agentloop: database must be ") for line in lines)
-    found = ("got nothing at", "got 'unable to open database file' at", "got a folder at", "got nothing at")
-    for line, text in zip(lines[::each], found, strict=False):
-        assert text in line
-
-
-def looked_at(place: Path, rows: Path) -> tuple[list[str], list[str]]:
-    """What commands that look complain of, and those that change."""
+def looked_at(place: Path) -> list[str]:
     as_nobody()
-    looks = [CliRunner().invoke(app, filled(words, place, rows)).stderr for words in LOOKS]
     with closing(ReplayStore.open(place / "replay.sqlite", read_only=True)) as store:
         assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-    return looks, [one_line(filled(words, place, rows)) for words in CHANGES]
+    return [CliRunner().invoke(app, [*words, str(place)]).stderr for words in LOOKS]
 
 
-def test_closed_buffer_in_a_folder_one_can_not_write_is_looked_at(tmp_path: Path, exported: Path) -> None:
+def test_closed_buffer_in_a_folder_one_can_not_write_is_looked_at(tmp_path: Path) -> None:
     folder = tmp_path / "fixed"
     folder.mkdir()
     path = with_two_rows(folder / "replay.sqlite")
     path.chmod(0o444)
     folder.chmod(0o555)
     open_to_everybody(folder)
-    open_to_everybody(exported.parent)
     before = path.read_bytes()
-    looks, refused = in_child(looked_at, folder, exported)
-    assert looks == [""] * len(LOOKS)
-    assert all(line.startswith("agentloop: database must be ") for line in refused)
+    assert in_child(looked_at, folder) == [""] * len(LOOKS)
+    assert all("agentloop: database must be " in line for line in in_child(said_of, folder, CHANGES))
     assert [file.name for file in folder.iterdir()] == ["replay.sqlite"] and path.read_bytes() == before
 
 
