@@ -1,4 +1,4 @@
-"""What of a run's configuration decides about its buffer: `replay`, whole, and a few keys beside it."""
+"""What of a run's configuration decides about its buffer: `replay`, whole, and a few other keys."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
     """Columns by name, of at least one row.
 
-    SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
+    SQLAlchemy would look up every column of every row again, which takes longer than the database does.
     """
     statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)

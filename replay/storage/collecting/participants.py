@@ -103,7 +103,7 @@ class Roles:
         retried(lambda: self._database.write(work))
 
     def still_leads(self, run: str, leader: str, *, lease_s: float) -> None:
-        """The lease begins anew; raises RunReplaced where another learner took its place."""
+        """The lease begins again; raises RunReplaced where another learner took its place."""
         mine = (runs.c.id == run) & (runs.c.leader == leader)
 
         def work(connection: sa.Connection) -> None:
@@ -114,7 +114,7 @@ class Roles:
                     f"{run} is the other one's. Let it go on."
                 )
 
-        self._database.write_beside(work)
+        self._database.write_rows(work)
 
     def stop_leading(self, run: str, leader: str) -> None:
         """The next learner need not wait for the lease."""
@@ -122,7 +122,7 @@ class Roles:
         self._write(runs.update().where(mine).values(leader=None, leader_due=None))
 
     def _write(self, statement: sa.Executable) -> None:
-        self._database.write_beside(lambda connection: connection.execute(statement))
+        self._database.write_rows(lambda connection: connection.execute(statement))
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:

@@ -53,7 +53,7 @@ class Tickets:
     def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
         """`write` checks that nobody else has resumed the runs it is given."""
         self._database = database
-        self._write_beside = database.write_beside
+        self._write_rows = database.write_rows
         self._write = write
         self._authors = authors
 
@@ -101,10 +101,10 @@ class Tickets:
 
     def claim(self, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
         """Up to `count` episodes to collect, evaluations first, then the oldest, each for `lease_s` seconds."""
-        return self._write_beside(lambda asked: leases.claim(asked, run, holder, count=count, lease_s=lease_s))
+        return self._write_rows(lambda asked: leases.claim(asked, run, holder, count=count, lease_s=lease_s))
 
     def extend(self, claims: Sequence[Claim], *, lease_s: float) -> Lost:
-        """A heartbeat: the leases begin anew, but for those that are lost and need not be gone on with."""
+        """A heartbeat: the leases begin again, but for tickets that are lost: nobody need go on with them."""
         return self._change_held(claims, due=seconds_now() + lease_s)
 
     def give_back(self, claims: Sequence[Claim]) -> Lost:
@@ -134,7 +134,7 @@ class Tickets:
     ) -> bool:
         """Whether it counts; `outcome` is for the learner, and the `episode` is kept apart from what is drawn."""
         compressed = self._database.compresses_text
-        return self._write_beside(
+        return self._write_rows(
             lambda connection: leases.finish_evaluation(connection, claim, outcome, episode, compressed=compressed)
         )
 
@@ -184,7 +184,7 @@ class Tickets:
         return found
 
     def _change_held(self, claims: Sequence[Claim], **values: Any) -> Lost:
-        return self._write_beside(lambda connection: leases.change_held(connection, claims, **values))
+        return self._write_rows(lambda connection: leases.change_held(connection, claims, **values))
 
     def _count(self, *conditions: sa.ColumnElement[bool]) -> int:
         query = sa.select(sa.func.count()).select_from(tickets).where(*conditions)

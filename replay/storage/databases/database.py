@@ -48,7 +48,7 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
+    def locking_rows(self) -> AbstractContextManager[sa.Connection]:
         """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
 
     @abstractmethod
@@ -84,9 +84,9 @@ class Database(ABC):
         with self.writing() as connection:
             return work(connection)
 
-    def write_beside(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Idempotent `work` beside other writers, done again when the connection is lost."""
-        return _in_each(self.beside_writers, work)
+    def write_rows(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Idempotent `work` on rows that it locks itself, done again when the connection is lost."""
+        return _in_each(self.locking_rows, work)
 
     def ask(self, statement: Callable[[sa.Connection], Result]) -> Result:
         """One idempotent statement, of those that are so frequent that a server should have little work with them."""

@@ -70,7 +70,7 @@ class PostgresDatabase(Database):
     def writing(self) -> AbstractContextManager[sa.Connection]:
         return self._committed(_BEGIN)
 
-    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
+    def locking_rows(self) -> AbstractContextManager[sa.Connection]:
         return self._committed(_ASK)
 
     @contextmanager

@@ -42,7 +42,7 @@ _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw"
 
 
 class _Cursor(sqlite3.Cursor):
-    """Makes indexes anew that a row which was damaged in the file can't be found in, and goes on.
+    """Builds indexes again where a row that was damaged in the file can't be found in them, and goes on.
 
     A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
     SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
@@ -100,7 +100,7 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     if mode == "rw":
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
-        # What is deleted is overwritten, also where the file can't be written anew behind it.
+        # What is deleted is overwritten, also where the file can't be written again after it.
         connection.execute("PRAGMA secure_delete=ON")
 
 
@@ -143,7 +143,7 @@ class SqliteDatabase(Database):
         with self._explained(), self._engine.begin() as connection:
             yield connection
 
-    beside_writers = writing
+    locking_rows = writing
 
     def one_statement(self) -> AbstractContextManager[sa.Connection]:
         # Its deferred transaction begins with the statement, and takes the lock that this needs.
