@@ -174,8 +174,10 @@ class Tickets:
     def uses(self, run: str) -> tuple[int, int]:
         """Rows that updates have learned from, each as often as it was in a batch; and how many were collected."""
         sums = sa.select(sa.func.sum(iterations.c.fresh + iterations.c.replay)).where(iterations.c.run == run)
-        learned = self._database.read(lambda connection: connection.scalar(sums))
-        return int(learned or 0), self._count(_tickets.run == run, _tickets.purpose == TRAIN, _tickets.state == DONE)
+        done = (_tickets.run == run) & (_tickets.purpose == TRAIN) & (_tickets.state == DONE)
+        counts = sa.select(sums.scalar_subquery(), sa.select(sa.func.count()).where(done).scalar_subquery())
+        learned, collected = self._database.read(lambda connection: connection.execute(counts).one())
+        return int(learned or 0), int(collected)
 
     def last_number(self, run: str) -> int | None:
         """The number of the last group ever issued; None: none was."""
