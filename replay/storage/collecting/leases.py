@@ -39,7 +39,6 @@ from replay.ticket_records import (
 
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)
-_GIVEN = ("task", "iteration", "purpose")
 UNHELD = {"holder": None, "due": None}
 
 
@@ -51,7 +50,7 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     new = [row for row in rows if _key(row) not in known]
     for row in rows:
         stored = known.get(_key(row), row)
-        for name in _GIVEN:
+        for name in ("task", "iteration", "purpose"):
             if stored[name] != row[name]:
                 place = f"ticket {row['number']}/{row['member']}"
                 raise refused(name, f"be the issued {stored[name]!r}", row[name], place)
@@ -104,13 +103,11 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
     change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
     known = task_records(connection, sorted({row["task"] for row in given}))
-    return [
-        Claim(
-            TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"]),
-            *(known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1),
-        )
-        for row in given
-    ]
+    claims = []
+    for row in given:
+        ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
+        claims.append(Claim(ticket, known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1))
+    return claims
 
 
 def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:

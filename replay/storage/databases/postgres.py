@@ -215,22 +215,27 @@ def _engine(url: sa.URL) -> sa.Engine:
 
 
 def _connected(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
-    for wait in (*_WAITS, None):
-        connection = None
+    for wait in _WAITS:
         try:
-            connection = engine.connect()
-            connection.begin()
-            if opening is not None:
-                connection.execute(opening)
-            return connection
-        except BaseException as error:
-            if connection is not None:
-                with suppress(exc.DBAPIError):
-                    connection.close()
-            if wait is None or not (isinstance(error, exc.DBAPIError) and _is_lost(error)):
+            return _opened(engine, opening)
+        except exc.DBAPIError as error:
+            if not _is_lost(error):
                 raise
             time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
+    return _opened(engine, opening)
+
+
+def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+    connection = engine.connect()
+    try:
+        connection.begin()
+        if opening is not None:
+            connection.execute(opening)
+    except BaseException:
+        with suppress(exc.DBAPIError):
+            connection.close()
+        raise
+    return connection
 
 
 def _is_lost(error: exc.DBAPIError) -> bool:

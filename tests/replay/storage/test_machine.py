@@ -185,10 +185,8 @@ def test_closed_buffer_in_a_folder_one_can_not_write_is_looked_at(tmp_path: Path
     assert [file.name for file in folder.iterdir()] == ["replay.sqlite"] and path.read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
-def test_network_file_system_is_refused_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """The list of mounts of a machine where the folder stands on such a file system."""
-    path = with_two_rows(tmp_path / "replay.sqlite")
+def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    """The list of mounts of a machine where tmp_path stands on such a file system."""
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -197,6 +195,12 @@ def test_network_file_system_is_refused_for_writing(tmp_path: Path, monkeypatch:
         "server:/home rw,vers=4.2\n"
     )
     monkeypatch.setattr(disk, "_MOUNTS", mounts)
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+def test_network_file_system_is_refused_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    path = with_two_rows(tmp_path / "replay.sqlite")
+    mounted(monkeypatch, tmp_path, kind)
     rule = f"^database must be on a local disk to be written to, got {kind} at .*sqlite. .*PostgreSQL server"
     for attempt in (ReplayStore.create, ReplayStore.open, lambda _: ReplayStore.create(tmp_path / "new.sqlite")):
         with pytest.raises(DatabaseRefused, match=rule):
