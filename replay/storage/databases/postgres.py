@@ -113,12 +113,15 @@ class PostgresDatabase(Database):
                 f"database must be a PostgreSQL database that can be reached, got {_first_line(error)!r} at "
                 f"{self.url}. Start the server, make the database with createdb, and keep its password in PGPASSFILE."
             ) from error
-        for is_so, rule, found, remedy in (
-            (schema is not None, "a schema to stand in", f"none of search_path {path}", "create schema"),
-            (encoding == "UTF8", "encoding UTF8", encoding, "createdb -E UTF8"),
-        ):
-            if not is_so:
-                raise DatabaseRefused(f"database must have {rule}, got {found} at {self.url}. Make it with {remedy}.")
+        if schema is None:
+            raise DatabaseRefused(
+                f"database must have a schema to stand in, got none of search_path {path} at {self.url}. "
+                "Make it with create schema."
+            )
+        if encoding != "UTF8":
+            raise DatabaseRefused(
+                f"database must have encoding UTF8, got {encoding} at {self.url}. Make one with createdb -E UTF8."
+            )
         check_revision(revision, self.url, creates=creates)
 
     @contextmanager
