@@ -1,8 +1,8 @@
-"""What of a run's configuration decides about its buffer: `replay`, whole, and a few keys beside it."""
+"""What of a run's configuration decides about its buffer: `replay`, whole, and a few other keys."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -125,11 +125,6 @@ class ReplayConfig(LimitSection, MixSection):
         0.01,
         description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
     )
-    dedupe: bool = Field(
-        False,
-        description="Store a row without its tokens where an eligible one of its task has the same tokens; its group "
-        "is then not drawn whole.",
-    )
     redact: str | None = Field(
         None,
         description="`path/to/file.py:function` that is given a trajectory's messages and returns those to store; a "
@@ -149,12 +144,10 @@ class ReplayConfig(LimitSection, MixSection):
 
     def check(self, batch: BatchSize, tasks: TaskData, environment: TaskPool, iterations: int) -> None:
         """Raises ValueError where batches of this size can't be mixed as asked."""
-        size = batch.group_size
+        size, unit = batch.group_size, f"when replay.unit is {self.unit}"
         if self.unit != "any" and batch.trajectories % size:
-            raise ValueError(
-                f"batch.trajectories must be a multiple of batch.group_size ({size}) when replay.unit is {self.unit}, "
-                f"got {batch.trajectories}. Change one of them, or set replay.unit: any."
-            )
+            rule = f"be a multiple of batch.group_size ({size}) {unit}"
+            _refuse("batch.trajectories", rule, batch.trajectories, "Change one of them, or set replay.unit: any.")
         if self.unit in SAME_TASK:
             check_task_pool(tasks, environment, f"replay.unit is {self.unit}")
         if self.complete_zero_variance:
@@ -162,101 +155,73 @@ class ReplayConfig(LimitSection, MixSection):
         for name in ("per_task", "per_group") if self.unit == "group" else ():
             most = getattr(self, name)
             if most is not None and most < size:
-                raise ValueError(
-                    f"replay.{name} must be at least batch.group_size ({size}) when replay.unit is group, whose groups "
-                    f"are drawn whole, got {most}. Raise it, or leave it out."
-                )
+                rule = f"be at least batch.group_size ({size}) {unit}, whose groups are drawn whole"
+                _refuse(f"replay.{name}", rule, most, "Raise it, or leave it out.")
         if self.unit == "task":
-            self._check_task_members(size, self.mix_rule(batch, iterations).highest_fraction)
-
-    def _check_task_members(self, size: int, highest: float) -> None:
-        members = self.task_members
-        if members is None or members > size:
-            raise ValueError(
-                f"replay.task_members must be a number from 1 to batch.group_size ({size}) when replay.unit is task, "
-                f"got {'null' if members is None else members}. Set how many members of a mixed group are replayed."
-            )
-        if highest * size > members + 1e-9:
-            raise ValueError(
-                f"replay.task_members must be at least replay.fraction x batch.group_size ({highest:g} x {size}), got "
-                f"{members}: with every group mixed, that many of {size} are all there is. Raise it, or lower "
-                "replay.fraction."
-            )
+            members, highest = self.task_members, self.mix_rule(batch, iterations).highest_fraction
+            if members is None or members > size:
+                rule = f"be a number from 1 to batch.group_size ({size}) {unit}"
+                remedy = "Set how many members of a mixed group are replayed."
+                _refuse("replay.task_members", rule, members or "null", remedy)
+            if highest * size > members + 1e-9:
+                rule = f"be at least replay.fraction x batch.group_size ({highest:g} x {size})"
+                why = f"With every group mixed, that many of {size} are all there is."
+                _refuse("replay.task_members", rule, members, f"{why} Raise it, or lower replay.fraction.")
 
     @model_validator(mode="after")
     def _rows_can_be_drawn(self) -> Self:
         if ":" not in self.sampler and self.sampler not in SAMPLERS:
-            raise ValueError(
-                f"replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got {self.sampler!r:.80}. "
-                f"{suggest(self.sampler, SAMPLERS)}"
-            )
+            rule, remedy = "be a built-in sampler or path/to/file.py:ClassName", suggest(self.sampler, SAMPLERS)
+            _refuse("replay.sampler", rule, f"{self.sampler!r:.80}", remedy)
         sampler = make_sampler(self.sampler, 0, self.sampler_options) if self.sampler in SAMPLERS else None
         if self.unit == "group" and isinstance(sampler, RankedSampler) and sampler.pool != 0:
-            raise ValueError(
-                f"replay.sampler must weigh rows when replay.unit is group, got {self.sampler}, which ranks them. "
-                "Use another sampler, or replay.unit: any."
-            )
+            rule = "weigh rows when replay.unit is group"
+            _refuse("replay.sampler", rule, f"{self.sampler}, which ranks them", "Use another, or replay.unit: any.")
         for name in self.allow_mismatch:
             if name not in MISMATCHES:
-                raise ValueError(
-                    f"replay.allow_mismatch must name what may differ, got {name!r}. {suggest(name, MISMATCHES)}"
-                )
+                _refuse("replay.allow_mismatch", "name what may differ", repr(name), suggest(name, MISMATCHES))
         return self
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Self:
         shares = self.sources
         if shares and (min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-6):
-            raise ValueError(
-                f"replay.sources must have shares above 0 that sum to 1, got {shares}. "
-                "They divide the replayed rows; replay.fraction says how many there are."
-            )
+            remedy = "They divide the replayed rows; replay.fraction says how many there are."
+            _refuse("replay.sources", "have shares above 0 that sum to 1", shares, remedy)
         if self.unit == "group" and self.successful_only:
-            raise ValueError(
-                "replay.successful_only must be false when replay.unit is group, whose members are drawn whole, got "
-                "true. Set replay.successful_only: false."
-            )
+            rule = "be false when replay.unit is group, whose members are drawn whole"
+            _refuse("replay.successful_only", rule, "true", "Set replay.successful_only: false.")
         if self.complete_zero_variance and (self.mode == "observe" or self.unit == "group"):
-            key, value = ("mode", "observe") if self.mode == "observe" else ("unit", "group")
-            raise ValueError(
-                f"replay.complete_zero_variance must be false when replay.{key} is {value}, got true. "
-                "Only single rows that are trained on can complete a group."
-            )
+            rule = f"be false when replay.{'mode is observe' if self.mode == 'observe' else 'unit is group'}"
+            remedy = "Only single rows that are trained on can complete a group."
+            _refuse("replay.complete_zero_variance", rule, "true", remedy)
         if self.unit != "task" and self.task_members is not None:
-            raise ValueError(
-                f"replay.task_members must be left out when replay.unit is {self.unit}, got {self.task_members}. "
-                "Remove it, or set replay.unit: task."
-            )
+            rule = f"be left out when replay.unit is {self.unit}"
+            _refuse("replay.task_members", rule, self.task_members, "Remove it, or set replay.unit: task.")
         return self
 
     @model_validator(mode="after")
     def _hindsight_is_drawn(self) -> Self:
         if not self.hindsight.enable:
             if HINDSIGHT in self.sources:
-                raise ValueError(
-                    "replay.hindsight.enable must be true when replay.sources names hindsight, got false: it makes "
-                    "those rows."
-                )
+                rule = "be true when replay.sources names hindsight"
+                _refuse("replay.hindsight.enable", rule, "false", "It makes those rows.")
             return self
         rules = (
-            ("mode", "train", "they are no experience of the policy that learns"),
-            ("unit", "any", "no fresh episode has their task"),
-            ("baseline", "stored", "nothing in a batch compares with them"),
-            ("retire_solved", None, "their tasks count as solved"),
+            ("mode", "train", "They are no experience of the policy that learns."),
+            ("unit", "any", "No fresh episode has their task."),
+            ("baseline", "stored", "Nothing in a batch compares with them."),
+            ("retire_solved", None, "Their tasks count as solved."),
         )
         for key, right, why in rules:
             if getattr(self, key) != right:
-                raise ValueError(
-                    f"replay.{key} must be {right or 'null'} when replay.hindsight.enable is true, got "
-                    f"{getattr(self, key)}: "
-                    f"{why}."
-                )
+                rule = f"be {right or 'null'} when replay.hindsight.enable is true"
+                _refuse(f"replay.{key}", rule, getattr(self, key), why)
         if self.schedule.highest(self.fraction) == 0 or (self.sources and HINDSIGHT not in self.sources):
             key = "sources" if self.fraction else "fraction"
-            raise ValueError(
-                f"replay.{key} must let rows of source hindsight be drawn when replay.hindsight.enable is true, got "
-                f"{getattr(self, key)}. Set for example replay.fraction: 0.5 and replay.sources: {{hindsight: 1.0}}."
-            )
+            rule = "let rows of source hindsight be drawn when replay.hindsight.enable is true"
+            remedy = "Set for example replay.fraction: 0.5 and replay.sources: {hindsight: 1.0}."
+            _refuse(f"replay.{key}", rule, getattr(self, key), remedy)
         return self
 
     @model_validator(mode="after")
@@ -264,10 +229,8 @@ class ReplayConfig(LimitSection, MixSection):
         places = {} if self.database is None else {"replay": self.database}
         for name, place in self.attach.items():
             if not SOURCE_NAME.fullmatch(name) or name in OWN_SOURCES:
-                raise ValueError(
-                    f"replay.attach must name sources in {SOURCE_NAME.pattern}, none of {', '.join(OWN_SOURCES)}, got "
-                    f"{name!r}. Choose another name."
-                )
+                rule = f"name sources in {SOURCE_NAME.pattern}, none of {', '.join(OWN_SOURCES)}"
+                _refuse("replay.attach", rule, repr(name), "Choose another name.")
             if "://" in place:
                 places[f"replay.attach.{name}"] = place
         for key, url in places.items():
@@ -281,10 +244,13 @@ class ReplayConfig(LimitSection, MixSection):
 def check_task_pool(tasks: TaskData, environment: TaskPool, when: str) -> None:
     """Raises ValueError where no task comes twice."""
     if environment.task_pool == "unlimited" and tasks.data is None:
-        raise ValueError(
-            f"environment.task_pool must be a number when {when}, got unlimited: no task comes twice, so none is ever "
-            "in the buffer when it comes. Set it, for example to 500, or name rows with tasks.data."
-        )
+        why = "No task comes twice, so none is ever in the buffer when it comes."
+        remedy = f"{why} Set it, for example to 500, or name rows with tasks.data."
+        _refuse("environment.task_pool", f"be a number when {when}", "unlimited", remedy)
+
+
+def _refuse(key: str, rule: str, found: object, remedy: str) -> NoReturn:
+    raise ValueError(f"{key} must {rule}, got {found}. {remedy}")
 
 
 class StoredEnvironment(TaskPool):

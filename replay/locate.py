@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from context.tokens.codec import TokenCodec
 from replay.errors import ReplayError
@@ -19,8 +19,7 @@ LOCK = "lock"
 """The file in a run folder that its trainer holds a lock on."""
 
 
-@dataclass(frozen=True)
-class RunIdentity:
+class RunIdentity(NamedTuple):
     """What a run folder says about its run."""
 
     id: str | None

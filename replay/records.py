@@ -35,9 +35,8 @@ WAITING = "waiting"
 """Its group is whole, and it is to be fresh once: no draw for replay takes it before."""
 STATES = (ELIGIBLE, UNTRAINABLE, ORPHANED, QUARANTINED, EVICTED, OPEN_GROUP, WAITING)
 
-DUPLICATE = "duplicate of "
 REDACTED = "redacted"
-"""How the reasons of rows begin that were evicted on their way in."""
+"""Reason of rows that were stored without their tokens, for their messages were changed."""
 
 FORGOTTEN = "forgotten"
 """Reason of rows whose content was removed for good."""
@@ -59,18 +58,12 @@ REPLAY = "replay"
 class StopReason(StrEnum):
     """What ended an episode. A context strategy has reasons of its own, and an import may bring any other."""
 
-    ANSWERED = "answered"
-    """The policy ended it with an answer: the only end that the environment scores."""
-    TRUNCATED = "truncated"
-    """A reply reached its limit on tokens."""
+    ANSWERED = "answered"  # by the policy: the only end that the environment scores
+    TRUNCATED = "truncated"  # a reply reached its limit on tokens
     OVERTIME = "overtime"
-    """It took longer than an episode may."""
     MAX_TURNS = "max_turns"
-    """The policy had all the turns it may have."""
-    ENGINE_FAILURE = "engine_failure"
-    """The engine gave no usable reply: the episode says nothing about the policy."""
-    CALLED_LAST = "tool_calls"
-    """The last reply of an imported conversation calls a tool."""
+    ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
+    CALLED_LAST = "tool_calls"  # by the last reply of an imported conversation
 
 
 SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -134,7 +127,7 @@ class HeldOutEpisode:
     iteration: Count
     """The last one before the evaluation; 0: before training."""
     number: Count
-    """Its place in the evaluation: episodes on one task stand beside each other."""
+    """Its place in the evaluation."""
     task: Id
     environment: str
     environment_version: str
@@ -245,10 +238,7 @@ class Trajectory:
 
 
 def stored_setting(config: Mapping[str, Any], dotted: str, kind: type[T]) -> T | None:
-    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats.
-
-    Of a configuration that another version wrote, a key may be missing or mean something else.
-    """
+    """The value of `replay.fraction`, say; None where there is none, or none of that kind. Whole numbers are floats."""
     value: Any = config
     for name in dotted.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -319,7 +309,6 @@ class BatchRow:
 
     @property
     def stream(self) -> str:
-        """fresh | replay"""
         return FRESH if self.draw is None else self.draw.stream
 
     @property

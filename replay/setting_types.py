@@ -46,19 +46,18 @@ def rule_in_words(schema: Mapping[str, Any]) -> str:
     return {"string": text, "boolean": "true or false", "null": "null", "object": "a mapping"}[str(kind)]
 
 
+_BOUNDS = {
+    "minimum": "of at least",
+    "maximum": "of at most",
+    "exclusiveMinimum": "above",
+    "exclusiveMaximum": "below",
+}
+
+
 def _number_rule(noun: str, schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f"{noun} from {low:g} to {high:g}"
-    bounds = []
-    if low is not None:
-        bounds.append(f"of at least {low:g}")
-    if high is not None:
-        bounds.append(f"of at most {high:g}")
-    if "exclusiveMinimum" in schema:
-        bounds.append(f"above {schema['exclusiveMinimum']:g}")
-    if "exclusiveMaximum" in schema:
-        bounds.append(f"below {_plain(schema['exclusiveMaximum'])}")
+    if {"minimum", "maximum"} <= schema.keys():
+        return f"{noun} from {schema['minimum']:g} to {schema['maximum']:g}"
+    bounds = [f"{words} {_plain(schema[bound])}" for bound, words in _BOUNDS.items() if bound in schema]
     return f"{noun} {' and '.join(bounds)}".strip()
 
 

@@ -32,18 +32,18 @@ from replay.records import (
 from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
-from replay.storage import counters, draws, erase, read, retention, write
+from replay.storage import counters, draws, read, reclaimed, retention, write
 from replay.storage.collecting import fresh_groups, held_out_rows, observations
 from replay.storage.collecting.participants import Roles
+from replay.storage.collecting.tickets import Tickets
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
 from replay.storage.draws import ResumeReport
-from replay.storage.erase import Forgotten, HeldOutOf
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
+from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
 from replay.storage.verify import Verification, verify
-from replay.storage.write import OPEN, Admission, AppendReport
-from replay.tickets import Tickets
+from replay.storage.write import AppendReport, Redactor
 
 _PURGED = 2_000
 """Rows in one transaction."""
@@ -64,9 +64,7 @@ class ReplayStore:
         self._epochs: dict[str, int] = {}
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
         self.tickets = Tickets(database, self._write, self._author_table)
-        """What workers collect for runs."""
         self.roles = Roles(database)
-        """Who takes part in runs."""
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:
@@ -102,8 +100,7 @@ class ReplayStore:
 
     def run(self, id: str | None = None) -> RunRecord:
         """The run of that id, or the only one."""
-        query = sa.select(*RUN_COLUMNS).order_by(runs.c.id)
-        wanted = query if id is None else query.where(runs.c.id == id)
+        wanted = sa.select(*RUN_COLUMNS).where(sa.true() if id is None else runs.c.id == id)
         found = self._database.read(lambda connection: [run_of(row) for row in connection.execute(wanted)])
         if len(found) != 1:
             which = "no id" if id is None else repr(id)
@@ -118,7 +115,7 @@ class ReplayStore:
         groups: Sequence[GroupRecord],
         trajectories: Sequence[Trajectory],
         *,
-        admission: Admission = OPEN,
+        redact: Redactor | None = None,
     ) -> AppendReport:
         """Store whole trajectories with their groups and tasks.
 
@@ -126,11 +123,10 @@ class ReplayStore:
         Raises InvalidRecord naming the field; then nothing has been stored.
         """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
-        prepared = write.prepare(
-            tasks, groups, trajectories, tables, redact=admission.redact, compress_text=self._database.compresses_text
-        )
+        compressed = self._database.compresses_text
+        prepared = write.prepare(tasks, groups, trajectories, tables, redact=redact, compress_text=compressed)
         written = {record.run for record in groups} | tables.keys()
-        return self._write(lambda connection: write.append(connection, prepared, dedupe=admission.dedupe), *written)
+        return self._write(lambda connection: write.append(connection, prepared), *written)
 
     def check(
         self,
@@ -141,7 +137,7 @@ class ReplayStore:
     ) -> None:
         """Raises what `append` would raise, and stores nothing. `authors` are the tables of the rows' runs by id."""
         prepared = write.prepare(tasks, groups, trajectories, authors, compress_text=self._database.compresses_text)
-        self._database.read(lambda connection: write.check(connection, prepared))
+        self._database.read(lambda connection: write.missing_rows(connection, prepared))
 
     def remember(self, records: Sequence[ObservationRecord]) -> None:
         """Keep what deterministic tools answered; what is known already stays as it is. Their tasks are stored."""
@@ -153,7 +149,7 @@ class ReplayStore:
         return self._database.read(lambda connection: observations.remembered(connection, environment, tasks))
 
     def remembered_tasks(self, environment: str) -> list[str]:
-        """Tasks for which they answered something, by hash."""
+        """Hashes of the tasks for which the tools of an environment answered something."""
         return self._database.read(lambda connection: observations.remembered_tasks(connection, environment))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
@@ -177,9 +173,9 @@ class ReplayStore:
 
     @contextmanager
     def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
-        """The moment before a draw. Nothing is reserved, also by what is drawn there.
+        """The moment before a draw: nothing that is drawn there is reserved. Nobody else draws for the run meanwhile.
 
-        `sources` are those that picks will name. Nobody else draws for the run meanwhile.
+        `sources` are those that picks will name.
         """
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
             yield run_draws.trial(connection, request, sampler, sources)
@@ -221,7 +217,7 @@ class ReplayStore:
 
     @contextmanager
     def _run_draws(self, request: DrawRequest) -> Iterator[RunDraws]:
-        """What the run draws from. After an error it is read anew: it may have seen what was rolled back."""
+        """What the run draws from. After an error it is read again: it may have seen what was rolled back."""
         with self._lock:
             if self._newest is None or (self._newest.run, self._newest.others) != (request.run, request.named):
                 self._newest = RunDraws(request.run, request.named)
@@ -242,11 +238,9 @@ class ReplayStore:
 
         `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done.
         """
-
-        def work(connection: sa.Connection) -> None:
-            draws.commit(connection, iteration, records, sampler_state=sampler_state)
-
-        self._write(work, iteration.run)
+        self._write(
+            lambda connection: draws.commit(connection, iteration, records, sampler_state=sampler_state), iteration.run
+        )
 
     def add_metrics(self, run: str, iteration: int, metrics: Mapping[str, float]) -> None:
         """Measured outside an update, such as an evaluation; a name given again takes the new value."""
@@ -291,15 +285,12 @@ class ReplayStore:
         def work(connection: sa.Connection) -> dict[str, float]:
             over = retention.over_capacity(connection, run, iteration, policy_version=policy_version, capacity=capacity)
             evicted = retention.evict(connection, over, iteration=iteration)
-            return retention.buffer_metrics(connection, run) | retention.eviction_metrics(evicted)
+            return retention.buffer_metrics(connection, run) | evicted.metrics()
 
         return self._write(work, run) if capacity else self._database.read(work)
 
     def purge(self, run: str, iteration: int) -> int:
-        """Rows evicted up to `iteration`, which no resume will go back before, go; how many these were.
-
-        So many at a time that no other writer waits long.
-        """
+        """Rows evicted up to `iteration`, which no resume will go back before, go, some at a time; how many."""
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
         parts = [ids[start : start + _PURGED] for start in range(0, len(ids), _PURGED)]
         return sum(self._write(partial(retention.purge, ids=part), run) for part in parts)
@@ -316,30 +307,27 @@ class ReplayStore:
 
         def work(connection: sa.Connection) -> Evicted:
             over = retention.by_hand(connection, run, rows, capacity)
-            if not dry_run:
-                retention.prune(connection, over)
-            return retention.summed(over)
+            return retention.summed(over) if dry_run else retention.prune(connection, over)
 
         return self._database.read(work) if dry_run else self._database.write(work)
 
     def keep_held_out(self, run: str, episodes: Sequence[HeldOutEpisode], *, evaluations: int) -> None:
         """Episodes of an evaluation, in place of what stood in their places; all but the newest `evaluations` go."""
-        compressed = self._database.compresses_text
 
         def work(connection: sa.Connection) -> None:
-            held_out_rows.put(connection, episodes, compressed=compressed)
+            held_out_rows.put(connection, episodes, compressed=self._database.compresses_text)
             held_out_rows.keep_newest(connection, run, evaluations)
 
         self._write(work, run)
 
-    def forget(self, rows: sa.ColumnElement[bool], *, held_out: HeldOutOf = None, dry_run: bool) -> Forgotten:
-        """Remove content for good, with the database written anew without it; or only count it.
+    def forget(self, rows: sa.ColumnElement[bool], *, held_out: str | None = None, dry_run: bool) -> Forgotten:
+        """Remove content for good, with the database written again without it; or only count it.
 
         `held_out`: the run whose held-out episodes go too, or "*" for those of all.
         """
         if dry_run:
-            return self._database.read(lambda connection: erase.forget(connection, rows, held_out, dry_run=True))
-        return self._database.erase(lambda connection: erase.forget(connection, rows, held_out))
+            return self._database.read(lambda connection: reclaimed.forget(connection, rows, held_out, dry_run=True))
+        return self._database.erase(lambda connection: reclaimed.forget(connection, rows, held_out))
 
     def naming_damage(self) -> AbstractContextManager[None]:
         """For who works on with what was read: see `Database.naming_damage`."""
@@ -357,11 +345,9 @@ class ReplayStore:
         """Bytes of the database on disk."""
         return self._database.size(connection)
 
-    @contextmanager
-    def reading(self) -> Iterator[sa.Connection]:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """A consistent view for questions (`replay.questions`)."""
-        with self._database.reading() as connection:
-            yield connection
+        return self._database.reading()
 
     def close(self) -> None:
         self._database.close()
@@ -373,9 +359,8 @@ class ReplayStore:
         Raises RunReplaced where this store began or resumed one of them and somebody else has resumed it since.
         """
         with self._database.writing() as connection:
-            for run in runs:
-                if run in self._epochs:
-                    counters.refuse_replaced(connection, run, self._epochs[run])
+            for run in self._epochs.keys() & set(runs):
+                counters.refuse_replaced(connection, run, self._epochs[run])
             yield connection
 
     def _write(self, work: Callable[[sa.Connection], Result], *runs: str) -> Result:

@@ -40,7 +40,6 @@ def _text(row: Mapping[str, Any], cell: Cell) -> str:
 
 
 def ended(row: Mapping[str, Any]) -> str:
-    """What ended an episode."""
     return str(row["stop_reason"]) + (f"/{row['error_kind']}" if row["error_kind"] else "")
 
 

@@ -88,8 +88,7 @@ def engine(
         )
     options = ServeOptions(model or "", name, port, dtype, max_model_len, lora_rank, tuple(further or ()))
     with EngineControl(attach or options.url, model=name, key=key) as control:
-        published = PolicyWatch(control, policies, say)
-        watch = EngineWatch(control, published, say=say, stopped=stopped, silent_s=silence)
+        watch = EngineWatch(control, policies, say=say, stopped=stopped, silent_s=silence)
         if attach is not None:
             watch.attach()
             return

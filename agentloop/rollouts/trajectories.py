@@ -18,7 +18,7 @@ from agentloop.rollouts.episodes.episode import Episode
 from context.authors import LLM
 from context.messages import canonical_json
 from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
-from replay.storage.format.token_summary import summarised
+from replay.storage.validate import summarised
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from context.templates.template_report import check_template
 from replay.exchange.attach import check_attachable
 from replay.mixing.mixer import Mixer
 from replay.sampling.samplers import Sampler
-from replay.storage.write import Admission, Redactor
+from replay.storage.write import Redactor
 from replay.store import ReplayStore
 
 _TEXT = "The agent reads the question, calls a tool and waits for its answer."
@@ -63,7 +63,7 @@ class Components:
     config: RunConfig
     folder: RunFolder
     store: ReplayStore
-    admission: Admission
+    redact: Redactor | None
     sampler: Sampler
     mixer: Mixer
     source: TaskSource
@@ -131,7 +131,7 @@ class _Acting:
     environments: RunEnvironments
     source: TaskSource
     scorer: RewardScorer
-    admission: Admission
+    redact: Redactor | None
     store: ReplayStore
     episodes: StoredEpisodes
     estimator: AdvantageEstimator
@@ -151,7 +151,7 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     store = opened.enter_context(closing(ReplayStore.create(folder.database)))
     episodes = StoredEpisodes(environments, store)
     estimator = AdvantageEstimator(config, config.context.author_table(), stored_turn_rewards(episodes))
-    return _Acting(environments, source, scorer, Admission(config.replay.dedupe, redact), store, episodes, estimator)
+    return _Acting(environments, source, scorer, redact, store, episodes, estimator)
 
 
 def _connected(
@@ -192,7 +192,7 @@ def _connected(
         config=config,
         folder=folder,
         store=acting.store,
-        admission=acting.admission,
+        redact=acting.redact,
         sampler=load_sampler(replay.sampler, derive_seed(config.run.seed, "sampler"), replay.sampler_options),
         mixer=Mixer(config.mix_rule()),
         source=acting.source,

@@ -114,7 +114,7 @@ class Loop:
             return {}
         failed = [*fresh.trajectories, *fresh.unused]
         found = self.components.hindsight.relabel(failed, iteration=iteration, attempt=self.state.attempt)
-        self._store.append(found.tasks, found.groups, found.trajectories, admission=self.components.admission)
+        self._store.append(found.tasks, found.groups, found.trajectories, redact=self.components.redact)
         return found.metrics()
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
@@ -227,7 +227,7 @@ class Loop:
         version = self.components.generator.policy_version
         capacity = self.config.replay.capacity
         counts = self._store.evict(self._run_id, iteration, policy_version=version, capacity=capacity)
-        return counts | {"buffer/same_tokens": appended.same_tokens, "buffer/redacted": appended.redacted}
+        return counts | {"buffer/redacted": appended.redacted}
 
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""

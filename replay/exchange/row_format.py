@@ -34,7 +34,7 @@ from context.tokens.token_sequence import Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
 from replay.records import Count, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
-from replay.storage.validate import column_types
+from replay.storage.format.column_types import column_types
 
 FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""

@@ -14,9 +14,9 @@ from replay.questions.filters.query import QueryResult
 from replay.questions.who_waits import Standing, who_waits
 from replay.records import RESERVED, RunRecord, stored_setting
 from replay.storage.collecting.participants import TABLES, list_participants
-from replay.storage.collecting.planned_batches import count_tickets
-from replay.storage.databases.clock import seconds_now
+from replay.storage.collecting.tickets import count_tickets
 from replay.storage.format.schema import draws, iterations, runs, tickets, workers
+from replay.storage.statements import seconds_now
 from replay.store import ReplayStore
 from replay.ticket_records import EVALUATION, FAILED, LEASED, QUEUED, REVOKED, TICKET_STATES, TRAIN, UNENDED
 

@@ -26,9 +26,19 @@ from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import known
-from replay.storage.format.schema import draws, groups, iterations, messages, policies, reclaimed, tasks, token_scores
+from replay.storage.format.schema import (
+    FACTS,
+    draws,
+    groups,
+    iterations,
+    messages,
+    policies,
+    reclaimed,
+    tasks,
+    token_scores,
+)
 from replay.storage.read import author_table, load
-from replay.storage.reclaimed import COLLECTED, FACTS, with_collected
+from replay.storage.reclaimed import COLLECTED, with_collected
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 

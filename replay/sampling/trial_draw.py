@@ -20,8 +20,8 @@ from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Sampler
 from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
-from replay.sampling.staleness import Mask
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
+from replay.staleness import Mask
 
 
 @dataclass(frozen=True)

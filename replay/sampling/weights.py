@@ -17,7 +17,7 @@ from replay.records import HINDSIGHT, ORPHANED, REPLAY
 from replay.sampling.compatibility import bits, names_of
 from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, Rows, Sampler
-from replay.sampling.staleness import Mask, may_be_replayed
+from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.rows import chunked

@@ -23,19 +23,8 @@ from replay.records import (
 )
 from replay.storage.counters import LEASE_DRAWS, is_live, next_number, set_state
 from replay.storage.format import schema
-from replay.storage.format.rows import Row, chunked, known
-from replay.storage.format.schema import (
-    draws,
-    groups,
-    held_out,
-    iterations,
-    metrics,
-    policies,
-    reclaimed,
-    sampler_state,
-    tickets,
-    trajectories,
-)
+from replay.storage.format.rows import chunked, known
+from replay.storage.format.schema import draws, iterations, trajectories
 from replay.storage.statements import execute, insert_columns
 from replay.storage.validate import checked, refused
 from replay.storage.write import add_metrics
@@ -57,6 +46,7 @@ class ResumeReport:
     """Trajectories of workers that were fresh or late since the checkpoint: they wait to be fresh."""
 
 
+_rows = trajectories.c
 _COLUMNS = [field.name for field in fields(DrawRecord) if field.name != "state"]
 _REALS = [column.key for column in draws.columns if isinstance(column.type, sa.Double)]
 
@@ -116,11 +106,12 @@ def commit(
     """Committed again, the same iteration with the same draws counts as done."""
     where = f"iteration {iteration.iteration}"
     (row,) = checked([iteration], "iteration", "iteration")
-    stored = _stored_iteration(connection, iteration)
+    here = (iterations.c.run == iteration.run) & (iterations.c.iteration == iteration.iteration)
+    stored = connection.execute(iterations.select().where(here)).mappings().one_or_none()
     _check_drawn(connection, iteration, records, state=RESERVED if stored is None else COMMITTED)
     if stored is not None:
-        if stored != row:
-            raise refused("iteration", f"be the committed {stored}", row, where)
+        if dict(stored) != row:
+            raise refused("iteration", f"be the committed {dict(stored)}", row, where)
         return
     connection.execute(draws.delete().where(draws.c.run == iteration.run, draws.c.iteration == iteration.iteration))
     if records:
@@ -131,12 +122,6 @@ def commit(
     add_metrics(connection, iteration.run, iteration.iteration, iteration.metrics)
     state = {"run": iteration.run, "iteration": iteration.iteration, "state": json.dumps(dict(sampler_state))}
     connection.execute(schema.sampler_state.insert().values(state))
-
-
-def _stored_iteration(connection: sa.Connection, iteration: IterationRecord) -> Row | None:
-    here = (iterations.c.run == iteration.run) & (iterations.c.iteration == iteration.iteration)
-    found = connection.execute(iterations.select().where(here)).mappings().one_or_none()
-    return None if found is None else dict(found)
 
 
 def _check_drawn(
@@ -168,10 +153,6 @@ USES = (
 """The committed replays of a row of `trajectories`, counted: what its column `uses` must say."""
 
 
-_BY_WORKERS = sa.exists().where(tickets.c.trajectory == trajectories.c.id)
-"""A resume does not collect it again: its ticket is done."""
-
-
 def _count_uses(connection: sa.Connection, ids: Sequence[str]) -> None:
     """What the rows' draws say now, for every reader's next refresh to see."""
     if not ids:
@@ -196,33 +177,29 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     released = connection.execute(draws.delete().where(mine, draws.c.state == RESERVED)).rowcount
     rolled_back = connection.execute(draws.delete().where(mine, draws.c.iteration > iteration)).rowcount
     _count_uses(connection, used_later)
-    for table in (iterations, metrics, sampler_state, held_out):
+    for table in (iterations, schema.metrics, schema.sampler_state, schema.held_out):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
     # An iteration ends with one publish: what came after the last one kept is gone.
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))
-    newest = 0 if last is None else last + 1
-    connection.execute(policies.delete().where(policies.c.run == run, policies.c.version > newest))
-    later = trajectories.update().where(
-        trajectories.c.run == run,
-        trajectories.c.iteration > iteration,
-        trajectories.c.state.in_([ELIGIBLE, UNTRAINABLE]),
-        ~_BY_WORKERS,
-    )
+    published = schema.policies.c
+    lost = (published.run == run) & (published.version > (0 if last is None else last + 1))
+    connection.execute(schema.policies.delete().where(lost))
+    # What workers collected is not collected again: its ticket is done.
+    by_workers = sa.exists().where(schema.tickets.c.trajectory == _rows.id)
+    state = _rows.state.in_([ELIGIBLE, UNTRAINABLE])
+    later = trajectories.update().where(_rows.run == run, _rows.iteration > iteration, state, ~by_workers)
     stamp = {"state": ORPHANED, "changed": next_number(connection, "changed")}
     orphaned = connection.execute(later.values(stamp)).rowcount
-    query = sa.select(sampler_state.c.state).where(sampler_state.c.run == run, sampler_state.c.iteration == iteration)
-    stored = connection.scalar(query)
-    return ResumeReport(
-        released,
-        rolled_back,
-        orphaned,
-        _next_attempt(connection, run),
-        json.loads(stored) if stored is not None else None,
-    )
+    saved = schema.sampler_state.c
+    stored = connection.scalar(sa.select(saved.state).where(saved.run == run, saved.iteration == iteration))
+    sampler = None if stored is None else json.loads(stored)
+    return ResumeReport(released, rolled_back, orphaned, _next_attempt(connection, run), sampler)
 
 
 def _next_attempt(connection: sa.Connection, run: str) -> int:
-    stored = sa.select(sa.func.max(trajectories.c.attempt)).where(trajectories.c.run == run)
-    gone = sa.select(sa.func.max(reclaimed.c.attempt)).join(groups, groups.c.id == reclaimed.c.group)
-    found = [connection.scalar(query) for query in (stored, gone.where(groups.c.run == run))]
-    return max((int(highest) + 1 for highest in found if highest is not None), default=0)
+    gone, groups = schema.reclaimed, schema.groups
+    queries = (
+        sa.select(sa.func.max(_rows.attempt)).where(_rows.run == run),
+        sa.select(sa.func.max(gone.c.attempt)).join(groups, groups.c.id == gone.c.group).where(groups.c.run == run),
+    )
+    return max((int(highest) + 1 for query in queries if (highest := connection.scalar(query)) is not None), default=0)

@@ -62,10 +62,8 @@ class Loaded:
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
         """All of them; raises for the first that is corrupt, evicted or unknown."""
         for id in ids:
-            if id in self.gone:
-                raise ContentGone(id, self.gone[id].reason)
-            if id in self.reclaimed:
-                raise ContentGone(id, self.reclaimed[id])
+            if id in self.gone or id in self.reclaimed:
+                raise ContentGone(id, self.gone[id].reason if id in self.gone else self.reclaimed[id])
             if id in self.corrupt:
                 raise CorruptTrajectory(id, self.corrupt[id])
             if id not in self.whole:
@@ -92,11 +90,11 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
                 whole = _whole(row, parts.get(row[0], ()), said)
             except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # BlobError is a ValueError
                 loaded.corrupt[row[0]] = str(error) if isinstance(error, BlobError) else "values that nobody wrote"
+                continue
+            if isinstance(whole, Gone):
+                loaded.gone[row[0]] = whole
             else:
-                if isinstance(whole, Gone):
-                    loaded.gone[row[0]] = whole
-                else:
-                    loaded.whole[row[0]] = whole
+                loaded.whole[row[0]] = whole
     known = {*loaded.whole, *loaded.corrupt, *loaded.gone}
     loaded.reclaimed = reasons(connection, [id for id in ids if id not in known])
     return loaded
@@ -105,10 +103,7 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
 def _whole(
     row: Sequence[Any], blobs: Sequence[tuple[Any, ...]], messages_of_rows: Mapping[str, Sequence[Any]] | None
 ) -> Trajectory | Gone:
-    """Raises BlobError where it is not what was written; values of other types are caught by whoever asks.
-
-    `messages_of_rows` None: they are not asked for.
-    """
+    """Raises BlobError where it is not what was written. `messages_of_rows` None: they are not asked for."""
     *values, checksum, reason = row
     # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
     is_checked = checksum is not None

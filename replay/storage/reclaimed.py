@@ -1,21 +1,26 @@
-"""What is left of a row once it is evicted for good: who it was, how it ended, and why it went.
+"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went.
 
-Draws name it for ever, so that lineage still tells which updates it fed. Everything else of it is deleted, and the
-payload of a task goes with the last row of it.
+Draws name it for ever, so that lineage still says which updates it fed: weights that learned from it are not changed by
+forgetting it. Everything else of it is deleted, and the payload of a task goes with the last row of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import EVICTED, REMOVED_TASK
+from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
+from replay.storage.collecting import held_out_rows
 from replay.storage.collecting.observations import forget_observations
 from replay.storage.counters import next_number
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import (
+    FACTS,
+    draws,
     groups,
     messages,
     reclaimed,
@@ -28,12 +33,51 @@ from replay.storage.format.schema import (
 from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
+ALL_RUNS = "*"
 
-FACTS = (
-    *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
-    *("policy_version_min", "parent"),
-)
-"""Columns that a row and what is left of it have in common, and that never change."""
+
+@dataclass(frozen=True)
+class Forgotten:
+    """How much content was removed, or would be."""
+
+    trajectories: int
+    messages: int
+    tasks: int
+    """Tasks that no other row has: their payloads go with the rows."""
+    updates: int
+    """Committed draws of these rows."""
+    held_out: int
+    """Episodes of evaluations."""
+
+
+def forget(
+    connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
+) -> Forgotten:
+    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none.
+
+    `held_out`: a run whose episodes of evaluations go too, or ALL_RUNS.
+    """
+    ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
+    said = used = 0
+    mine: Counter[str] = Counter()
+    for chunk in chunked(ids):
+        of_these = sa.select(sa.func.sum(messages.c.num_messages)).where(messages.c.trajectory.in_(chunk))
+        said += int(connection.scalar(of_these) or 0)
+        committed = draws.c.trajectory.in_(chunk) & (draws.c.state == COMMITTED)
+        used += connection.scalar(sa.select(sa.func.count()).where(committed)) or 0
+        mine.update(connection.scalars(sa.select(_rows.task).where(_rows.id.in_(chunk))))
+    emptied = 0
+    for chunk in chunked(list(mine)):
+        stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
+        emptied += sum(mine[task] == number for task, number in connection.execute(stored))
+    evaluated = 0 if held_out is None else held_out_rows.count(connection, None if held_out == ALL_RUNS else held_out)
+    if not dry_run:
+        if evaluated:
+            held_out_rows.remove(connection, None if held_out == ALL_RUNS else held_out)
+        # Its tools' answers may be among what is to be forgotten.
+        forget_observations(connection, list(mine))
+        reclaim(connection, ids, FORGOTTEN)
+    return Forgotten(len(ids), said, emptied, used, evaluated)
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:
@@ -93,16 +137,13 @@ def _either(name: str) -> sa.ColumnElement[Any]:
 COLLECTED = (
     sa.func.coalesce(_rows.run, groups.c.run).label("collected_run"),
     sa.func.coalesce(_rows.iteration, groups.c.iteration).label("collected_iteration"),
-    _either("source").label("source"),
     sa.func.coalesce(_rows.task, groups.c.task).label("task"),
-    _either("group").label("group"),
-    _either("reward").label("reward"),
-    _either("success").label("success"),
-    _either("advantage").label("stored_advantage"),
-    _either("num_action_tokens").label("num_action_tokens"),
-    _either("policy_version_min").label("policy_version_min"),
     sa.func.coalesce(_rows.state, EVICTED).label("state"),
-    _either("state_reason").label("state_reason"),
+    _either("advantage").label("stored_advantage"),
+    *(
+        _either(name).label(name)
+        for name in ("source", "group", "reward", "success", "num_action_tokens", "policy_version_min", "state_reason")
+    ),
 )
 """What a row was collected with, by the names that questions of lineage give it, whether it is stored or reclaimed."""
 

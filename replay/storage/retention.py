@@ -3,10 +3,7 @@
 A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. The row
 goes once every checkpoint that a resume could start from is newer: until then a resume gives it back its state, so that
 a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of the database: the oldest go
-first, by (iteration, slot).
-
-So `trajectories` holds what is kept and what was evicted since that checkpoint, and all that is asked here of a run
-looks at these rows alone, however many went before.
+first, by (iteration, slot). All that is asked of a run looks at rows that are still there, however many went before.
 """
 
 from __future__ import annotations
@@ -27,10 +24,16 @@ from replay.storage.format.schema import draws, policies, runs, trajectories
 from replay.storage.reclaimed import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
-
 _PAGE = 1000
 
 _rows = trajectories.c
+_SIZE = sa.func.coalesce(_rows.num_bytes, 0)
+_COUNT = sa.func.count()
+_IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
+_HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
+"""And no rule has evicted it yet."""
+_TO_BE_FRESH = _rows.state.in_([OPEN_GROUP, WAITING])
+_ORDER = (_rows.iteration, _rows.slot, _rows.id)
 
 
 class Capacity(Section):
@@ -53,21 +56,29 @@ class Evicted:
     by_rule: dict[str, int]
     """Rows by the limit they were over."""
 
+    def metrics(self) -> dict[str, float]:
+        metrics = {"buffer/evicted": float(self.rows), "buffer/evicted_bytes": float(self.bytes)}
+        return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in self.by_rule.items()}
+
 
 @dataclass(frozen=True)
 class StoredRow:
     id: str
     task: str
     state: str
-    """What a resume gives it back; of a redacted row, which was never anything but evicted, `redacted`."""
+    """What a resume gives it back; `redacted` for a redacted row, which was never anything but evicted."""
     bytes: int
+
+
+Over = Mapping[str, Sequence[StoredRow]]
+"""Rows by the rule that they go by."""
 
 
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """Rows to evict after `iteration`, by rule. Reserved rows, those of the iteration itself and
-    those that are still to be fresh are never among them.
+    """Rows to evict after `iteration`, by rule. Reserved rows, those of the iteration itself and those that are still
+    to be fresh are never among them.
 
     Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
     go before those that can, and the oldest first.
@@ -75,30 +86,30 @@ def over_capacity(
     if not capacity:
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
-    found: dict[str, list[StoredRow]] = {"orphaned": _listed(connection, _kept(run, orphaned=True), ~_IS_RESERVED)}
-    gone: set[str] = set()
+    orphans = _streamed(connection, _rows.run == run, _rows.state == ORPHANED, ~_IS_RESERVED)
+    found, gone = {"orphaned": list(orphans)}, set[str]()
 
     def add(rule: str, rows: Iterable[StoredRow]) -> None:
         found[rule] = [row for row in rows if row.id not in gone]
         gone.update(row.id for row in found[rule])
 
     if capacity.age is not None:
-        add("age", _listed(connection, may_go, _rows.iteration < iteration - capacity.age))
+        add("age", _streamed(connection, may_go, _rows.iteration < iteration - capacity.age))
     if capacity.staleness is not None:
-        add("staleness", _listed(connection, may_go, _rows.policy_version_min < policy_version - capacity.staleness))
+        add("staleness", _streamed(connection, may_go, _rows.policy_version_min < policy_version - capacity.staleness))
     if capacity.per_task is not None:
         add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
     if capacity.rows is not None:
-        count = connection.scalar(sa.select(sa.func.count()).where(_kept(run))) or 0
+        count = connection.scalar(sa.select(_COUNT).where(_kept(run))) or 0
         add("rows", _oldest(connection, may_go, gone, rows=count - len(gone) - capacity.rows))
     if capacity.bytes is not None:
-        freed = sum(row.bytes for rows in found.values() for row in rows) - sum(row.bytes for row in found["orphaned"])
-        total = connection.scalar(sa.select(sa.func.sum(_SIZE)).where(_kept(run))) or 0
-        add("bytes", _oldest(connection, may_go, gone, bytes=int(total) - freed - capacity.bytes))
+        freed = sum(row.bytes for rows in found.values() for row in rows if row.id in gone)
+        size = int(connection.scalar(sa.select(sa.func.sum(_SIZE)).where(_kept(run))) or 0)
+        add("bytes", _oldest(connection, may_go, gone, bytes=size - freed - capacity.bytes))
     return {rule: rows for rule, rows in found.items() if rows}
 
 
-def evict(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]], *, iteration: int) -> Evicted:
+def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
     """The first step: state and reason. The row stays until `purge`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
@@ -121,13 +132,12 @@ def purge(connection: sa.Connection, ids: Sequence[str]) -> int:
     return len(still)
 
 
-def restore(connection: sa.Connection, run: str, iteration: int) -> int:
+def restore(connection: sa.Connection, run: str, iteration: int) -> None:
     """Rows evicted after `iteration` get their state back; what is collected after it is the resume's to orphan."""
     back = [(id, state) for id, at, state in _evicted(connection, run) if at > iteration]
     for state in dict.fromkeys(state for _, state in back):
         given = (EVICTED, REDACTED) if state == REDACTED else (state, None)
         set_state(connection, [id for id, was in back if was == state], *given)
-    return len(back)
 
 
 def by_hand(
@@ -137,58 +147,42 @@ def by_hand(
 
     Reserved rows and those that are still to be fresh are never among them.
     """
-    mine = sa.true() if run is None else _rows.run == run
     if rows is not None:
-        found = _listed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows)
+        mine = sa.true() if run is None else _rows.run == run
+        found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))
         return {"where": found} if found else {}
     over: dict[str, list[StoredRow]] = {}
     known = sa.select(runs.c.id).order_by(runs.c.id)
     for id in connection.scalars(known if run is None else known.where(runs.c.id == run)).all():
-        last = connection.scalar(sa.select(sa.func.max(_rows.iteration)).where(_kept(id)))
-        newest = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == id))
-        found_here = over_capacity(connection, id, last or 0, policy_version=newest or 0, capacity=capacity)
-        for rule, listed in found_here.items():
-            over.setdefault(rule, []).extend(listed)
+        last = connection.scalar(sa.select(sa.func.max(_rows.iteration)).where(_kept(id))) or 0
+        newest = connection.scalar(sa.select(sa.func.max(policies.c.version)).where(policies.c.run == id)) or 0
+        for rule, found in over_capacity(connection, id, last, policy_version=newest, capacity=capacity).items():
+            over.setdefault(rule, []).extend(found)
     return over
 
 
-def prune(connection: sa.Connection, over: Mapping[str, Sequence[StoredRow]]) -> None:
+def prune(connection: sa.Connection, over: Over) -> Evicted:
     """Both steps of an eviction at once: no resume takes these rows back."""
     for rule, rows in over.items():
         reclaim(connection, [row.id for row in rows], f"pruned by {rule}")
+    return summed(over)
 
 
-def summed(over: Mapping[str, Sequence[StoredRow]]) -> Evicted:
+def summed(over: Over) -> Evicted:
     sizes = [row.bytes for rows in over.values() for row in rows]
     return Evicted(len(sizes), sum(sizes), {rule: len(rows) for rule, rows in over.items()})
 
 
 def buffer_metrics(connection: sa.Connection, run: str) -> dict[str, float]:
     """What one run keeps of its own rows."""
-    drawable, corrupt = (sa.func.count().filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
-    query = sa.select(sa.func.count(), drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
+    drawable, corrupt = (_COUNT.filter(_rows.state == state) for state in (ELIGIBLE, QUARANTINED))
+    query = sa.select(_COUNT, drawable, corrupt, sa.func.coalesce(sa.func.sum(_SIZE), 0)).where(_kept(run))
     names = ("buffer/rows", "buffer/eligible", "buffer/quarantined", "buffer/bytes")
     return {name: float(value) for name, value in zip(names, connection.execute(query).one(), strict=True)}
 
 
-def eviction_metrics(evicted: Evicted) -> dict[str, float]:
-    metrics = {"buffer/evicted": float(evicted.rows), "buffer/evicted_bytes": float(evicted.bytes)}
-    return metrics | {f"buffer/evicted_by_{rule}": float(count) for rule, count in evicted.by_rule.items()}
-
-
-_SIZE = sa.func.coalesce(_rows.num_bytes, 0)
-_IS_RESERVED = sa.exists().where(draws.c.trajectory == _rows.id, is_live()).correlate(trajectories)
-_HAS_CONTENT = sa.or_(_rows.state != EVICTED, _rows.state_reason == REDACTED)
-"""And no rule has evicted it yet."""
-_TO_BE_FRESH = _rows.state.in_([OPEN_GROUP, WAITING])
-
-
-def _kept(run: str, *, orphaned: bool = False) -> sa.ColumnElement[bool]:
-    state = _rows.state == ORPHANED if orphaned else sa.and_(_rows.state != ORPHANED, _HAS_CONTENT)
-    return sa.and_(_rows.run == run, state)
-
-
-_ORDER = (_rows.iteration, _rows.slot, _rows.id)
+def _kept(run: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_rows.run == run, _rows.state != ORPHANED, _HAS_CONTENT)
 
 
 def _streamed(
@@ -198,32 +192,21 @@ def _streamed(
     state = sa.case((_rows.state == EVICTED, REDACTED), else_=_rows.state)
     query = sa.select(_rows.id, _rows.task, state, _SIZE).where(*conditions)
     order = [sa.case((_rows.state == ELIGIBLE, 1), else_=0)] if drawable_last else []
-    paged = query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)
-    with connection.execute(paged) as found:
-        for id, task, was, size in found:
-            yield StoredRow(id, task, was, size)
-
-
-def _listed(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[StoredRow]:
-    return list(_streamed(connection, *conditions))
+    with connection.execute(query.order_by(*order, *_ORDER).execution_options(yield_per=_PAGE)) as found:
+        yield from (StoredRow(*row) for row in found)
 
 
 def _over_per_task(
     connection: sa.Connection, run: str, may_go: sa.ColumnElement[bool], limit: int, gone: set[str]
-) -> list[StoredRow]:
-    counted = sa.select(_rows.task, sa.func.count()).where(_kept(run)).group_by(_rows.task)
-    counts = {row[0]: row[1] for row in connection.execute(counted.having(sa.func.count() > limit))}
-    if not counts:
-        return []
-    crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(sa.func.count() > limit)
-    rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True))
-    left = Counter(counts) - Counter(row.task for row in rows if row.id in gone)
-    over = []
+) -> Iterator[StoredRow]:
+    crowded = sa.select(_rows.task).where(_kept(run)).group_by(_rows.task).having(limit < _COUNT)
+    left = Counter({task: int(count) for task, count in connection.execute(crowded.add_columns(_COUNT))})
+    rows = list(_streamed(connection, may_go, _rows.task.in_(crowded), drawable_last=True)) if left else []
+    left.subtract(row.task for row in rows if row.id in gone)
     for row in rows:
         if row.id not in gone and left[row.task] > limit:
             left[row.task] -= 1
-            over.append(row)
-    return over
+            yield row
 
 
 def _oldest(
@@ -232,9 +215,7 @@ def _oldest(
     """The first rows, until at least so many rows and so many bytes are freed."""
     taken: list[StoredRow] = []
     freed = 0
-    if rows <= 0 and bytes <= 0:
-        return taken
-    for row in _streamed(connection, may_go, drawable_last=True):
+    for row in _streamed(connection, may_go, drawable_last=True) if rows > 0 or bytes > 0 else ():
         if len(taken) >= rows and freed >= bytes:
             break
         if row.id not in gone:
@@ -243,12 +224,9 @@ def _oldest(
     return taken
 
 
-def _evicted(connection: sa.Connection, run: str) -> list[tuple[str, int, str]]:
+def _evicted(connection: sa.Connection, run: str) -> Iterator[tuple[str, int, str]]:
     """(id, iteration of its eviction, state before)"""
     query = sa.select(_rows.id, _rows.state_reason).where(_rows.run == run, _rows.state == EVICTED)
-    found = []
-    for id, reason in connection.execute(query.order_by(*_ORDER)):
-        match = _EVICTED_AT.search(reason or "")
-        if match:
-            found.append((id, int(match[1]), match[2]))
-    return found
+    for id, reason in connection.execute(query.order_by(*_ORDER)).all():
+        if match := _EVICTED_AT.search(reason or ""):
+            yield id, int(match[1]), match[2]

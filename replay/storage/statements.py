@@ -7,12 +7,31 @@ from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from replay.storage.format.column_types import ExactText, restored_column, storable_column, to_storable
 from replay.storage.format.rows import Row, chunked
 
 _Convert = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class seconds_now(sa.ColumnElement[float]):
+    """Seconds since 1970 of the database's clock, which every machine that asks it shares, at the moment it evaluates
+    this. It ends leases, and orders nothing."""
+
+    type = sa.Double()
+    inherit_cache = True
+
+
+@compiles(seconds_now, "sqlite")
+def _of_file(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(seconds_now, "postgresql")
+def _of_server(element: seconds_now, compiler: SQLCompiler, **options: Any) -> str:
+    return "cast(extract(epoch from clock_timestamp()) as double precision)"
 
 
 def selected(
@@ -45,11 +64,8 @@ def rows_by_key(
 def execute(connection: sa.Connection, statement: sa.Executable, **values: Any) -> sa.CursorResult[Any]:
     """A statement that is kept somewhere, with its parameters by name. Texts among the results are as stored."""
     text, names, fixed = _text(statement, connection.dialect)
-    given = {
-        **fixed,
-        **{name: to_storable(value) if isinstance(value, str) else value for name, value in values.items()},
-    }
-    return connection.exec_driver_sql(text, _ordered(given, names))
+    texts = {name: to_storable(value) for name, value in values.items() if isinstance(value, str)}
+    return connection.exec_driver_sql(text, _ordered({**fixed, **values, **texts}, names))
 
 
 def _ordered(given: Mapping[str, Any], order: Sequence[str] | None) -> Any:
@@ -64,7 +80,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
     """Columns by name, of at least one row.
 
-    SQLAlchemy would look up every column of every row anew, which takes longer than the database does.
+    SQLAlchemy would look up every column of every row again, which takes longer than the database does.
     """
     statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)

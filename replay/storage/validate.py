@@ -1,32 +1,37 @@
 """What may enter the buffer. Everything is checked before anything is written, and every error names its field.
 
-Tokens are checked all at once: one trajectory after another takes longer than storing them.
+The numbers of a record that follow from its tokens are computed here and nowhere else. Tokens are looked at all at
+once: one trajectory after another takes longer than storing them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from context.authors import AuthorTable
-from context.tokens.token_sequence import Segment
+from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory
+from replay.storage.format.column_types import column_types
 from replay.storage.format.encoding import content_hash
-from replay.storage.format.token_summary import JoinedTokens, joined, summaries
 
 _ROUNDING = 1e-6
 """A log-prob this far above 0 is a rounding error of softmax; beyond it, it is no log-prob."""
 NOTHING_STORED = " Nothing of this call was stored."
 """How the text of an `InvalidRecord` ends."""
-_ONE_COLUMN = {str, int, float, bool, NoneType}
+SUMMARY = (
+    *("num_tokens", "num_action_tokens", "policy_version_min", "policy_version_max"),
+    *("mean_behavior_log_prob", "min_behavior_log_prob"),
+)
+"""Fields of `TrajectoryRecord` that follow from its tokens."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +44,6 @@ class Validated:
     """With log-probs clipped to 0."""
     clipped: int
     """Log-probs that rounding had put above 0."""
-
-
-def column_types(record: type) -> dict[str, Any]:
-    """Annotations by name, of the fields that are one column of a table or a file."""
-    plain, annotated = get_type_hints(record), get_type_hints(record, include_extras=True)
-    return {
-        field.name: annotated[field.name]
-        for field in fields(record)
-        if get_origin(plain[field.name]) in (None, Union, UnionType)
-        and _ONE_COLUMN.issuperset(get_args(plain[field.name]) or (plain[field.name],))
-    }
 
 
 @cache
@@ -80,6 +74,62 @@ def refused(field: str, rule: str, value: object, where: str) -> InvalidRecord:
     return InvalidRecord(f"{field} must {rule}, got {value!r} in {where}.{NOTHING_STORED}")
 
 
+@dataclass(frozen=True)
+class _Joined:
+    """The tokens of several trajectories, one after another."""
+
+    sequence: TokenSequence
+    action: npt.NDArray[np.bool_]
+    sampled: npt.NDArray[np.bool_]
+    """True = by a policy of the run; other action tokens were written in its place."""
+    behavior: npt.NDArray[np.bool_]
+    """True = comes with the log-prob it was sampled with."""
+    log_probs: npt.NDArray[np.float32]
+    """The log-probs of these tokens, at most 0; NaN for others."""
+    starts: list[int]
+    """Where each trajectory begins; it has at least one token."""
+
+
+def _joined(trajectories: Sequence[Trajectory], authors: AuthorTable) -> _Joined:
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    tokens = TokenSequence.concatenate(segment.tokens for segment in segments)
+    # In sight of a hint, tokens were sampled in another context than the stored one.
+    plain = np.repeat([s.behavior_context == "plain" for s in segments], [len(s.tokens) for s in segments])
+    sampled = authors.has_behavior(tokens.authors)
+    behavior = sampled & plain
+    log_probs = np.where(behavior, np.minimum(tokens.behavior_log_probs, np.float32(0.0)), np.float32(np.nan))
+    lengths = [sum(len(segment.tokens) for segment in trajectory.segments) for trajectory in trajectories]
+    starts = [0, *accumulate(lengths[:-1])]
+    return _Joined(tokens, authors.is_action(tokens.authors), sampled, behavior, log_probs, starts)
+
+
+def _summaries(tokens: _Joined) -> list[dict[str, Any]]:
+    """The fields of `SUMMARY`, by name, of each trajectory; none of a policy version where no token was sampled."""
+    starts, versions = tokens.starts, tokens.sequence.policy_versions
+    totals = np.add.reduceat(np.where(tokens.behavior, tokens.log_probs, np.float32(0.0)), starts, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        means = totals / np.add.reduceat(tokens.behavior, starts, dtype=np.int64)
+    columns = (
+        np.diff([*starts, len(tokens.sequence)]),
+        np.add.reduceat(tokens.action, starts, dtype=np.int64),
+        np.minimum.reduceat(np.where(tokens.sampled, versions, np.iinfo(np.int32).max), starts),
+        np.maximum.reduceat(np.where(tokens.sampled, versions, NOT_SAMPLED), starts),
+        means,
+        np.fmin.reduceat(tokens.log_probs, starts),
+    )
+    found = [dict(zip(SUMMARY, facts, strict=True)) for facts in zip(*(c.tolist() for c in columns), strict=True)]
+    for facts in found:
+        if facts["policy_version_max"] == NOT_SAMPLED:
+            del facts["policy_version_min"], facts["policy_version_max"]
+    return found
+
+
+def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[Trajectory]:
+    """The trajectories with the records that the store will give them; each has at least one token."""
+    found = zip(trajectories, _summaries(_joined(trajectories, authors)), strict=True) if trajectories else ()
+    return [replace(row, record=replace(row.record, **facts)) for row, facts in found]
+
+
 def validate(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[Validated]:
     """Check trajectories of one run against themselves and the run's author table; raises InvalidRecord."""
     if not trajectories:
@@ -87,19 +137,19 @@ def validate(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[V
     for trajectory in trajectories:
         if not any(len(segment.tokens) for segment in trajectory.segments):
             raise refused("segments", "hold at least one token", 0, f"trajectory {trajectory.id}")
-    tokens = joined(trajectories, authors)
+    tokens = _joined(trajectories, authors)
     _check_tokens(tokens, authors, trajectories)
     rows = checked([trajectory.record for trajectory in trajectories], "trajectory", "id")
     trained = np.logical_or.reduceat(authors.is_trained(tokens.sequence.authors), tokens.starts).tolist()
     clipped = np.add.reduceat(tokens.sequence.behavior_log_probs > 0, tokens.starts, dtype=np.int64).tolist()
-    found = zip(trajectories, rows, summaries(tokens), tokens.starts, trained, clipped, strict=True)
+    found = zip(trajectories, rows, _summaries(tokens), tokens.starts, trained, clipped, strict=True)
     return [
         _validated(trajectory, row | facts, tokens.log_probs[start:], is_trained, count)
         for trajectory, row, facts, start, is_trained, count in found
     ]
 
 
-def _check_tokens(tokens: JoinedTokens, authors: AuthorTable, trajectories: Sequence[Trajectory]) -> None:
+def _check_tokens(tokens: _Joined, authors: AuthorTable, trajectories: Sequence[Trajectory]) -> None:
     """Arrays of unequal length can't be here: TokenSequence refuses them."""
     given, behavior = tokens.sequence, tokens.behavior
     values, versions = given.behavior_log_probs, given.policy_versions

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from replay.errors import DamagedDatabase, InvalidRecord
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, STATES, WAITING, Trajectory
-from replay.storage.counters import last_number
+from replay.storage.counters import COUNTERS, last_number
 from replay.storage.databases import Database
 from replay.storage.draws import USES
 from replay.storage.format.column_types import restored_column
@@ -24,9 +25,8 @@ from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import chunked
 from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
-from replay.storage.format.token_summary import SUMMARY
 from replay.storage.read import author_table, load
-from replay.storage.validate import NOTHING_STORED, validate
+from replay.storage.validate import NOTHING_STORED, SUMMARY, validate
 
 _BATCH = 64
 
@@ -58,28 +58,23 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
     Rows are read some at a time, each time as they are then: no snapshot is held for long, beside which a database
     would have to keep all that others write. So the answer is of no one moment. `states` are those at the beginning;
-    a row that is written meanwhile is read or is not, and one that is evicted meanwhile is passed over. What the
-    database says of its own pages it looks at in one go.
+    a row that is written meanwhile is read or is not, and one that is evicted meanwhile is passed over.
     """
     found = Verification()
-    with database.reading() as connection:
-        counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
-        counts = {row[0]: int(row[1]) for row in connection.execute(counted)}
-        found.states = {state: counts.pop(state) for state in STATES if state in counts}
-        found.damage += [f"trajectories.state: {count} are {state!r}, which is none" for state, count in counts.items()]
-    with database.reading() as connection:
-        found.damage += database.damage(connection)
+    counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
+    counts = database.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(counted)})
+    found.states = {state: counts.pop(state) for state in STATES if state in counts}
+    found.damage += [f"trajectories.state: {count} are {state!r}, which is none" for state, count in counts.items()]
+    found.damage += database.read(database.damage)
     for table in metadata.sorted_tables:
         _look_at_cells(database, table, found)
-        with database.reading() as connection:
-            found.dangling |= dangling(connection, table)
-    with database.reading() as connection:
-        miscounted = connection.scalar(sa.select(sa.func.count()).where(_rows.uses != USES))
-    if miscounted:
+        found.dangling |= database.read(partial(dangling, table=table))
+    wrong_uses = sa.select(sa.func.count()).where(_rows.uses != USES)
+    if miscounted := database.read(lambda connection: connection.scalar(wrong_uses)):
         found.damage.append(f"trajectories.uses: {miscounted} rows were used another number of times, by their draws")
-    for counter in ("changed", "draws"):
-        with database.reading() as connection, _noted(found):
-            last_number(connection, counter)
+    for counter in COUNTERS:
+        with _noted(found):
+            database.read(partial(last_number, counter=counter))
     _look_at_blobs(database, found)
     _look_at_rows(database, wanted, found)
     return found
@@ -100,20 +95,13 @@ def _pages(database: Database, table: sa.Table, query: sa.Select[Any]) -> Iterat
     """
     is_file = database.path is not None
     key = [sa.literal_column(f"{table.name}.rowid")] if is_file else [raw(each) for each in table.primary_key]
-    page = query.add_columns(*key).order_by(*key).limit(_BATCH)
-    last: Sequence[Any] | None = None
-    while True:
-        after = () if last is None else (sa.tuple_(*key) > sa.tuple_(*map(_literal, last)),)
-        with database.reading() as connection:
-            rows = connection.execute(page.where(*after)).all()
-        if not rows:
-            return
+    page = after = query.add_columns(*key).order_by(*key).limit(_BATCH)
+    while rows := database.read(lambda connection: connection.execute(after).all()):  # noqa: B023  asked at once
         yield rows
-        last = rows[-1][-len(key) :]
-
-
-def _literal(value: str | int) -> sa.ColumnElement[Any]:
-    return sa.literal(value, sa.Text() if isinstance(value, str) else sa.BigInteger())
+        last = (
+            sa.literal(each, sa.Text() if isinstance(each, str) else sa.BigInteger()) for each in rows[-1][-len(key) :]
+        )
+        after = page.where(sa.tuple_(*key) > sa.tuple_(*last))
 
 
 def _look_at_cells(database: Database, table: sa.Table, found: Verification) -> None:
@@ -122,20 +110,20 @@ def _look_at_cells(database: Database, table: sa.Table, found: Verification) -> 
     columns = readable(table)
     wrong: Counter[str] = Counter()
     of_groups: list[str] = []
-    for page in _pages(database, table, sa.select(*map(raw, columns))):
-        for row in page:
-            misfitting = [column.name for column in misfits(columns, row)]
-            wrong.update(misfitting)
-            if misfitting and table is trajectories:
-                found.corrupt[row[0]] = f"a value that nobody can have written in {misfitting[0]}"
-            if misfitting and table is groups:
-                of_groups.append(row[0])
-    for name, count in wrong.items():
-        found.damage.append(f"{table.name}.{name}: {count} hold what nobody can have written there")
+    for row in chain.from_iterable(_pages(database, table, sa.select(*map(raw, columns)))):
+        misfitting = [column.name for column in misfits(columns, row)]
+        wrong.update(misfitting)
+        if misfitting and table is trajectories:
+            found.corrupt[row[0]] = f"a value that nobody can have written in {misfitting[0]}"
+        if misfitting and table is groups:
+            of_groups.append(row[0])
+    found.damage += [
+        f"{table.name}.{name}: {count} hold what nobody can have written there" for name, count in wrong.items()
+    ]
     for chunk in chunked(of_groups):
-        with database.reading() as connection:
-            for id in connection.scalars(sa.select(raw(_rows.id)).where(raw(_rows.group).in_(chunk))):
-                found.corrupt[id] = "a group that holds what nobody can have written"
+        members = sa.select(raw(_rows.id)).where(raw(_rows.group).in_(chunk))
+        ids = database.read(lambda connection: connection.scalars(members).all())  # noqa: B023  asked at once
+        found.corrupt |= dict.fromkeys(ids, "a group that holds what nobody can have written")
 
 
 def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Verification) -> None:
@@ -183,7 +171,7 @@ def _wrong(rows: list[Trajectory], authors: AuthorTable) -> Iterator[tuple[str, 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
     """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and the scores of a
-    later policy, which `agentloop replay rescore` makes anew."""
+    later policy, which `agentloop replay rescore` makes again."""
     score, episode = token_scores.c, held_out.c
     segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)
     scores = sa.select(raw(score.log_probs), raw(segments.c.num_tokens)).join_from(token_scores, segments, segment)
@@ -193,13 +181,11 @@ def _look_at_blobs(database: Database, found: Verification) -> None:
         (held_out, said, messages_of),
     ]
     for table, query, decoded in decoders:
-        values = len(query.selected_columns)
         broken = 0
-        for page in _pages(database, table, query):
-            for row in page:
-                try:
-                    decoded(*row[:values])
-                except BlobError:
-                    broken += 1
+        for row in chain.from_iterable(_pages(database, table, query)):
+            try:
+                decoded(*row[: len(query.selected_columns)])
+            except BlobError:
+                broken += 1
         if broken:
             found.damage.append(f"{table.name}: {broken} are not what was written")

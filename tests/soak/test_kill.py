@@ -17,11 +17,13 @@ pytestmark = pytest.mark.soak
 KILLS = 30
 ITERATIONS = 24
 EVERY = 4
+Unbroken = tuple[Path, Path, float]
+"""A run's folder, its model, and its seconds from the first line to the last."""
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, float]:
-    """A run that was left in peace: its folder, its model, and its seconds from the first line to the last."""
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    """A run that was left in peace."""
     folder = tmp_path_factory.mktemp("unbroken")
     model = save_qwen2(folder / "model")
     training = Training(small_file(folder, model))
@@ -50,43 +52,35 @@ def check_after_kill(moments: Moments, orphans: int) -> int:
     return now
 
 
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one(
-    unbroken: tuple[Path, Path, float], tmp_path: Path
-) -> None:
-    rng = random.Random(0)
+def kill_runs(unbroken: Unbroken, folder: Path, number: int, new_database: Callable[[], str | None]) -> None:
+    """Runs that are killed so often together end like the unbroken one, which is on SQLite."""
+    rng = random.Random(number)
     whole, model, seconds = unbroken
     kills = runs = 0
-    while kills < KILLS:
+    while kills < number:
         runs += 1
-        folder = tmp_path / str(runs)
-        folder.mkdir()
-        kills += kill_until_finished(folder, model, at_most=KILLS - kills, pause=lambda: rng.uniform(0, seconds / 3))
-        run = folder / "runs" / "small-001"
-        assert_sound(run, iterations=ITERATIONS)
-        assert_same_run(run, whole)
-    print(f"{kills} kills in {runs} runs")
-
-
-def test_run_on_a_server_killed_at_random_moments_ends_like_the_unbroken_one_on_sqlite(
-    unbroken: tuple[Path, Path, float], tmp_path: Path, new_database: Callable[..., str]
-) -> None:
-    rng = random.Random(1)
-    whole, model, seconds = unbroken
-    kills = runs = 0
-    while kills < KILLS // 3:
-        runs += 1
-        folder = tmp_path / str(runs)
-        folder.mkdir()
+        own = folder / str(runs)
+        own.mkdir()
         kills += kill_until_finished(
-            folder,
+            own,
             model,
-            at_most=KILLS // 3 - kills,
+            at_most=number - kills,
             pause=lambda: rng.uniform(0, seconds / 3),
             database=new_database(),
         )
-        run = folder / "runs" / "small-001"
-        assert_sound(run, iterations=ITERATIONS)
-        assert_same_run(run, whole)
+        assert_sound(own / "runs" / "small-001", iterations=ITERATIONS)
+        assert_same_run(own / "runs" / "small-001", whole)
+    print(f"{kills} kills in {runs} runs")
+
+
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    kill_runs(unbroken, tmp_path, KILLS, lambda: None)
+
+
+def test_run_on_a_server_killed_at_random_moments_ends_like_the_unbroken_one_on_sqlite(
+    unbroken: Unbroken, tmp_path: Path, new_database: Callable[..., str]
+) -> None:
+    kill_runs(unbroken, tmp_path, KILLS // 3, new_database)
 
 
 def kill_until_finished(
@@ -109,9 +103,7 @@ def kill_until_finished(
         orphans = check_after_kill(moments, orphans)
 
 
-def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(
-    unbroken: tuple[Path, Path, float], tmp_path: Path
-) -> None:
+def test_run_killed_at_every_tender_moment_ends_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
     whole, model, _ = unbroken
     config = small_file(tmp_path, model)
     moments = Moments(tmp_path / "runs" / "small-001", every=EVERY)

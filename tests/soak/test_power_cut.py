@@ -1,20 +1,74 @@
-"""Power cuts at random moments, on disks that keep of unflushed writes what they like."""
+"""Power cuts at random moments, on disks that keep of unflushed writes what they like.
+
+The programs whose writes are recorded say what is stored as soon as that is acknowledged:
+`python -m tests.soak.test_power_cut append|learn FILE`
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, iterate, policy, run_record, sql, trajectory
+from tests.fakes.records import RUN, iterate, new_store, policy, run_record, sql, trajectory
 from tests.replay.storage.writers import begin, check_whole, stored_ids
-from tests.soak.power_cut_writers import EACH, ITERATIONS, ROUNDS, WRITERS
 from tests.soak.recorded_disk import STRACE, Recording, images, record
+
+WRITERS = 3
+ROUNDS = 4
+"""A writer closes the file after each, and opens it again."""
+EACH = 4
+ITERATIONS = 8
+PAGES = 60
+"""In the log when it is moved into the file: it is filled and emptied several times."""
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def small_log(connection: sa.PoolProxiedConnection, record: object) -> None:
+    connection.execute(f"pragma wal_autocheckpoint={PAGES}")
+
+
+def create(path: Path) -> None:
+    """The library's own writes make the file, not a copy's."""
+    ReplayStore.create(path).close()
+
+
+def append(path: Path) -> None:
+    create(path)
+    begin(path)
+    say("begun")
+    with get_context("fork").Pool(WRITERS) as pool:
+        pool.starmap(append_some, [(path, number) for number in range(WRITERS)])
+
+
+def append_some(path: Path, writer: int) -> None:
+    for number in range(ROUNDS):
+        with closing(ReplayStore.open(path)) as store:
+            for each in range(EACH):
+                id = f"{writer}-{number}-{each}"
+                store.append([], [], [trajectory(id)])
+                say(f"stored {id}")
+
+
+def learn(path: Path) -> None:
+    create(path)
+    with closing(new_store(path)) as store:
+        say("begun")
+        for iteration in range(1, ITERATIONS + 1):
+            iterate(store, iteration, make_sampler("uniform", iteration))
+            say(f"committed {iteration}")
+
 
 pytestmark = [
     pytest.mark.soak,
@@ -27,7 +81,7 @@ NAME = "replay.sqlite"
 
 
 def recorded(folder: Path, work: str) -> Recording:
-    return record(folder, [sys.executable, "-m", "tests.soak.power_cut_writers", work, str(folder / NAME)])
+    return record(folder, [sys.executable, "-m", "tests.soak.test_power_cut", work, str(folder / NAME)])
 
 
 @pytest.fixture
@@ -94,3 +148,8 @@ def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path
             iterate(store, there + 1, make_sampler("uniform", 0), attempt=1)
 
     print(len(recording.stretches), "flushes", images(recording, tmp_path, IMAGES, check, name=NAME))
+
+
+if __name__ == "__main__":
+    sa.event.listen(sa.Pool, "connect", small_log)
+    {"append": append, "learn": learn}[sys.argv[1]](Path(sys.argv[2]))

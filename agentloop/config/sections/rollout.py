@@ -242,7 +242,6 @@ def _needed(config: RunConfig) -> list[tuple[str, object, object]]:
         ("rollout.dynamic_sampling_rounds", config.rollout.dynamic_sampling_rounds, 0),
         ("reward.model.path", config.reward.model.path, None),
         ("tasks.curriculum", config.tasks.curriculum, "none"),
-        ("replay.dedupe", config.replay.dedupe, False),
         ("replay.redact", config.replay.redact, None),
     ]
 

@@ -24,7 +24,7 @@ from context.authors import LLM
 from context.messages import Message, content_hash
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay.records import ELIGIBLE, HINDSIGHT, GroupRecord, StopReason, TaskRecord, Trajectory, group_of
-from replay.storage.format.token_summary import summarised
+from replay.storage.validate import summarised
 
 
 @dataclass

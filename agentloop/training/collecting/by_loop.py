@@ -88,7 +88,7 @@ class LoopCollection(Collection):
     def append(self, fresh: Collected) -> AppendReport:
         store, memory = self._store, self._components.actors.memory
         groups, rows = [*fresh.groups, *fresh.unused_groups], [*fresh.trajectories, *fresh.unused]
-        report = store.append(fresh.tasks, groups, rows, admission=self._components.admission)
+        report = store.append(fresh.tasks, groups, rows, redact=self._components.redact)
         if memory is not None:
             stored = {task.hash for task in fresh.tasks}
             store.remember([answered for answered in memory.take_new() if answered.task in stored])

@@ -18,7 +18,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, Trajectory, group_of
-from replay.sampling.staleness import may_be_fresh
+from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
 from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, Purpose

@@ -94,7 +94,7 @@ def keep_episodes(components: Components, iteration: int, episodes: Sequence[tup
 
     Their messages go through `replay.redact` as all that is stored does. Only the newest evaluations' are kept.
     """
-    config, redact, run = components.config, components.admission.redact, components.run_id
+    config, redact, run = components.config, components.redact, components.run_id
     kept = []
     for number, episode in episodes if config.evaluation.keep_episodes else ():
         record = held_out_episode(components.actors, episode, config, run=run, iteration=iteration, number=number)

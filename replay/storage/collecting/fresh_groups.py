@@ -4,7 +4,7 @@ staleness, or too late and for replay."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
+from replay.staleness import may_be_fresh
 from replay.storage.counters import is_live, set_state
 from replay.storage.draws import reserve
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
@@ -123,9 +124,7 @@ class FreshDraw:
     """Rows found to be late now."""
 
 
-def draw_fresh(
-    connection: sa.Connection, request: FreshRequest, may_be_fresh: Callable[[list[int], int], bool]
-) -> FreshDraw:
+def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
     """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on.
 
     Damaged rows are set aside, and their groups are smaller by them.

@@ -1,30 +1,45 @@
-"""Tickets and their leases: who collects which episode, and until when. The database's clock ends a lease.
+"""Tickets and their leases: who collects which episode, until when, and how it ends.
 
-Claims and heartbeats write nothing but tickets, and need not wait for those who store rows: a server's rows are locked
-one by one, always in the order of their place, so that no two wait for each other.
+The database's clock ends a lease. Claims and heartbeats write nothing but tickets, and need not wait for those who
+store rows: a server's rows are locked one by one, always in the order of their place, so that no two wait for each
+other. A ticket ends in the transaction that stores its row, and whoever is first counts.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from context.messages import canonical_json
-from replay.records import TaskRecord
-from replay.storage.databases.clock import seconds_now
+from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
+from replay.storage.collecting import held_out_rows
 from replay.storage.format.rows import Row, chunked
-from replay.storage.format.schema import tasks, tickets
-from replay.storage.statements import insert
+from replay.storage.format.schema import groups, tasks, tickets, trajectories
+from replay.storage.read import task_records
+from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
-from replay.ticket_records import FAILED, LEASED, MOST_TRIES, QUEUED, REVOKED, UNENDED, Claim, Place, TicketRecord
+from replay.storage.write import Prepared, PreparedRow, append
+from replay.ticket_records import (
+    DONE,
+    EVALUATION,
+    FAILED,
+    LEASED,
+    MOST_TRIES,
+    QUEUED,
+    REVOKED,
+    TRAIN,
+    UNENDED,
+    Claim,
+    Place,
+    TicketRecord,
+)
 
 _tickets = tickets.c
 PLACE = (_tickets.number, _tickets.member)
-_GIVEN = ("task", "iteration", "purpose")
-_UNHELD = {"holder": None, "due": None}
+UNHELD = {"holder": None, "due": None}
 
 
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
@@ -35,7 +50,7 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     new = [row for row in rows if _key(row) not in known]
     for row in rows:
         stored = known.get(_key(row), row)
-        for name in _GIVEN:
+        for name in ("task", "iteration", "purpose"):
             if stored[name] != row[name]:
                 place = f"ticket {row['number']}/{row['member']}"
                 raise refused(name, f"be the issued {stored[name]!r}", row[name], place)
@@ -57,12 +72,6 @@ def _issued(connection: sa.Connection, rows: Sequence[Row]) -> dict[tuple[Any, .
 
 def _key(row: Row) -> tuple[Any, ...]:
     return row["run"], row["number"], row["member"]
-
-
-def last_number(connection: sa.Connection, run: str) -> int | None:
-    """Of the groups that were ever issued for the run; None: none was."""
-    found = connection.scalar(sa.select(sa.func.max(_tickets.number)).where(_tickets.run == run))
-    return None if found is None else int(found)
 
 
 def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
@@ -88,12 +97,17 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     last = [row for row in found if row["tries"] == MOST_TRIES - 1]
     given = [row for row in found if row["tries"] < MOST_TRIES - 1] or last[:1]
     reason = f"{MOST_TRIES} workers claimed it, and none of them answered"
-    _change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **_UNHELD)
+    change(connection, run, map(_place, exhausted), state=FAILED, reason=reason, ended_at=seconds_now(), **UNHELD)
     if exhausted and not given:
         return claim(connection, run, holder, count=count, lease_s=lease_s)
     taken = {"fence": _tickets.fence + 1, "tries": _tickets.tries + 1, "due": seconds_now() + lease_s}
-    _change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
-    return list(_claims(connection, run, holder, given))
+    change(connection, run, map(_place, given), state=LEASED, holder=holder, **taken)
+    known = task_records(connection, sorted({row["task"] for row in given}))
+    claims = []
+    for row in given:
+        ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
+        claims.append(Claim(ticket, known[row["task"]], holder, row["fence"] + 1, row["tries"] + 1))
+    return claims
 
 
 def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
@@ -113,44 +127,18 @@ def _place(row: Row) -> Place:
     return row["number"], row["member"]
 
 
-def _claims(connection: sa.Connection, run: str, holder: str, rows: Sequence[Row]) -> Iterator[Claim]:
-    hashes = sorted({row["task"] for row in rows})
-    known = {}
-    for chunk in chunked(hashes):
-        known.update({row.hash: row for row in connection.execute(tasks.select().where(tasks.c.hash.in_(chunk)))})
-    for row in rows:
-        task = known[row["task"]]
-        ticket = TicketRecord(run, *_place(row), row["task"], row["iteration"], row["purpose"])
-        given = TaskRecord(task.hash, task.environment, json.loads(task.payload))
-        yield Claim(ticket, given, holder, row["fence"] + 1, row["tries"] + 1)
-
-
-def extend(connection: sa.Connection, claims: Sequence[Claim], *, lease_s: float) -> dict[Place, str]:
-    """The state now of tickets that these claims hold no more, by place; the leases of all others begin anew."""
-    return _of_holders(connection, claims, due=seconds_now() + lease_s)
-
-
-def give_back(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, str]:
-    """Those still held are free at once, and the claim counts for nothing: who stops in order has tried nothing."""
-    return _of_holders(connection, claims, state=QUEUED, tries=_tickets.tries - 1, **_UNHELD)
-
-
-def fail(connection: sa.Connection, claims: Sequence[Claim], reason: str) -> dict[Place, str]:
-    """Those still held end without a row."""
-    return _of_holders(connection, claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
-
-
-def _of_holders(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+def change_held(connection: sa.Connection, claims: Sequence[Claim], **values: Any) -> dict[Place, str]:
+    """Set these columns of the tickets that the claims still hold; the state now of all others, by place."""
     mine = {claim.place: claim for claim in claims}
     found = locked(connection, claims)
-    held = [place for place, row in found.items() if row["state"] == LEASED and _is_by(row, mine[place])]
+    held = [
+        place
+        for place, row in found.items()
+        if row["state"] == LEASED and (row["holder"], row["fence"]) == (mine[place].holder, mine[place].fence)
+    ]
     if held:
-        _change(connection, claims[0].ticket.run, held, **values)
+        change(connection, claims[0].ticket.run, held, **values)
     return {place: row["state"] for place, row in found.items() if place not in held}
-
-
-def _is_by(row: Row, claim: Claim) -> bool:
-    return (row["holder"], row["fence"]) == (claim.holder, claim.fence)
 
 
 def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> int:
@@ -158,7 +146,7 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
     unended = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.state.in_(UNENDED)
     query = sa.select(*PLACE).where(unended).order_by(*PLACE).with_for_update()
     places = [(row.number, row.member) for row in connection.execute(query)]
-    _change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
+    change(connection, run, places, state=REVOKED, reason=reason, due=None, ended_at=seconds_now())
     return len(places)
 
 
@@ -180,7 +168,115 @@ def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Ro
     return found
 
 
-def _change(connection: sa.Connection, run: str, places: Any, **values: Any) -> None:
+def change(connection: sa.Connection, run: str, places: Any, **values: Any) -> None:
     for chunk in chunked(list(places)):
         here = (_tickets.run == run) & sa.tuple_(*PLACE).in_(chunk)
         connection.execute(tickets.update().where(here).values(values))
+
+
+def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepared, ids: Sequence[str]) -> list[bool]:
+    """Whether each claim's trajectory counts: another one's may have been first, or the ticket revoked.
+
+    `ids` are those of the claims' trajectories among `prepared`. Where one does not count nothing of it is stored.
+    """
+    for claim, id in zip(claims, ids, strict=True):
+        _check_agreed(claim, prepared.trajectories[id].record)
+    found = locked(connection, claims)
+    counted = [_is_first(found.get(claim.place), claim, id) for claim, id in zip(claims, ids, strict=True)]
+    new = {
+        id: claim
+        for claim, id, counts in zip(claims, ids, counted, strict=True)
+        if counts and found[claim.place]["state"] != DONE
+    }
+    if new:
+        rows = {id: _in_open_group(prepared.trajectories[id]) for id in new}
+        _count_members(connection, [row.record for row in rows.values()])
+        append(connection, replace(prepared, trajectories=rows))
+    for id, claim in new.items():
+        _end(connection, claim, trajectory=id)
+    return counted
+
+
+def finish_evaluation(
+    connection: sa.Connection,
+    claim: Claim,
+    outcome: Mapping[str, Any],
+    episode: HeldOutEpisode | None = None,
+    *,
+    compressed: bool = False,
+) -> bool:
+    """Whether it counts. Of an evaluation no row is stored that could be drawn: `outcome` is what the learner wants to
+    know of it, and the `episode` is kept apart."""
+    if claim.ticket.purpose != EVALUATION:
+        raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
+    found = locked(connection, [claim]).get(claim.place)
+    if not _is_first(found, claim, None):
+        return False
+    if found is not None and found["state"] != DONE:
+        _end(connection, claim, outcome=canonical_json(outcome))
+        if episode is not None:
+            held_out_rows.put(connection, [episode], compressed=compressed)
+    return True
+
+
+def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
+    """Also where it was stored before, and the answer was lost on its way.
+
+    A claim whose lease is over counts if no other has ended the ticket: its work is as good.
+    """
+    if row is None:
+        raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
+    if row["state"] == DONE:
+        return (row["holder"], row["fence"], row["trajectory"]) == (claim.holder, claim.fence, id)
+    return row["state"] in UNENDED
+
+
+def _check_agreed(claim: Claim, record: Row) -> None:
+    ticket = claim.ticket
+    if ticket.purpose != TRAIN:
+        raise refused("purpose", "be 'train' for a row that is stored", ticket.purpose, f"ticket {claim.place}")
+    for name in ("run", "task", "iteration", "member"):
+        if record[name] != getattr(ticket, name):
+            rule = f"be that of its ticket ({getattr(ticket, name)!r})"
+            raise refused(name, rule, record[name], f"trajectory {record['id']}")
+
+
+def _in_open_group(row: PreparedRow) -> PreparedRow:
+    """A row that could be drawn is not yet."""
+    if row.record["state"] != ELIGIBLE:
+        return row
+    return replace(row, record={**row.record, "state": OPEN_GROUP})
+
+
+def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
+    """The records of their groups are of the members so far."""
+    new: dict[str, list[Row]] = {}
+    for record in records:
+        new.setdefault(record["group"], []).append(record)
+    for id, members in new.items():
+        query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == id)
+        outcomes = [(row.reward, row.success) for row in connection.execute(query)]
+        outcomes += [(each["reward"], each["success"]) for each in members]
+        first = members[0]
+        statistics = group_statistics(outcomes)
+        _store_group(connection, GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics))
+
+
+def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
+    """In place of what was known of the group before."""
+    (row,) = checked([record], "group", "id")
+    here = groups.c.id == record.id
+    place = {name: row.pop(name) for name in ("id", "run", "task", "iteration")}
+    known = connection.execute(sa.select(*(groups.c[name] for name in place)).where(here)).mappings().one_or_none()
+    if known is None:
+        insert(connection, groups, [{**place, **row}])
+        return
+    for name, value in place.items():
+        if known[name] != value:
+            raise refused(name, f"be the stored {known[name]!r} of the same id", value, f"group {record.id}")
+    connection.execute(groups.update().where(here).values(row))
+
+
+def _end(connection: sa.Connection, claim: Claim, **values: Any) -> None:
+    ended = {"state": DONE, "holder": claim.holder, "fence": claim.fence, "due": None, "ended_at": seconds_now()}
+    change(connection, claim.ticket.run, [claim.place], **ended, **values)

@@ -6,7 +6,7 @@ A silence is measured by the database's clock. It says who is gone; it never dec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -14,15 +14,14 @@ import sqlalchemy as sa
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
 from replay.storage.collecting.leases import free_tickets
-from replay.storage.databases import Database, Result, retried
-from replay.storage.databases.clock import seconds_now
+from replay.storage.databases import Database, retried
 from replay.storage.format.schema import engines, runs, tickets, workers
+from replay.storage.statements import seconds_now
 from replay.ticket_records import Participant, RunView
 
 Role = Literal["worker", "engine"]
 TABLES = {"worker": workers, "engine": engines}
 _ENGINES = engines.alias("listed_engines")
-"""What is listed may be none: an alias may lack its columns."""
 
 
 class Roles:
@@ -41,7 +40,7 @@ class Roles:
             if not connection.execute(table.update().where(here).values(seen)).rowcount:
                 connection.execute(table.insert().values(run=run, id=id, started_at=seconds_now(), **seen))
 
-        self._ask(work)
+        self._database.ask(work)
 
     def leave(self, role: Role, run: str, id: str) -> None:
         """It stops in order, and is forgotten."""
@@ -57,7 +56,7 @@ class Roles:
         table = TABLES[role]
         there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
         counted = sa.select(sa.func.count()).select_from(table).where(there)
-        return self._ask(lambda connection: connection.scalar(counted)) or 0
+        return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str) -> RunView:
         """What a worker looks at: whether there is something to do, and with which engines.
@@ -76,7 +75,7 @@ class Roles:
                 engines=tuple(_participant_of(row) for row in found if row.id is not None),
             )
 
-        return self._ask(ask)
+        return self._database.ask(ask)
 
     def end_run(self, run: str, *, ended: bool = True) -> None:
         """Everybody who takes part in the run leaves it, until it is gone on with (`ended` false)."""
@@ -104,7 +103,7 @@ class Roles:
         retried(lambda: self._database.write(work))
 
     def still_leads(self, run: str, leader: str, *, lease_s: float) -> None:
-        """The lease begins anew; raises RunReplaced where another learner took its place."""
+        """The lease begins again; raises RunReplaced where another learner took its place."""
         mine = (runs.c.id == run) & (runs.c.leader == leader)
 
         def work(connection: sa.Connection) -> None:
@@ -115,7 +114,7 @@ class Roles:
                     f"{run} is the other one's. Let it go on."
                 )
 
-        self._database.write_beside(work)
+        self._database.write_rows(work)
 
     def stop_leading(self, run: str, leader: str) -> None:
         """The next learner need not wait for the lease."""
@@ -123,16 +122,7 @@ class Roles:
         self._write(runs.update().where(mine).values(leader=None, leader_due=None))
 
     def _write(self, statement: sa.Executable) -> None:
-        self._database.write_beside(lambda connection: connection.execute(statement))
-
-    def _ask(self, question: Callable[[sa.Connection], Result]) -> Result:
-        """What is asked so often that a server should have little of it."""
-
-        def asked() -> Result:
-            with self._database.one_statement() as connection:
-                return question(connection)
-
-        return retried(asked)
+        self._database.write_rows(lambda connection: connection.execute(statement))
 
 
 def list_participants(connection: sa.Connection, table: sa.Table, run: str) -> list[Participant]:

@@ -25,7 +25,7 @@ class Database(ABC):
     """Connections to one database; transactions that read one snapshot or write all or nothing.
 
     Write transactions come one after another, from their first statement to their commit: what one of them reads, no
-    other changes meanwhile.
+    other changes meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does.
     """
 
     url: str
@@ -36,6 +36,7 @@ class Database(ABC):
     compresses_text: bool
     """Whether it must be given long texts compressed; another one does it by itself, and can search in them."""
 
+    _engine: sa.Engine
     _snapshots: sa.Engine
     """Begins transactions that only read."""
 
@@ -43,12 +44,11 @@ class Database(ABC):
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """One transaction: committed when the block ends, rolled back when it raises.
 
-        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile. As all
-        transactions it raises DamagedDatabase as `naming_damage` does.
+        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile.
         """
 
     @abstractmethod
-    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
+    def locking_rows(self) -> AbstractContextManager[sa.Connection]:
         """One transaction on rows that it locks itself: on a server it need not wait until other writers are done."""
 
     @abstractmethod
@@ -84,29 +84,23 @@ class Database(ABC):
         with self.writing() as connection:
             return work(connection)
 
-    def write_beside(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """Idempotent `work` beside other writers, done again when the connection is lost."""
+    def write_rows(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Idempotent `work` on rows that it locks itself, done again when the connection is lost."""
+        return _in_each(self.locking_rows, work)
 
-        def done() -> Result:
-            with self.beside_writers() as connection:
-                return work(connection)
-
-        return retried(done)
+    def ask(self, statement: Callable[[sa.Connection], Result]) -> Result:
+        """One idempotent statement, of those that are so frequent that a server should have little work with them."""
+        return _in_each(self.one_statement, statement)
 
     def read(self, question: Callable[[sa.Connection], Result]) -> Result:
         """The answer from one consistent view, asked again when the connection is lost."""
-
-        def asked() -> Result:
-            with self.reading() as connection:
-                return question(connection)
-
-        return retried(asked)
+        return _in_each(self.reading, question)
 
     @abstractmethod
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """`work` in one write transaction, and then the database written anew without what it deleted.
+        """`work` in one write transaction, and then the database written again without what it deleted.
 
-        Raises ReplayError where others who use the database keep it from being written anew.
+        Raises ReplayError where others who use the database keep it from being written again.
         """
 
     def damage(self, connection: sa.Connection) -> list[str]:
@@ -117,9 +111,9 @@ class Database(ABC):
     def size(self, connection: sa.Connection) -> int:
         """Bytes on disk."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give every connection back."""
+        self._engine.dispose()
 
 
 def retried(work: Callable[[], Result]) -> Result:
@@ -130,6 +124,16 @@ def retried(work: Callable[[], Result]) -> Result:
         except ConnectionLost:
             continue
     return work()
+
+
+def _in_each(
+    transaction: Callable[[], AbstractContextManager[sa.Connection]], work: Callable[[sa.Connection], Result]
+) -> Result:
+    def tried() -> Result:
+        with transaction() as connection:
+            return work(connection)
+
+    return retried(tried)
 
 
 def stored_revision(connection: sa.Connection) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import sqlalchemy as sa
@@ -67,15 +67,11 @@ class PostgresDatabase(Database):
         self._writers = self._snapshots if read_only else self._engine
         self._single = self._snapshots if read_only else self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
-        with self._committed(_BEGIN) as connection:
-            yield connection
+    def writing(self) -> AbstractContextManager[sa.Connection]:
+        return self._committed(_BEGIN)
 
-    @contextmanager
-    def beside_writers(self) -> Iterator[sa.Connection]:
-        with self._committed(_ASK) as connection:
-            yield connection
+    def locking_rows(self) -> AbstractContextManager[sa.Connection]:
+        return self._committed(_ASK)
 
     @contextmanager
     def one_statement(self) -> Iterator[sa.Connection]:
@@ -106,9 +102,6 @@ class PostgresDatabase(Database):
     def size(self, connection: sa.Connection) -> int:
         return int(connection.scalar(sa.select(sa.func.pg_database_size(sa.func.current_database()))) or 0)
 
-    def close(self) -> None:
-        self._engine.dispose()
-
     def check(self, *, creates: bool) -> None:
         """Refuse what is not ours, or can't be reached: at once, for a server that was never there won't come back."""
         try:
@@ -135,23 +128,13 @@ class PostgresDatabase(Database):
     def _begun(self, engine: sa.Engine, opening: sa.TextClause | None) -> Iterator[sa.Connection]:
         """A connection in a transaction; rolled back unless committed. Waits for a server that is being restarted."""
         with self._explained("Nothing was begun; what was stored before is safe.", final=True):
-            connection = self._connected(engine, opening)
+            connection = _connected(engine, opening)
         try:
             yield connection
         finally:
             # A server that has gone rolls back by itself: what was read, committed or raised before counts.
             with suppress(exc.DBAPIError):
                 connection.close()
-
-    def _connected(self, engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
-        for wait in _WAITS:
-            try:
-                return _opened(engine, opening)
-            except exc.DBAPIError as error:
-                if not _is_lost(error):
-                    raise
-                time.sleep(wait)
-        return _opened(engine, opening)
 
     @contextmanager
     def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
@@ -186,7 +169,7 @@ class PostgresDatabase(Database):
 
 
 def create(url: sa.URL) -> PostgresDatabase:
-    database = _checked(url, read_only=False, creates=True)
+    database = open_existing(url, read_only=False, creates=True)
     with database.writing() as connection:
         if stored_revision(connection) is None:
             create_tables(connection)
@@ -194,11 +177,7 @@ def create(url: sa.URL) -> PostgresDatabase:
     return database
 
 
-def open_existing(url: sa.URL, *, read_only: bool) -> PostgresDatabase:
-    return _checked(url, read_only=read_only, creates=False)
-
-
-def _checked(url: sa.URL, *, read_only: bool, creates: bool) -> PostgresDatabase:
+def open_existing(url: sa.URL, *, read_only: bool, creates: bool = False) -> PostgresDatabase:
     database = PostgresDatabase(url, read_only=read_only)
     try:
         database.check(creates=creates)
@@ -236,6 +215,17 @@ def _engine(url: sa.URL) -> sa.Engine:
         connection.autocommit = False
 
     return engine
+
+
+def _connected(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:
+    for wait in _WAITS:
+        try:
+            return _opened(engine, opening)
+        except exc.DBAPIError as error:
+            if not _is_lost(error):
+                raise
+            time.sleep(wait)
+    return _opened(engine, opening)
 
 
 def _opened(engine: sa.Engine, opening: sa.TextClause | None) -> sa.Connection:

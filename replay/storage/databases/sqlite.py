@@ -42,7 +42,7 @@ _OPTIONS = {"ro": "mode=ro", "immutable": "mode=ro&immutable=1", "rw": "mode=rw"
 
 
 class _Cursor(sqlite3.Cursor):
-    """Makes indexes anew that a row which was damaged in the file can't be found in, and goes on.
+    """Builds indexes again where a row that was damaged in the file can't be found in them, and goes on.
 
     A change of a row takes its entry out of the index. Where a bit of the row has flipped there is no such entry, and
     SQLite refuses: the row could not even be quarantined. Its checksum finds what is wrong with the row itself.
@@ -100,7 +100,7 @@ def _prepare(connection: sqlite3.Connection, mode: OpenMode) -> None:
     if mode == "rw":
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")
-        # What is deleted is overwritten, also where the file can't be written anew behind it.
+        # What is deleted is overwritten, also where the file can't be written again after it.
         connection.execute("PRAGMA secure_delete=ON")
 
 
@@ -135,7 +135,6 @@ class SqliteDatabase(Database):
         self.path = path
         self.url = str(path)
         self.read_only = mode in LOOKING
-        self._found = _signature(path) if mode == "immutable" else None
         self._engine = engine_for(path, mode)
         self._snapshots = self._engine.execution_options(**{BEGIN: "BEGIN"})
 
@@ -144,8 +143,7 @@ class SqliteDatabase(Database):
         with self._explained(), self._engine.begin() as connection:
             yield connection
 
-    def beside_writers(self) -> AbstractContextManager[sa.Connection]:
-        return self.writing()
+    locking_rows = writing
 
     def one_statement(self) -> AbstractContextManager[sa.Connection]:
         # Its deferred transaction begins with the statement, and takes the lock that this needs.
@@ -155,11 +153,6 @@ class SqliteDatabase(Database):
     def reading(self) -> Iterator[sa.Connection]:
         with self._explained(), self._snapshots.begin() as connection:
             yield connection
-        if self._found is not None and self._found != _signature(self.path):
-            raise DatabaseFailed(
-                f"database must stay as it is while it is looked at in a folder without a right to write, got one that "
-                f"was changed at {self.path}. Open it anew."
-            )
 
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
         answer = self.write(work)
@@ -183,9 +176,6 @@ class SqliteDatabase(Database):
 
     def size(self, connection: sa.Connection) -> int:
         return self.path.stat().st_size
-
-    def close(self) -> None:
-        self._engine.dispose()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -229,21 +219,9 @@ _REMEDIES = {
 def _cause(error: Exception) -> tuple[str, str]:
     """What SQLite found, and what to do about it."""
     found = error.orig if isinstance(error, exc.DBAPIError) else error
-    return str(found), _REMEDIES.get(_kind(found), "Check the file and its folder.")
-
-
-def _kind(error: BaseException | None) -> int:
-    """The low byte of SQLite's code; the rest says where it happened."""
-    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
-
-
-def _signature(path: Path) -> tuple[int, ...]:
-    """Another one after every change of the file; an empty one where it has gone."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    # The low byte of SQLite's code; the rest says where it happened.
+    kind = int(getattr(found, "sqlite_errorcode", 0)) & 0xFF
+    return str(found), _REMEDIES.get(kind, "Check the file and its folder.")
 
 
 def _room(path: Path) -> str:
@@ -276,12 +254,6 @@ def create(path: Path) -> SqliteDatabase:
     return database
 
 
-def _check_exists(path: Path) -> None:
-    if not os.path.isfile(path):
-        found = "a folder" if os.path.isdir(path) else "nothing"
-        raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
-
-
 def _check_local(path: Path) -> None:
     """A write-ahead log needs memory that all its users share: over a network, writers would damage the file."""
     found = network_file_system(Path(os.path.realpath(path)).parent)
@@ -293,7 +265,9 @@ def _check_local(path: Path) -> None:
 
 
 def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
-    _check_exists(path)
+    if not os.path.isfile(path):
+        found = "a folder" if os.path.isdir(path) else "nothing"
+        raise DatabaseRefused(f"database must be an existing file, got {found} at {path}. Check the path.")
     if not read_only:
         _check_local(path)
     mode = _check_revision(path, writes=not read_only)

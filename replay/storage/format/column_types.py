@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 
 ESCAPE = "\ue000json:"
 """Before a text that is stored as JSON."""
+
+
+def column_types(record: type) -> dict[str, Any]:
+    """Annotations by name, of the fields of a dataclass that are one column of a table or a file."""
+    found, values = get_type_hints(record, include_extras=True), {str, int, float, bool, NoneType}
+    return {field.name: found[field.name] for field in fields(record) if types_in(found[field.name]) <= values}
+
+
+def types_in(annotation: Any) -> set[Any]:
+    """What a value of an annotation may be: `{str, NoneType}` for `Id | None`."""
+    if get_origin(annotation) is Annotated:
+        return types_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(types_in, get_args(annotation)))
+    return {annotation}
 
 
 class ExactText(sa.types.TypeDecorator[str]):

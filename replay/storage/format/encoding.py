@@ -122,16 +122,6 @@ def content_hash(segments: Iterable[Segment]) -> str:
     return digest.hexdigest()
 
 
-def token_hash(segments: Iterable[Segment]) -> str:
-    """sha256 over ids and authors only: rows that say the same have the same, whoever sampled them and when."""
-    digest = hashlib.sha256()
-    for segment in segments:
-        digest.update(struct.pack("<I", len(segment.tokens)))
-        for name in ("token_ids", "authors"):
-            digest.update(_stored(segment.tokens, name).data)
-    return digest.hexdigest()
-
-
 def _stored(tokens: TokenSequence, name: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(getattr(tokens, name), _STORED[name])
 
@@ -146,8 +136,7 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
         raise BlobError(f"{name} that are no bytes, or a count of {count!r}")
     if blob[: _HEADER.size] != _HEADER.pack(_MAGIC, kind, _FORMAT, count):
         raise BlobError(f"{name} with a wrong header")
-    expected = count * size
-    frame = memoryview(blob)[_HEADER.size :]
+    expected, frame = count * size, memoryview(blob)[_HEADER.size :]
     try:
         # zstandard trusts a frame's declared size over any limit it is given: it has to be checked first.
         declared = zstandard.frame_content_size(frame)

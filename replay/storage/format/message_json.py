@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from context.messages import Message, ToolCall
 from replay.storage.format.column_types import from_storable, is_storable, to_storable
@@ -61,7 +61,9 @@ def to_text(messages: Sequence[Message]) -> str:
 def _row(message: Message) -> dict[str, str]:
     row = {"author": message.author, "role": message.role, "content": message.content}
     if message.tool_calls:
-        row["tool_calls"] = _calls_to_json(message.tool_calls)
+        # A text of its own, with the name of each call first: a search compares it as it was written.
+        calls = [{"name": c.name, "arguments": dict(c.arguments), "id": c.id} for c in message.tool_calls]
+        row["tool_calls"] = json.dumps(calls, separators=(",", ":"))
     for name in _OPTIONAL:
         value = getattr(message, name)
         if value is not None:
@@ -75,9 +77,3 @@ def _message(row: Mapping[str, str]) -> Message:
     values = {name: from_storable(value) for name, value in row.items()}
     calls = values.pop("tool_calls", None)
     return Message(**{**values, "tool_calls": tuple(ToolCall(**call) for call in json.loads(calls or "[]"))})  # type: ignore[arg-type]
-
-
-def _calls_to_json(calls: Iterable[ToolCall]) -> str:
-    """A text of its own, with the name of each call first: a search compares it as it was written."""
-    rows = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in calls]
-    return json.dumps(rows, separators=(",", ":"))

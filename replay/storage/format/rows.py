@@ -32,17 +32,19 @@ _RECORD_FIELDS = [field.name for field in fields(TrajectoryRecord)]
 RECORD_COLUMNS = [trajectories.c[name] for name in _RECORD_FIELDS]
 _REAL_FIELDS = {column.key for column in RECORD_COLUMNS if isinstance(column.type, sa.Double)}
 _reals_of = itemgetter(*(at for at, name in enumerate(_RECORD_FIELDS) if name in _REAL_FIELDS))
-FACT_COLUMNS = [trajectories.c[name] for name in ("token_hash", "num_bytes", "num_messages", "segments_checksum")]
-"""What a row says of its content besides its record; None where it would give that away."""
-CHECKED_COLUMNS = [*RECORD_COLUMNS, *FACT_COLUMNS]
+_CONTENT = [trajectories.c[name] for name in ("num_bytes", "num_messages", "segments_checksum")]
+CHECKED_COLUMNS = [*RECORD_COLUMNS, *_CONTENT]
 """What stands under a row's checksum, but for the state."""
 _CHECKED = [column.key for column in CHECKED_COLUMNS]
+checked_of = itemgetter(*_CHECKED)
+"""The values of CHECKED_COLUMNS, of a row of the table."""
 _others_of = itemgetter(*(at for at, name in enumerate(_CHECKED) if name not in {*_REAL_FIELDS, "state"}))
 _REALS = struct.Struct(f"<{len(_REAL_FIELDS)}d")
 _BETWEEN = "\x1f"
 RUN_COLUMNS = [runs.c[field.name] for field in fields(RunRecord)]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
 SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", "tokens")]
+segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
 
 
 def now() -> str:

@@ -1,20 +1,35 @@
 """The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
 
-Metadata, payload and text stand in tables of their own, so that questions about rewards never read a token.
-A database of another `REVISION` is refused: whoever changes a table here raises it.
+A table that holds records has a column for each of their fields. Metadata, payload and text stand in tables of their
+own, so that questions about rewards never read a token.
+A database of another `REVISION` is refused: whoever changes a table, or a record, raises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import OWN_SOURCES, RESERVED
-from replay.storage.format.column_types import ExactText
+from replay.records import (
+    OWN_SOURCES,
+    RESERVED,
+    DrawRecord,
+    GroupRecord,
+    HeldOutEpisode,
+    IterationRecord,
+    ObservationRecord,
+    PolicyRecord,
+    RunRecord,
+    TaskRecord,
+    TrajectoryRecord,
+)
+from replay.storage.format.column_types import ExactText, column_types, types_in
+from replay.ticket_records import PlannedBatch, TicketRecord
 
-REVISION = "0013"
+REVISION = "0014"
 """Four digits: a greater number was written by a newer agentloop."""
 
 
@@ -34,6 +49,7 @@ _real = _columns(sa.Double, range=(-1e300, 1e300))
 _share = _columns(sa.Double, range=(0, 1))
 _measured = _columns(sa.Double, range=(-float("inf"), float("inf")))
 _truth = _columns(sa.Boolean, range=(0, 1))
+_KINDS = {str: _text, int: _integer, float: _real, bool: _truth}
 
 
 def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]:
@@ -41,8 +57,40 @@ def _key(name: str, target: str | None = None, **options: Any) -> sa.Column[str]
     return sa.Column(name, ExactText, *reference, nullable=False, **options)
 
 
+def _number(name: str) -> sa.Column[int]:
+    """An integer of a table's key."""
+    return _integer(name, primary_key=True, autoincrement=False)
+
+
 def _blob(name: str) -> sa.Column[bytes]:
     return sa.Column(name, sa.LargeBinary, nullable=False)
+
+
+def _said() -> list[sa.Column[Any]]:
+    """All messages of an episode as one JSON text: see `message_json`. PostgreSQL compresses such a text by itself."""
+    said: sa.Column[Any] = sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False)
+    return [_integer("num_messages"), said, _integer("checksum")]
+
+
+def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) -> list[sa.Column[Any]]:
+    """Columns for those fields of a record, or for all, that hold one value each; `given` in place of what a field's
+    annotation does not say."""
+    kinds = column_types(record)
+
+    def column(name: str) -> sa.Column[Any]:
+        (kind,) = types_in(kinds[name]) - {NoneType}
+        return _KINDS[kind](name, null=NoneType in types_in(kinds[name]))
+
+    return [given[name] if name in given else column(name) for name in names or kinds]
+
+
+def _run_key() -> sa.Column[str]:
+    return _key("run", "runs.id", primary_key=True)
+
+
+def _group() -> sa.Column[str]:
+    """`group` is a word of SQL: people need no quotes for `group_id`."""
+    return _key("group_id", "groups.id", key="group")
 
 
 metadata = sa.MetaData()
@@ -50,14 +98,10 @@ metadata = sa.MetaData()
 runs = sa.Table(
     "runs",
     metadata,
-    _key("id", primary_key=True),
-    _text("name"),
+    *_fields(RunRecord, id=_key("id", primary_key=True)),
     _json("config"),
-    _text("authors"),
-    _text("authors_hash"),
-    _text("code_version"),
-    _text("started_at"),
     _json("fingerprint", null=True),
+    _text("started_at"),
     # How often it has been resumed: see `replay.storage.counters`.
     _integer("epoch", server_default="0"),
     # Its one learner, and until when it counts as alive: see `replay.storage.collecting.participants`.
@@ -70,71 +114,41 @@ runs = sa.Table(
 policies = sa.Table(
     "policies",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("version", primary_key=True, autoincrement=False),
-    _text("checkpoint", null=True),
-    _text("tokenizer_hash"),
-    _text("template_hash"),
+    *_fields(PolicyRecord, run=_run_key(), version=_number("version")),
     _text("created_at"),
-    _text("sha256", null=True),
-    _text("probe", null=True),
 )
 
-tasks = sa.Table(
-    "tasks",
-    metadata,
-    _key("hash", primary_key=True),
-    _text("environment"),
-    _json("payload"),
-)
+tasks = sa.Table("tasks", metadata, *_fields(TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
 
 observations = sa.Table(
     "observations",
     metadata,
-    _key("id", primary_key=True),
-    _key("task", "tasks.hash"),
-    _text("environment"),
-    _text("parent", null=True),
-    _text("tool"),
+    *_fields(ObservationRecord, id=_key("id", primary_key=True), task=_key("task", "tasks.hash")),
     _text("arguments"),
-    _text("content"),
     _text("checksum"),
     sa.Index("observations_by_task", "task"),
 )
 
-# Episodes of evaluations, with all their messages as `messages` has them. Their tasks are not in `tasks`.
+# Episodes of evaluations. Their tasks are not in `tasks`.
 held_out = sa.Table(
     "held_out",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _integer("number", primary_key=True, autoincrement=False),
-    _text("task"),
-    _text("environment"),
-    _text("environment_version"),
-    _real("reward"),
-    _truth("success"),
-    _text("stop_reason"),
-    _text("error_kind", null=True),
-    _integer("num_turns"),
-    _integer("num_tool_calls"),
-    _integer("num_messages"),
-    sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
-    _integer("checksum"),
+    *_fields(HeldOutEpisode, run=_run_key(), iteration=_number("iteration"), number=_number("number")),
+    *_said(),
     sa.Index("held_out_by_task", "run", "task", "iteration"),
 )
 
 groups = sa.Table(
     "groups",
     metadata,
-    _key("id", primary_key=True),
-    _key("run", "runs.id"),
-    _key("task", "tasks.hash"),
-    _integer("iteration"),
-    _size("size"),
-    _real("reward_mean"),
-    _real("reward_std"),
-    _share("success_rate"),
+    *_fields(
+        GroupRecord,
+        id=_key("id", primary_key=True),
+        run=_key("run", "runs.id"),
+        task=_key("task", "tasks.hash"),
+        size=_size("size"),
+        success_rate=_share("success_rate"),
+    ),
     sa.Index("groups_by_run", "run", "iteration"),
     sa.Index("groups_by_task", "task", "run"),
 )
@@ -149,61 +163,39 @@ _LOOKED_AT = (
 
 IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
-_HAS_PARENT = sa.text("parent is not null")
-_IMPORTED, _RESERVED = sa.text(IMPORTED), sa.text(f"state = '{RESERVED}'")
 
-# `group` is a word of SQL: the column is `group_id`, so that people need no quotes.
+
+def _part(condition: str) -> dict[str, Any]:
+    """The options of an index over the rows that meet the condition."""
+    return dict.fromkeys(("sqlite_where", "postgresql_where"), sa.text(condition))
+
+
 trajectories = sa.Table(
     "trajectories",
     metadata,
-    _key("id", primary_key=True),
-    _key("run", "runs.id"),
-    _key("group_id", "groups.id", key="group"),
-    _key("task", "tasks.hash"),
-    _integer("iteration"),
-    _integer("slot"),
-    _integer("member"),
-    _integer("attempt"),
-    _text("source"),
-    _real("reward"),
-    _truth("success"),
-    _real("advantage"),
-    _text("stop_reason"),
-    _text("error_kind", null=True),
-    _integer("num_turns"),
-    _integer("num_tool_calls"),
-    _integer("num_tokens"),
-    _integer("num_action_tokens"),
-    _integer("policy_version_min"),
-    _integer("policy_version_max"),
-    _real("temperature"),
-    _real("top_p"),
-    _integer("top_k"),
-    _text("logprobs_mode"),
-    _real("mean_entropy", null=True),
-    _real("mean_behavior_log_prob", null=True),
-    _real("min_behavior_log_prob", null=True),
-    _text("environment"),
-    _text("environment_version"),
-    _text("content_hash"),
-    _text("parent", null=True),
-    _text("state"),
+    *_fields(
+        TrajectoryRecord,
+        id=_key("id", primary_key=True),
+        run=_key("run", "runs.id"),
+        group=_group(),
+        task=_key("task", "tasks.hash"),
+        mean_behavior_log_prob=_real("mean_behavior_log_prob", null=True),
+        min_behavior_log_prob=_real("min_behavior_log_prob", null=True),
+    ),
     _text("state_reason", null=True),
     _text("created_at"),
     _integer("changed", server_default="1"),
-    _text("token_hash", null=True),
     _integer("num_bytes", null=True),
+    _integer("num_messages", null=True),
+    _integer("segments_checksum", null=True),
     # See `replay.storage.format.rows.CHECKED_COLUMNS`.
     _integer("record_checksum", null=True),
     # Committed draws of it for replay, by whichever run: see `replay.storage.draws`.
     _integer("uses", server_default="0"),
-    _integer("num_messages", null=True),
-    _integer("segments_checksum", null=True),
     # What has changed of one run, and of what was imported: see `replay.sampling.index`.
     sa.Index("trajectories_by_change", "run", "changed"),
-    sa.Index("imports_by_change", "changed", sqlite_where=_IMPORTED, postgresql_where=_IMPORTED),
-    sa.Index("trajectories_by_parent", "parent", sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT),
-    sa.Index("trajectories_by_token_hash", "token_hash"),
+    sa.Index("imports_by_change", "changed", **_part(IMPORTED)),
+    sa.Index("trajectories_by_parent", "parent", **_part("parent is not null")),
     sa.Index("trajectories_by_state", "state"),
     # A file's holds what is looked at, so that no rows are read for it. An entry of a server's has at most 2,700 bytes,
     # and texts may be longer.
@@ -213,22 +205,17 @@ trajectories = sa.Table(
     sa.Index("trajectories_by_task", "task"),
 )
 
+FACTS = (
+    *("id", "group", "slot", "member", "attempt", "source", "reward", "success", "advantage", "num_action_tokens"),
+    *("policy_version_min", "parent"),
+)
+"""Columns that a row and what is left of it have in common, and that never change."""
+
 # What is left of an evicted row: whose it was, how it ended, and why it went. Run, iteration and task are its group's.
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
-    _key("id", primary_key=True),
-    _key("group_id", "groups.id", key="group"),
-    _integer("slot"),
-    _integer("member"),
-    _integer("attempt"),
-    _text("source"),
-    _real("reward"),
-    _truth("success"),
-    _real("advantage"),
-    _integer("num_action_tokens"),
-    _integer("policy_version_min"),
-    _text("parent", null=True),
+    *_fields(TrajectoryRecord, FACTS, id=_key("id", primary_key=True), group=_group()),
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
@@ -238,84 +225,49 @@ segments = sa.Table(
     "segments",
     metadata,
     _key("trajectory", "trajectories.id", primary_key=True),
-    _integer("position", primary_key=True, autoincrement=False),
+    _number("position"),
     _text("reason"),
     _text("behavior_context"),
     _integer("num_tokens"),
     _blob("tokens"),
 )
 
-# All messages of a trajectory as one JSON text: see `conversation`. PostgreSQL compresses such a text by itself.
-messages = sa.Table(
-    "messages",
-    metadata,
-    _key("trajectory", "trajectories.id", primary_key=True),
-    _integer("num_messages"),
-    sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False),
-    _integer("checksum"),
-)
+messages = sa.Table("messages", metadata, _key("trajectory", "trajectories.id", primary_key=True), *_said())
 
 draws = sa.Table(
     "draws",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _integer("slot", primary_key=True, autoincrement=False),
-    # Of `trajectories`, or of `reclaimed` once it was evicted.
-    _key("trajectory"),
-    _text("stream"),
-    _real("probability", null=True),
-    _integer("staleness", null=True),
-    _text("state"),
-    _real("advantage", null=True),
-    _real("drift_mean", null=True),
-    _real("drift_max", null=True),
-    _real("ess_share", null=True),
-    _real("approx_kl", null=True),
-    _real("clip_fraction", null=True),
+    # The trajectory is one of `trajectories`, or of `reclaimed` once it was evicted.
+    *_fields(
+        DrawRecord,
+        run=_run_key(),
+        iteration=_number("iteration"),
+        slot=_number("slot"),
+        weight=_real("weight", server_default="1"),
+    ),
     _integer("sequence", server_default="0"),
-    # What the sampler multiplied its loss by.
-    _real("weight", null=True),
     sa.Index("draws_by_trajectory", "trajectory"),
-    sa.Index("reservations_by_sequence", "sequence", sqlite_where=_RESERVED, postgresql_where=_RESERVED),
+    sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{RESERVED}'")),
 )
 
-iterations = sa.Table(
-    "iterations",
-    metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _integer("policy_version"),
-    _integer("planned_fresh"),
-    _integer("planned_replay"),
-    _integer("fresh"),
-    _integer("replay"),
-    _real("fraction"),
-    _integer("optimizer_steps"),
-)
+iterations = sa.Table("iterations", metadata, *_fields(IterationRecord, run=_run_key(), iteration=_number("iteration")))
 
 metrics = sa.Table(
     "metrics",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
+    _run_key(),
+    _number("iteration"),
     _key("name", primary_key=True),
     _measured("value", null=True),
 )
 
-sampler_state = sa.Table(
-    "sampler_state",
-    metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
-    _json("state"),
-)
+sampler_state = sa.Table("sampler_state", metadata, _run_key(), _number("iteration"), _json("state"))
 
 token_scores = sa.Table(
     "token_scores",
     metadata,
     _key("trajectory", "trajectories.id", primary_key=True),
-    _integer("position", primary_key=True, autoincrement=False),
+    _number("position"),
     _key("run", "runs.id"),
     _integer("policy_version"),
     _blob("log_probs"),
@@ -323,18 +275,16 @@ token_scores = sa.Table(
 
 # Episodes that workers collect, one row each: see `replay.storage.collecting`. Times are seconds of the database's
 # clock.
-_UNCLOSED = sa.text("closed_at IS NULL")
 tickets = sa.Table(
     "tickets",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    # Of its group.
-    _integer("number", primary_key=True, autoincrement=False),
-    _integer("member", primary_key=True, autoincrement=False),
-    _key("task", "tasks.hash"),
-    # The iteration it was planned for.
-    _integer("iteration"),
-    _text("purpose"),
+    *_fields(
+        TicketRecord,
+        run=_run_key(),
+        number=_number("number"),
+        member=_number("member"),
+        task=_key("task", "tasks.hash"),
+    ),
     _text("state"),
     _text("holder", null=True),
     # How often it has been claimed, by whomever: the number of its newest claim.
@@ -353,44 +303,32 @@ tickets = sa.Table(
     _integer("closed_at", null=True),
     _integer("late_at", null=True),
     sa.Index("tickets_by_trajectory", "trajectory", unique=True),
-    sa.Index(
-        *("unclosed_tickets", "run", "purpose", "number", "member"),
-        sqlite_where=_UNCLOSED,
-        postgresql_where=_UNCLOSED,
-    ),
+    sa.Index("unclosed_tickets", "run", "purpose", "number", "member", **_part("closed_at IS NULL")),
 )
 
 # What each batch that workers collect is to be made of, as it was when its tickets were issued.
 planned_batches = sa.Table(
     "planned_batches",
     metadata,
-    _key("run", "runs.id", primary_key=True),
-    _integer("iteration", primary_key=True, autoincrement=False),
+    *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")),
     _json("plan"),
 )
 
-
-def _participants(name: str) -> sa.Table:
-    return sa.Table(
+workers, engines = (
+    sa.Table(
         name,
         metadata,
-        _key("run", "runs.id", primary_key=True),
+        _run_key(),
         _key("id", primary_key=True),
         _json("facts"),
         _real("started_at"),
         _real("seen_at"),
     )
-
-
-workers, engines = _participants("workers"), _participants("engines")
+    for name in ("workers", "engines")
+)
 
 # Counters: see `replay.storage.counters`.
-buffer_state = sa.Table(
-    "buffer_state",
-    metadata,
-    _key("name", primary_key=True),
-    _integer("value"),
-)
+buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _integer("value"))
 
 schema_version = sa.Table(
     "replay_schema_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)

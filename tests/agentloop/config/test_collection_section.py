@@ -44,7 +44,6 @@ def test_a_loop_that_is_to_run_ahead_of_itself_is_refused(key: str, value: float
             {"tasks": {"curriculum": "easy_first"}, "environment": {"task_pool": 64}},
             "tasks.curriculum must be none",
         ),
-        ({"replay": {"dedupe": True}}, "replay.dedupe must be false when collection.by is workers, got true"),
         ({"replay": {"redact": "mine.py:redact"}}, "replay.redact must be null"),
     ],
 )

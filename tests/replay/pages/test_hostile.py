@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from replay.pages.addresses import address
-from tests.fakes.postgres_servers import Postgres
+from tests.fakes.postgres_servers import LocalServer
 from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
 from tests.replay.pages.serving import Response, Served, inspecting
@@ -102,7 +102,7 @@ def test_an_error_of_the_database_says_nothing_of_it(inspector: Served, monkeypa
 
 
 def test_a_password_of_the_database_is_on_no_page(
-    postgres: Postgres, new_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    postgres: LocalServer, new_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.storage.databases.postgres._WAITS", (0.01,))
     url = sa.make_url(new_database()).set(password="pass-word").render_as_string(hide_password=False)

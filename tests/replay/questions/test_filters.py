@@ -23,7 +23,7 @@ from replay.questions.filters import FIELDS, WrongFilter, condition
 from replay.questions.filters.fields import Field, FieldKind
 from replay.storage.format.column_types import ESCAPE, is_storable, to_storable
 from replay.storage.format.schema import trajectories
-from replay.storage.format.token_summary import summarised
+from replay.storage.validate import summarised
 from tests.fakes.databases import Databases
 from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 

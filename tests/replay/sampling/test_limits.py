@@ -12,7 +12,7 @@ import pytest
 
 from context.authors import Author, AuthorTable
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
-from replay.sampling.staleness import may_be_fresh
+from replay.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
 from tests.fakes.records import (
     AUTHORS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from starlette.types import ASGIApp, Message
+from starlette.testclient import TestClient
 
 from context.messages import Message as Said
 from context.tokens.token_sequence import Segment
@@ -27,7 +26,6 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.encoding import content_hash
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
 from replay.ticket_records import PlannedBatch
 from tests.fakes.records import (
     RUN,
@@ -39,6 +37,7 @@ from tests.fakes.records import (
     policy,
     request,
     run_record,
+    sql,
     task,
     trajectory,
 )
@@ -77,7 +76,7 @@ def fill(location: Location) -> None:
         cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
         given = trajectory("redacted", slot=10, **place)
-        store.append([], [], [given], admission=Admission(redact=lambda said: said[:2]))
+        store.append([], [], [given], redact=lambda said: said[:2])
         FreshRows(4, attempt=1).append_to(store)
         # The first iteration's rows have no content any more, the second's still have it.
         store.evict(RUN, 3, policy_version=3, capacity=Capacity(age=1))
@@ -94,6 +93,25 @@ def fill(location: Location) -> None:
             store.roles.report("worker", RUN, id, {"host": id})
             store.roles.report("engine", RUN, id, {"proved": 3})
         store.add_scores(RUN, 1, {("long", 0): np.zeros(6, np.float32), ("long", 1): np.ones(6, np.float32)})
+
+
+def buffer_with_log(folder: Path) -> tuple[bytes, bytes]:
+    """A file, and the log of what was written since it was whole."""
+    path = folder / "replay.sqlite"
+    fill(path)
+    with closing(ReplayStore.open(path)) as store:
+        sql(path, "pragma wal_checkpoint(truncate)")
+        FreshRows(4, attempt=2).append_to(store)
+        return path.read_bytes(), path.with_name("replay.sqlite-wal").read_bytes()
+
+
+def place(path: Path, file: bytes, log: bytes | None) -> None:
+    """A buffer in the place of the one before."""
+    for old in path.parent.glob(f"{path.name}*"):
+        old.unlink()
+    path.write_bytes(file)
+    if log is not None:
+        path.with_name(f"{path.name}-wal").write_bytes(log)
 
 
 def alter(path: Path, column: sa.Column[Any], way: int, chance: random.Random) -> None:
@@ -114,22 +132,11 @@ def alter(path: Path, column: sa.Column[Any], way: int, chance: random.Random) -
 
 @dataclass(frozen=True)
 class Outcome:
-    raw: dict[str, BaseException]
+    kind: str
+    """raw | different | quarantined | refused | told (by `verify` alone) | same"""
+    wrong: list[str]
     """What was raised that is not the project's own error, or has more than one line, or was refused though `verify`
-    finds nothing; by what was asked."""
-    different: list[str]
-    """Trajectories that were drawn, read or exported otherwise than they were written."""
-    refused: dict[str, str]
-    """One-line errors by what was asked."""
-    quarantined: list[str]
-    found: bool
-    """Whether `verify` told of anything."""
-
-    @property
-    def kind(self) -> str:
-        if self.raw or self.different:
-            return "raw" if self.raw else "different"
-        return "quarantined" if self.quarantined else "refused" if self.refused else "told" if self.found else "same"
+    finds nothing; and trajectories that were drawn, read or exported otherwise than they were written."""
 
 
 class Asked:
@@ -139,7 +146,7 @@ class Asked:
         """The buffer is whole now."""
         self._location = path
         self._looking = ReplayStore.open(path, read_only=True)
-        self._app = create_app(OpenBuffer(self._looking))
+        self._pages = TestClient(create_app(OpenBuffer(self._looking)), base_url="http://127.0.0.1:1")
         self._database = open_database(path, read_only=False)
         store = ReplayStore(self._database)
         with store.reading() as connection:
@@ -178,7 +185,11 @@ class Asked:
         questions["export"] = lambda store: export_file(store, target, force=True)
         for name in some(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
-        raw |= _failures(self._app, some(PAGES, 1))
+        for page in some(PAGES, 1):
+            try:
+                self._pages.get(page)  # raises what the app raises
+            except Exception as error:  # noqa: BLE001
+                raw[page] = error
         ask("open", lambda: ReplayStore.open(self._location).close())
         quarantined: list[str] = []
         # As a trainer that was started anew: nothing of earlier draws is in memory.
@@ -198,7 +209,10 @@ class Asked:
         if not (found or quarantined):
             unfounded = {name: why for name, why in refused.items() if "replay verify" in why}
             raw |= {name: AssertionError(f"verify finds nothing: {why}") for name, why in unfounded.items()}
-        return Outcome(raw, different, refused, quarantined, found)
+        kinds = {"raw": raw, "different": different, "quarantined": quarantined, "refused": refused, "told": found}
+        wrong = [f"{name}: {error!r}" for name, error in raw.items()]
+        wrong += [f"{id} is not what was written" for id in different]
+        return Outcome(next((kind for kind, any in kinds.items() if any), "same"), wrong)
 
     def _is_as_written(self, row: Trajectory) -> bool:
         """Drawn rows have no messages."""
@@ -249,34 +263,3 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
 
 
 PAGES = page_addresses((RUN, OTHER), "task-1", ("long", "cut", "redacted"), held_out="held-out")
-
-
-def _failures(app: ASGIApp, pages: Sequence[str]) -> dict[str, BaseException]:
-    """By page."""
-
-    async def asked() -> dict[str, BaseException]:
-        found: dict[str, BaseException] = {}
-        for page in pages:
-            try:
-                await _answered(app, page)
-            except Exception as error:  # noqa: BLE001  whatever is raised is what is looked for
-                found[page] = error
-        return found
-
-    return asyncio.run(asked())
-
-
-async def _answered(app: ASGIApp, target: str) -> None:
-    """As a server would ask; raises what the app raises."""
-    path, _, query = target.partition("?")
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Message) -> None:
-        pass
-
-    ends = {"server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2), "headers": [(b"host", b"127.0.0.1:1")]}
-    asked = {"method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode()}
-    fixed = {"type": "http", "http_version": "1.1", "scheme": "http", "root_path": "", "asgi": {"version": "3.0"}}
-    await app(fixed | ends | asked, receive, send)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, questions
-from replay.storage.databases import open_database
 from replay.storage.format.schema import REVISION
-from tests.fakes.postgres_servers import QUICK, Binaries, LocalServer, Postgres, found_binaries
+from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import listed
 
@@ -59,45 +55,14 @@ def test_database_of_something_else_is_refused_and_left_as_it_is(
     assert everything(url) == before
 
 
-def test_empty_database_is_none_to_open_and_one_to_create(new_database: NewDatabase) -> None:
-    url = new_database(empty=True)
-    with pytest.raises(DatabaseRefused, match="got tables of something else or none"):
-        ReplayStore.open(url)
-    ReplayStore.create(url).close()
-    ReplayStore.open(url).close()
-
-
-def test_database_that_is_not_there_is_told_in_one_line(postgres: Postgres) -> None:
-    for attempt in (ReplayStore.create, ReplayStore.open):
-        with pytest.raises(DatabaseRefused, match='got .*"nowhere" does not exist.* with createdb') as error:
-            attempt(postgres.url("nowhere"))
-        assert "\n" not in str(error.value)
-
-
 def test_database_of_another_encoding_is_refused(new_database: NewDatabase) -> None:
     url = new_database(empty=True, options="template template0 encoding 'SQL_ASCII'")
     with pytest.raises(DatabaseRefused, match="must have encoding UTF8, got SQL_ASCII"):
         ReplayStore.create(url)
 
 
-def columns_of(url: str) -> list[tuple[Any, ...]]:
-    return sql(
-        url,
-        "select relname, attname, atttypid::regtype::text, attnotnull, attcollation::regcollation::text, attstorage "
-        "from pg_attribute join pg_class c on c.oid = attrelid where relnamespace = 'public'::regnamespace "
-        "and relkind = 'r' and attnum > 0 order by 1, 2",
-    )
-
-
-def test_text_is_in_byte_order_and_blobs_are_stored_as_they_are(new_database: NewDatabase) -> None:
-    kinds = {(kind, order, storage) for table, name, kind, _, order, storage in columns_of(new_database())
-             if table != "replay_schema_version" and name != "said"}  # fmt: skip
-    assert {order for kind, order, _ in kinds if kind == "text"} == {'"C"'}
-    assert {storage for kind, _, storage in kinds if kind == "bytea"} in ({"e"}, {b"e"})
-
-
 @pytest.mark.every_server
-def test_order_does_not_depend_on_the_collation_of_the_server(postgres: Postgres, new_database: NewDatabase) -> None:
+def test_order_does_not_depend_on_the_collation_of_the_server(postgres: LocalServer, new_database: NewDatabase) -> None:
     has_icu = postgres.ask("select 1 from pg_collation where collname = 'en-US-x-icu'")
     options = "template template0 locale_provider icu icu_locale 'en-US'" if has_icu else "template template0"
     url = new_database(empty=True, options=options)
@@ -122,7 +87,7 @@ def test_password_is_in_no_text(new_database: NewDatabase) -> None:
             assert "hunter2" not in str(refused.value)
 
 
-def test_reader_without_the_right_to_write_may_look(postgres: Postgres, new_database: NewDatabase) -> None:
+def test_reader_without_the_right_to_write_may_look(postgres: LocalServer, new_database: NewDatabase) -> None:
     url = new_database()
     with closing(new_store(url)) as store:
         FreshRows(1).append_to(store)
@@ -163,35 +128,7 @@ def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> N
     assert list(everything(url)) == ["notes"]
 
 
-def test_buffers_in_two_schemas_of_a_database_do_not_wait_for_each_other(new_database: NewDatabase) -> None:
-    url = new_database(empty=True)
-    one, two = (f"{url}&options=-csearch_path%3D{name}" for name in ("one", "two"))
-    for name in ("one", "two"):
-        sql(url, f"create schema {name}")
-    ReplayStore.create(two).close()
-    with closing(open_database(two, read_only=False)) as database, ThreadPoolExecutor(1) as pool:
-        with database.writing():
-            # Tables first, and then two rows of a run.
-            store = pool.submit(new_store, one).result(timeout=10)
-        store.close()
-
-
-def test_close_gives_every_connection_back(postgres: Postgres, new_database: NewDatabase) -> None:
-    url = new_database()
-    store = new_store(url)
-    store.append([task()], [group()], [trajectory("a")])
-    database = str(sa.make_url(url).database)
-    connected = f"select count(*) from pg_stat_activity where datname = '{database}'"
-    assert postgres.ask(connected)[0][0] == 1
-    store.close()
-    assert eventually(lambda: postgres.ask(connected)[0][0] == 0)
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    """A server notices a closed connection a moment later."""
-    return any(holds() for _ in range(500))
-
-
+@pytest.mark.slow
 def test_missing_driver_is_told_with_the_remedy() -> None:
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
@@ -204,28 +141,3 @@ def test_missing_driver_is_told_with_the_remedy() -> None:
         "DatabaseRefused database must have its driver installed, got no psycopg for "
         "postgresql+psycopg://me:***@host/db. pip install 'agentloop-replay[postgres]'\n"
     )
-
-
-def test_sqlite_needs_no_driver_of_a_server(tmp_path: Path) -> None:
-    program = (
-        "import sys; from replay import ReplayStore; ReplayStore.create(sys.argv[1]).close()\n"
-        "print('psycopg' in sys.modules)"
-    )
-    told = subprocess.check_output([sys.executable, "-c", program, str(tmp_path / "replay.sqlite")], text=True)
-    assert told == "False\n"
-
-
-@pytest.mark.soak
-def test_server_in_a_folder_its_user_may_not_enter_is_copied_out_of_it(tmp_path: Path) -> None:
-    for binaries in found_binaries():
-        closed = tmp_path / "closed" / binaries.version
-        package = binaries.folder.parents[1]
-        shutil.copytree(package, closed / package.name, symlinks=True)
-        if (libraries := package.with_name(f"{package.name}.libs")).is_dir():
-            shutil.copytree(libraries, closed / libraries.name)
-        (tmp_path / "closed").chmod(0o700)
-        moved = closed / binaries.folder.relative_to(package.parent)
-        server = LocalServer(Binaries(binaries.version, moved), *QUICK)
-        assert server.ask("show server_version")[0][0].startswith(binaries.version)
-        server.stop()
-        assert not server.folder.exists()

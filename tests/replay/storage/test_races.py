@@ -7,23 +7,19 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
 from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
-from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, iteration_record, measured, new_store, policy, run_record, sql
-from tests.replay.storage.collecting.episodes import WorkerProcess, claim, episode, issue
-from tests.replay.storage.kill_points import copies, killed_at
+from tests.replay.storage.collecting.episodes import WorkerProcess, issue
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, check_whole, kill_writers, stored_ids
 
-pytestmark = pytest.mark.every_database
+pytestmark = [pytest.mark.slow, pytest.mark.every_database]
 
 GROUPS, SIZE = 30, 4
 
@@ -90,16 +86,6 @@ def test_four_trainers_never_use_a_row_more_often_than_allowed(location: Locatio
     counts = Counter(dict(sql(location, "select trajectory, count(*) from draws where state = 'committed' group by 1")))
     # 40 rows, three uses each, none lost and none too many.
     assert Counter(counts.values()) == {3: 40}
-
-
-def test_four_processes_claim_no_ticket_twice(location: Location) -> None:
-    with closing(new_store(location)) as store:
-        issue(store, range(GROUPS), size=SIZE)
-        said = [each for worker in [WorkerProcess.start(location, n) for n in range(4)] for each in worker.said()]
-        claimed = Counter((number, member) for what, number, member, _ in said if what == "claimed")
-        assert (len(claimed), set(claimed.values())) == (GROUPS * SIZE, {1})
-        assert Counter(what for what, *_ in said) == {"claimed": GROUPS * SIZE, "finished": GROUPS * SIZE}
-        assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (GROUPS * SIZE, GROUPS * SIZE)
 
 
 class Learner:
@@ -173,37 +159,3 @@ def test_kills_of_workers_lose_nothing_and_end_every_group(location: Location) -
         # The last ones of a killed worker may be done and not acknowledged.
         assert len(finished) <= found.done <= len(finished) + 3 * 3
         assert (found.done, found.open, found.failed) == (GROUPS * SIZE, GROUPS * SIZE, 0)
-
-
-def contents(location: Location) -> list[Any]:
-    tables = ("trajectories", "segments", "messages", "groups")
-    ends = "select number, member, state, holder, fence, trajectory from tickets order by number, member"
-    return [*(sql(location, f"select count(*) from {table}") for table in tables), sql(location, ends)]
-
-
-def finish_both(location: Location, told: Callable[[], None]) -> None:
-    with closing(ReplayStore.open(location)) as store:
-        held = claim(store, "doomed", count=2)
-        told()
-        assert store.tickets.finish([(each, episode(each)) for each in held]) == [True, True]
-        told()
-
-
-def test_kill_in_the_middle_of_a_finish_leaves_all_or_nothing(databases: Databases) -> None:
-    with copies(databases) as made:
-        with closing(new_store(made.prepared)) as store:
-            issue(store, [0])
-        states = [contents(made.prepared)]
-        whole = made.new()
-        finish_both(whole, lambda: states.append(contents(whole)))
-        steps = killed_at(None, finish_both, made.new()).steps
-        assert steps is not None and steps > 10
-        ends = set()
-        for step in sorted({*range(0, steps, 2 if databases.is_sqlite else 6), steps - 1}):
-            location = made.new()
-            told = killed_at(step, finish_both, location).told
-            found = states.index(contents(location))
-            assert found in (told, told + 1), f"killed at step {step}"
-            ends.add(found)
-            made.drop(location)
-        assert ends == {0, 1, 2}

@@ -1,88 +1,56 @@
+"""Which rows go, when, and what is left of them."""
+
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from context.messages import Message
-from context.tokens.token_sequence import Segment
-from replay import ReplayStore
+from replay import ReplayStore, questions
 from replay.errors import ContentGone
+from replay.questions.iteration import lineage_up_to
+from replay.questions.trajectory import lineage_of
+from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.counters import LEASE_DRAWS
-from replay.storage.databases import Location
 from replay.storage.format.message_json import plain_text
 from replay.storage.retention import Capacity
-from replay.storage.write import Admission
-from tests.fakes.records import (
-    ENV,
-    LLM,
-    RUN,
-    TEMPLATE,
-    USER,
-    FreshRows,
-    group,
-    iterate,
-    new_store,
-    request,
-    run_record,
-    sql,
-    task,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import RUN, FreshRows, group, iterate, request, run_record, sql, task, trajectory
+from tests.fakes.replay_command import ask
 
 EVICTED = "select iteration, slot from trajectories where state = 'evicted' order by 1, 2"
-CONTENT = "select count(distinct trajectory) from {}"
+TABLES = ("trajectories", "segments", "messages", "token_scores", "reclaimed")
 
 
-def filled(location: Location, iterations: int = 3) -> ReplayStore:
-    """8 rows each, in two groups of one task; nothing drawn."""
-    store = new_store(location)
+def filled(store: ReplayStore, iterations: int = 3, *, count: int = 0) -> None:
+    """8 rows each, in two groups of one task, and `count` drawn ones."""
+    sampler = make_sampler("uniform", 3)
     for iteration in range(1, iterations + 1):
-        iterate(store, iteration, make_sampler("uniform", 0), count=0)
-    return store
+        iterate(store, iteration, sampler, count=count)
 
 
 def evict(store: ReplayStore, iteration: int, **limits: int) -> dict[str, float]:
     return store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(**limits))
 
 
+def reclaim(store: ReplayStore, iteration: int, **limits: int) -> int:
+    evict(store, iteration, **limits)
+    return store.purge(RUN, iteration)
+
+
 def evicted(store: ReplayStore) -> list[tuple[int, int]]:
     return [(int(iteration), int(slot)) for iteration, slot in sql(store, EVICTED)]
 
 
-def content(store: ReplayStore) -> tuple[int, int]:
-    """Rows with tokens, rows with messages."""
-    tokens_of, messages_of = (sql(store, CONTENT.format(table))[0][0] for table in ("segments", "messages"))
-    return tokens_of, messages_of
+def counts(store: ReplayStore, *tables: str) -> list[int]:
+    return [sql(store, f"select count(*) from {table}")[0][0] for table in tables]
 
 
 def rows_of(iteration: int, slots: range = range(8)) -> list[tuple[int, int]]:
     return [(iteration, slot) for slot in slots]
-
-
-def test_rows_over_the_limit_go_the_oldest_first(location: Location) -> None:
-    store = filled(location)
-    metrics = evict(store, 3, rows=12)
-    # 24 - 12 = 12: all 8 of the first iteration, then 4 of the second.
-    assert evicted(store) == rows_of(1) + rows_of(2, range(4))
-    assert (metrics["buffer/rows"], metrics["buffer/evicted"], metrics["buffer/evicted_by_rows"]) == (12, 12, 12)
-    assert sql(store, "select distinct state_reason from trajectories where state = 'evicted'") == [
-        ("capacity.rows at iteration 3, was eligible",)
-    ]
-
-
-def test_bytes_over_the_limit_go_the_oldest_first(location: Location) -> None:
-    store = filled(location)
-    sizes = [int(size) for (size,) in sql(store, "select num_bytes from trajectories order by iteration, slot")]
-    # Room for the newest 10 rows and a half of the one before: 14 of 24 go.
-    metrics = evict(store, 3, bytes=sum(sizes[14:]) + sizes[13] // 2)
-    assert evicted(store) == rows_of(1) + rows_of(2, range(6))
-    assert (metrics["buffer/bytes"], metrics["buffer/evicted_bytes"]) == (sum(sizes[14:]), sum(sizes[:14]))
 
 
 @pytest.mark.parametrize(
@@ -96,22 +64,35 @@ def test_bytes_over_the_limit_go_the_oldest_first(location: Location) -> None:
         ({"per_task": 20}, rows_of(1) + rows_of(2, range(4))),
         # 8 by age; of the 24 left, 4 more.
         ({"age": 2, "rows": 20}, rows_of(1) + rows_of(2, range(4))),
-        ({"age": 2, "rows": 30}, rows_of(1)),
         ({"age": 100, "staleness": 100, "rows": 100, "bytes": 10**9, "per_task": 100}, []),
         # The iteration itself stays, whatever the limit.
         ({"rows": 1}, rows_of(1) + rows_of(2) + rows_of(3)),
     ],
 )
-def test_limits_evict(location: Location, limits: dict[str, int], gone: list[tuple[int, int]]) -> None:
-    store = filled(location, 4)
-    evict(store, 4, **limits)
-    assert evicted(store) == gone
-    evict(store, 4, **limits)
-    assert evicted(store) == gone
+def test_limits_evict_the_oldest_rows_of_their_run(
+    store: ReplayStore, limits: dict[str, int], gone: list[tuple[int, int]]
+) -> None:
+    filled(store, 4)
+    store.add_run(run_record("teacher"))
+    FreshRows(1, run="teacher").append_to(store)
+    for _ in range(2):
+        evict(store, 4, **limits)
+        assert evicted(store) == gone
+    assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
 
 
-def test_reserved_rows_stay(location: Location) -> None:
-    store = filled(location)
+def test_bytes_over_the_limit_go_and_metrics_say_what_is_kept(store: ReplayStore) -> None:
+    filled(store)
+    sizes = [int(size) for (size,) in sql(store, "select num_bytes from trajectories order by iteration, slot")]
+    # Room for the newest 10 rows and a half of the one before: 14 of 24 go.
+    metrics = evict(store, 3, bytes=sum(sizes[14:]) + sizes[13] // 2)
+    assert evicted(store) == rows_of(1) + rows_of(2, range(6))
+    assert (metrics["buffer/bytes"], metrics["buffer/evicted_bytes"]) == (sum(sizes[14:]), sum(sizes[:14]))
+    assert (metrics["buffer/rows"], metrics["buffer/evicted"], metrics["buffer/evicted_by_bytes"]) == (10, 14, 14)
+
+
+def test_reserved_rows_stay(store: ReplayStore) -> None:
+    filled(store)
     drawn = store.draw(request(4, 3), make_sampler("uniform", 5))
     places = {(row.trajectory.record.iteration, row.trajectory.record.slot) for row in drawn}
     evict(store, 4, rows=1)
@@ -123,46 +104,16 @@ def test_reserved_rows_stay(location: Location) -> None:
     assert len(evicted(store)) == 23
 
 
-def test_rows_of_other_runs_stay_and_count_for_nothing(location: Location) -> None:
-    store = filled(location, 2)
-    store.add_run(run_record("teacher"))
-    FreshRows(1, run="teacher").append_to(store)
-    evict(store, 2, rows=12, age=1)
-    assert evicted(store) == rows_of(1, range(4))
-    assert sql(store, "select count(*) from trajectories where run = 'teacher' and state = 'eligible'") == [(4,)]
-
-
-def test_content_goes_with_the_checkpoint_that_no_resume_goes_back_before(location: Location) -> None:
-    store = filled(location)
-    evict(store, 2, age=1)
-    assert evicted(store) == []
-    evict(store, 3, age=1)
-    assert (len(evicted(store)), content(store)) == (8, (24, 24))
-    assert store.purge(RUN, 2) == 0
-    assert store.purge(RUN, 3) == 8
-    assert content(store) == (16, 16)
-    assert store.purge(RUN, 3) == 0
-
-
-def spoken(id: str, ids: list[int], **changes: Any) -> Any:
-    segments = (Segment(tokens(ids, [TEMPLATE, USER, LLM, LLM, ENV, LLM])),)
-    return trajectory(id, segments=segments, **changes)
-
-
 def hide_keys(messages: tuple[Message, ...]) -> list[Message] | None:
     if any("burn this" in message.content for message in messages):
         return None
     return [replace(message, content=re.sub(r"sk-\w+", "[key]", message.content)) for message in messages]
 
 
-def said(id: str, text: str, slot: int) -> Any:
-    return replace(spoken(id, [5, 6, 7, 8, 9, 10], slot=slot), messages=(Message("user", text),))
-
-
 def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayStore) -> None:
-    rows = [said("a", "nothing to hide", 0), said("b", "my key is sk-abc123", 1), said("c", "burn this", 2)]
-    admission = Admission(redact=hide_keys)
-    report = store.append([task()], [group()], rows, admission=admission)
+    texts = {"a": "nothing to hide", "b": "my key is sk-abc123", "c": "burn this"}
+    rows = [trajectory(id, slot=slot, messages=(Message("user", texts[id]),)) for slot, id in enumerate(texts)]
+    report = store.append([task()], [group()], rows, redact=hide_keys)
     assert (report.inserted, report.redacted) == (3, 2)
     kept = dict(sql(store, "select trajectory, said from messages"))
     assert {id: [said["content"] for said in json.loads(plain_text(text))] for id, text in kept.items()} == {
@@ -170,13 +121,94 @@ def test_redacted_row_keeps_its_new_messages_and_loses_its_tokens(store: ReplayS
         "b": ["my key is [key]"],
     }
     assert sql(store, "select distinct trajectory from segments") == [("a",)]
-    hashes = "select id, state, state_reason, content_hash = '', token_hash is null from trajectories order by id"
-    assert [tuple(map(str, row[:3])) + tuple(map(bool, row[3:])) for row in sql(store, hashes)] == [
-        ("a", "eligible", "None", False, False),
-        ("b", "evicted", "redacted", True, True),
-    ]
+    left = "select state, state_reason, content_hash, segments_checksum from trajectories where id = 'b'"
+    assert sql(store, left) == [("evicted", "redacted", "", None)]
     # Of the last one not even a message is left.
     assert sql(store, "select id, state_reason from reclaimed") == [("c", "redacted")]
-    assert store.append([task()], [group()], rows, admission=admission).duplicates == 3
+    assert store.append([task()], [group()], rows, redact=hide_keys).duplicates == 3
     with pytest.raises(ContentGone, match="redacted"):
         store.read(["b"])
+
+
+def test_redacted_row_counts_as_kept_until_a_limit_evicts_it(store: ReplayStore) -> None:
+    rows = [trajectory(f"r{slot}", slot=slot) for slot in range(4)]
+    store.append([task()], [group()], rows[:2], redact=lambda said: said[:1])
+    store.append([task()], [group()], rows[2:])
+    state = "select state, state_reason from trajectories where id = 'r0'"
+    assert store.purge(RUN, 9) == 0
+    # 4 rows, one too many: what can't be drawn goes first.
+    metrics = evict(store, 2, rows=3)
+    assert (metrics["buffer/rows"], metrics["buffer/evicted"]) == (3, 1)
+    assert sql(store, state) == [("evicted", "capacity.rows at iteration 2, was redacted")]
+    store.resume(RUN, 1)
+    assert sql(store, state) == [("evicted", "redacted")]
+    assert reclaim(store, 2, rows=3) == 1
+    assert counts(store, "trajectories", "messages", "reclaimed") == [3, 3, 1]
+
+
+def test_purge_leaves_a_few_numbers_of_a_row_and_nothing_else(store: ReplayStore) -> None:
+    filled(store, count=4)
+    facts = "id, group_id, slot, member, attempt, source, reward, success, advantage, policy_version_min"
+    before = sql(store, f"select {facts} from trajectories where iteration = 1 order by slot")
+    other = "select run, iteration, slot, trajectory, drift_mean from draws order by 1, 2, 3"
+    draws, groups = sql(store, other), sql(store, "select * from groups order by id")
+    evict(store, 3, age=1)
+    assert (store.purge(RUN, 2), counts(store, *TABLES)) == (0, [24, 24, 24, 0, 0])
+    assert (store.purge(RUN, 3), counts(store, *TABLES)) == (8, [16, 16, 16, 0, 8])
+    assert store.purge(RUN, 3) == 0
+    assert sql(store, f"select {facts} from reclaimed order by slot") == before
+    assert sql(store, "select distinct state_reason from reclaimed") == [("capacity.age at iteration 3, was eligible",)]
+    assert (sql(store, other), sql(store, "select * from groups order by id")) == (draws, groups)
+    found = store.verify()
+    assert (found.checked, found.dangling, found.corrupt, found.damage) == (16, {}, {}, [])
+    sql(store, "delete from reclaimed")
+    assert store.verify().dangling["draws.trajectory"] >= 8
+
+
+def test_payload_of_a_task_goes_with_its_last_row_and_comes_back_with_it(store: ReplayStore) -> None:
+    made = TaskRecord("made-1", "lookup_chain", {"text": "long " * 100})
+    rows = [trajectory("a", slot=0), trajectory("b", group="g2", task="made-1", slot=1)]
+    store.append([task(), made], [group(), group("g2", task="made-1")], rows)
+    store.append([task()], [group("g3", iteration=2)], [trajectory("c", group="g3", iteration=2)])
+    reclaim(store, 2, rows=1)
+    payloads = "select payload from tasks order by hash"
+    removed = ('{"removed":true}',)
+    assert (counts(store, "reclaimed"), sql(store, payloads)[0]) == ([2], removed)
+    assert sql(store, payloads)[1] != removed
+    again = trajectory("d", group="g4", task="made-1", iteration=3)
+    store.append([made], [group("g4", task="made-1", iteration=3)], [again])
+    assert removed not in sql(store, payloads)
+
+
+def test_reclaimed_row_is_known_to_lineage_and_questions(store: ReplayStore) -> None:
+    filled(store, count=4)
+    ((id,),) = sql(
+        store,
+        "select trajectory from draws where stream = 'replay' and iteration = 2 and trajectory in "
+        "(select id from trajectories where iteration = 1) order by 1 limit 1",
+    )
+    before = lineage_of(store, str(id)), questions.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
+    reclaim(store, 3, age=1)
+    after = lineage_of(store, str(id)[:9]), questions.iteration(store, RUN, 2), lineage_up_to(store, RUN, 3)
+    reason = "capacity.age at iteration 3, was eligible"
+    why = {"state": "evicted", "state_reason": reason}
+    assert after[0] == {**before[0], **why}
+    for earlier, later in zip(before[1:], after[1:], strict=True):
+        expected = [{**row, **(why if row["collected_iteration"] == 1 else {})} for row in earlier["trajectories"]]
+        assert later == {**earlier, "trajectories": expected}
+    found = questions.overview(store, str(id))
+    assert (found["problem"], found["record"]) == ({"kind": "reclaimed", "reason": reason}, None)
+    assert [found["reclaimed"][name] for name in ("run", "iteration")] == [RUN, 1]
+    shown = questions.trajectory(store, str(id))
+    assert (shown["state"], shown["state_reason"], shown["task"]["hash"]) == ("evicted", reason, "task-1")
+    assert shown["uses"] == found["uses"] != []
+    with pytest.raises(ContentGone, match=r"got an evicted one \(capacity.age at iteration 3, was eligible\)"):
+        store.read([str(id)])
+    with pytest.raises(ContentGone):
+        questions.tokens(store, str(id))
+    summary, about = questions.summary(store), questions.task(store, "task-1")
+    assert (summary["trajectories"], summary["reclaimed"], summary["groups"]) == (16, 8, 6)
+    # Groups of 4 with rates 0.5 and 0.25 in each of three iterations.
+    assert (about["attempts"], about["successes"], about["groups_in_all"], about["eligible"]) == (24, 9, 6, 16)
+    assert [group["eligible"] for group in about["groups"]] == [4, 4, 4, 4, 0, 0]
+    assert f"evicted ({reason})" in ask("show", str(id), str(store.path)).output

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,100 @@ import sqlalchemy as sa
 
 from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
 from replay.errors import ConnectionLost
-from replay.storage.format import schema
-from tests.fakes.postgres_servers import LocalServer, Postgres
-from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, policy, sql, task, trajectory
-from tests.replay.storage.server_faults import LosesReplies, end_connections, hurt_at, kill_backend
+from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.records import RUN, group, iterate, new_store, policy, sql, task, trajectory
+from tests.replay.storage.test_kill_points import STEPS
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
+
+
+def kill_backend(server: LocalServer, database: str, chance: random.Random) -> bool:
+    """kill -9 of one process that serves `database`: the server then restarts them all. False: there was none."""
+    with suppress(psycopg.OperationalError, ProcessLookupError, IndexError):
+        os.kill(chance.choice(server.backends(database)), signal.SIGKILL)
+        return True
+    return False
+
+
+def end_connections(server: LocalServer, url: str) -> None:
+    """As a server that is stopped ends them."""
+    database = sa.make_url(url).database
+    server.ask(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{database}'")
+
+
+@contextmanager
+def hurt_at(step: int | None, hurt: Callable[[], None]) -> Iterator[list[str]]:
+    """Hurts once, at that step of what this process asks of servers meanwhile: the names of the steps passed."""
+    passed: list[str] = []
+    listening = []
+
+    def pass_one(name: str) -> None:
+        passed.append(name)
+        if len(passed) - 1 == step:
+            hurt()
+
+    for target, event in STEPS:
+        listening.append((target, event, lambda *_, name=event: pass_one(name)))
+        sa.event.listen(*listening[-1])
+    try:
+        yield passed
+    finally:
+        for each in listening:
+            sa.event.remove(*each)
+
+
+class LosesReplies:
+    """A way to the server that cuts the connection after COMMIT went in and before its answer came out.
+
+    The first `losses` commits that arrive while it is armed are lost like that; everything else passes.
+    """
+
+    def __init__(self, server: Path, folder: Path) -> None:
+        self._server = server
+        self.folder = folder
+        self.losses = 0
+        self.lost = 0
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(folder / server.name))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(str(self._server))
+        silent = threading.Event()
+        threading.Thread(target=self._answer, args=(server, client, silent), daemon=True).start()
+        with suppress(OSError):
+            while asked := client.recv(1 << 16):
+                if b"COMMIT\x00" in asked and self.lost < self.losses:
+                    self.lost += 1
+                    silent.set()
+                server.sendall(asked)
+        _shut(client, server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):
+            while answer := server.recv(1 << 16):
+                if silent.is_set():
+                    # The server has committed and answered; nobody will ever hear of it.
+                    break
+                client.sendall(answer)
+        _shut(client, server)
+
+
+def _shut(*ends: socket.socket) -> None:
+    for end in ends:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
 
 NewDatabase = Callable[..., str]
 
@@ -54,24 +147,20 @@ def server_answers(server: LocalServer) -> bool:
 _TWENTY_TIMES = pytest.param(8, 20, marks=[pytest.mark.soak, pytest.mark.every_server])
 
 
+@pytest.mark.parametrize("fault", ["crash", "kill of a backend"])
 @pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
-def test_writers_outlive_crashes_of_their_server(own_server: LocalServer, writers: int, times: int) -> None:
-    def crash(database: str) -> None:
-        own_server.crash()
-        own_server.start()
-
-    survive(own_server, crash, writers=writers, times=times)
-
-
-@pytest.mark.parametrize(("writers", "times"), [(4, 2), _TWENTY_TIMES])
-def test_writers_outlive_kills_of_backends(own_server: LocalServer, writers: int, times: int) -> None:
+def test_writers_outlive_faults_of_their_server(own_server: LocalServer, writers: int, times: int, fault: str) -> None:
     chance = random.Random(1)
 
-    def kill(database: str) -> None:
-        wait_for(lambda: kill_backend(own_server, database, chance))
-        wait_for(lambda: server_answers(own_server))
+    def hurt(database: str) -> None:
+        if fault == "crash":
+            own_server.crash()
+            own_server.start()
+        else:
+            wait_for(lambda: kill_backend(own_server, database, chance))
+            wait_for(lambda: server_answers(own_server))
 
-    survive(own_server, kill, writers=writers, times=times)
+    survive(own_server, hurt, writers=writers, times=times)
 
 
 def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
@@ -118,14 +207,6 @@ def go_on(left: str, hurt: str, number: int, places: Places, fault: Callable[[],
     assert learned(hurt) == learned(left)
 
 
-def go_on_through_stops(server: LocalServer, number: int, places: Places) -> None:
-    def stop() -> None:
-        server.crash()
-        server.start()
-
-    go_on(server.url(server.new_database()), server.url(server.new_database()), number, places, stop)
-
-
 def ends(steps: list[str]) -> list[int]:
     """Of its five write transactions: append, reserve, draw, commit, publish."""
     found = [steps.index("checkin", at) for at, step in enumerate(steps) if step == "commit"]
@@ -139,17 +220,12 @@ def test_run_goes_on_by_itself_when_its_server_is_stopped_between_draw_and_commi
         # After the reservation, after the draw, and before the commit is there to stay.
         return [reserved, drawn, committed - 1]
 
-    go_on_through_stops(own_server, 3, places)
+    def stop() -> None:
+        own_server.crash()
+        own_server.start()
 
-
-@pytest.mark.soak
-@pytest.mark.every_server
-def test_run_goes_on_by_itself_when_its_server_is_stopped_at_any_step(own_server: LocalServer) -> None:
-    def places(steps: list[str]) -> list[int]:
-        print(f"stopped at 20 of {len(steps)} steps")
-        return [at * len(steps) // 20 for at in range(20)]
-
-    go_on_through_stops(own_server, 20, places)
+    left, hurt = (own_server.url(own_server.new_database()) for _ in range(2))
+    go_on(left, hurt, 3, places, stop)
 
 
 def test_reserve_draw_and_commit_that_were_not_answered_count_once(
@@ -167,7 +243,7 @@ def test_reserve_draw_and_commit_that_were_not_answered_count_once(
     assert [*lost, way.lost] == [0, 2, 2, 2]
 
 
-def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: Postgres, new_database: NewDatabase) -> None:
+def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: LocalServer, new_database: NewDatabase) -> None:
     url = new_database()
     with closing(new_store(url)) as store:
         with store.reading() as connection:
@@ -199,7 +275,7 @@ def test_server_that_stays_away_is_an_error_within_bounds(
 
 
 @pytest.fixture
-def unreliable(postgres: Postgres, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
+def unreliable(postgres: LocalServer, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
     """A database behind a way that loses replies; its URL through it."""
     url = sa.make_url(new_database())
     (socket,) = Path(str(url.query["host"])).glob(".s.PGSQL.*[0-9]")
@@ -209,52 +285,12 @@ def unreliable(postgres: Postgres, new_database: NewDatabase) -> Iterator[tuple[
         way.close()
 
 
-@pytest.mark.every_server
-def test_append_whose_commit_was_not_answered_is_stored_once(unreliable: tuple[str, LosesReplies]) -> None:
-    url, way = unreliable
-    with closing(new_store(url)) as store:
-        for losses in (1, 3):
-            way.losses, way.lost = losses, 0
-            store.append([task()], [group()], [trajectory(f"a{losses}"), trajectory(f"b{losses}")])
-            # The first one counted; those after it found its rows and changed nothing but the counter.
-            assert way.lost == losses
-        assert stored_ids(url) == ["a1", "a3", "b1", "b3"]
-        assert [row.id for row in store.read(["a1", "b3"])] == ["a1", "b3"]
-    assert sql(url, "select count(*), count(distinct trajectory) from segments") == [(4, 4)]
-
-
-def test_idempotent_writes_are_done_again(unreliable: tuple[str, LosesReplies]) -> None:
-    url, way = unreliable
-    with closing(new_store(url)) as store:
-        way.losses, way.lost = 1, 0
-        store.add_policy(policy(1))
-        way.losses, way.lost = 1, 0
-        store.add_metrics(RUN, 1, {"loss": 0.5})
-        assert way.lost == 1
-    assert sql(url, "select version from policies order by 1") == [(0,), (1,)]
-    assert sql(url, "select value from metrics") == [(0.5,)]
-
-
-def test_deletion_that_was_not_answered_says_that_nobody_knows(
-    unreliable: tuple[str, LosesReplies],
-) -> None:
-    url, way = unreliable
-    with closing(new_store(url)) as store:
-        FreshRows(1).append_to(store)
-        way.losses = 1
-        with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known") as error:
-            store.prune(rows=schema.trajectories.c.slot < 3, dry_run=False)
-        assert "\n" not in str(error.value)
-        # It was; what is counted when it is done again is what was left.
-        assert store.prune(rows=schema.trajectories.c.slot < 4, dry_run=False).rows == 1
-
-
 def test_work_is_tried_a_bounded_number_of_times(unreliable: tuple[str, LosesReplies]) -> None:
     url, way = unreliable
     with closing(new_store(url)):
         pass
     with closing(ReplayStore.open(url)) as store:
         way.losses = 100
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known"):
             store.add_policy(policy(1))
         assert way.lost == 8

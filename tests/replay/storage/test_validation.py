@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
-from replay.storage.format.token_summary import SUMMARY, summarised
-from replay.storage.validate import validate
-from tests.fakes.databases import Databases
+from replay.storage.validate import SUMMARY, summarised, validate
 from tests.fakes.records import AUTHORS, SHORT, group, new_store, task, trajectory
 
 NAN, INF = float("nan"), float("inf")
@@ -23,8 +21,8 @@ BIG = 2**31
 
 
 @pytest.fixture(scope="module")
-def empty(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    with closing(new_store(databases.new(tmp_path_factory.mktemp("buffer") / "replay.sqlite"))) as store:
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path_factory.mktemp("buffer") / "replay.sqlite")) as store:
         yield store
 
 
@@ -91,33 +89,27 @@ def changed(field: str, position: int, value: float) -> tuple[Segment, ...]:
     return (Segment(SHORT), Segment(replace(SHORT, **{field: values})))
 
 
+SAMPLED = "must be finite and at most 0 for a sampled token, got"
+VERSION = r"\] must be >= 0 for a sampled token and -1 for others"
+
+
 # SHORT is template, user, llm, llm, env, llm.
 @pytest.mark.parametrize(
     ("field", "position", "value", "message"),
     [
         ("token_ids", 1, -1, r"^segments\[1\].token_ids\[1\] must be >= 0, got -1"),
         ("authors", 0, 99, r"^segments\[1\].authors\[0\] must be a code of the run's author table, got 99"),
-        (
-            "behavior_log_probs",
-            3,
-            NAN,
-            r"^segments\[1\].behavior_log_probs\[3\] must be finite and at most 0.*got nan",
-        ),
-        ("behavior_log_probs", 3, -INF, "must be finite and at most 0 for a sampled token, got -inf"),
-        ("behavior_log_probs", 3, 0.01, "must be finite and at most 0 for a sampled token, got 0.0"),
+        ("behavior_log_probs", 3, NAN, rf"^segments\[1\].behavior_log_probs\[3\] {SAMPLED} nan"),
+        ("behavior_log_probs", 3, -INF, f"{SAMPLED} -inf"),
+        ("behavior_log_probs", 3, 0.01, f"{SAMPLED} 0.0"),
         (
             "behavior_log_probs",
             4,
             0.0,
             r"behavior_log_probs\[4\] must be NaN for a token that was not sampled, got 0.0",
         ),
-        (
-            "policy_versions",
-            4,
-            3,
-            r"policy_versions\[4\] must be >= 0 for a sampled token and -1 for others, got 3",
-        ),
-        ("policy_versions", 5, -1, r"policy_versions\[5\] must be >= 0 for a sampled token"),
+        ("policy_versions", 4, 3, rf"policy_versions\[4{VERSION}, got 3"),
+        ("policy_versions", 5, -1, rf"policy_versions\[5{VERSION}"),
     ],
 )
 def test_token_is_refused_by_field_and_position(
@@ -126,49 +118,23 @@ def test_token_is_refused_by_field_and_position(
     refuses(empty, trajectory("a", segments=changed(field, position, value)), message)
 
 
-def spoken(**changes: Any) -> tuple[Segment, ...]:
-    """SHORT and three tokens of a demonstrator."""
-    said = TokenSequence.constant([1, 2, 3], AUTHORS.code("demonstration"))
-    return (Segment(TokenSequence.concatenate([SHORT, replace(said, **changes)])),)
-
-
-def test_demonstrated_tokens_are_action_tokens_that_nobody_sampled(empty: ReplayStore, tmp_path: Path) -> None:
-    given = trajectory("a", segments=spoken())
-    other = new_store(tmp_path / "replay.sqlite")
-    other.append([task()], [group()], [given])
-    (stored,) = other.read(["a"])
-    assert stored.segments[0].tokens.equals(given.segments[0].tokens)
-    assert (stored.record.num_action_tokens, stored.record.policy_version_min) == (3 + 3, 0)
-    zeros, versions = np.zeros(3, np.float32), np.zeros(3, np.int32)
-    message = r"behavior_log_probs\[6\] must be NaN where no behavior policy is known, got 0.0"
-    refuses(empty, trajectory("b", segments=spoken(behavior_log_probs=zeros)), message)
-    message = r"policy_versions\[6\] must be >= 0 for a sampled token and -1 for others, got 0"
-    refuses(empty, trajectory("b", segments=spoken(policy_versions=versions)), message)
-
-
-def test_trajectory_without_tokens_is_refused(empty: ReplayStore) -> None:
-    refuses(empty, trajectory("a", segments=()), "^segments must hold at least one token, got 0")
-    nothing = Segment(TokenSequence.constant([], 0))
-    refuses(empty, trajectory("a", segments=(nothing,)), "^segments must hold at least one token, got 0")
+@pytest.mark.parametrize("segments", [(), (Segment(TokenSequence.constant([], 0)),)])
+def test_trajectory_without_tokens_is_refused(empty: ReplayStore, segments: tuple[Segment, ...]) -> None:
+    refuses(empty, trajectory("a", segments=segments), "^segments must hold at least one token, got 0")
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("task_given", "group_given", "message"),
     [
-        (group(success_rate=1.5), "^success_rate must be less than or equal to 1, got 1.5 in group group-1"),
-        (group(reward_std=NAN), "^reward_std must be a finite number"),
-        (group(size=0), "^size must be greater than or equal to 1"),
+        (task(), group(success_rate=1.5), "^success_rate must be less than or equal to 1, got 1.5 in group group-1"),
+        (task(), group(reward_std=NAN), "^reward_std must be a finite number"),
+        (task(), group(size=0), "^size must be greater than or equal to 1"),
+        *((replace(task(), payload={"x": bad}), group(), "^payload must be JSON") for bad in (NAN, {1, 2}, object())),
     ],
 )
-def test_group_field_is_refused_by_name(empty: ReplayStore, bad: Any, message: str) -> None:
+def test_task_or_group_is_refused_by_field(empty: ReplayStore, task_given: Any, group_given: Any, message: str) -> None:
     with pytest.raises(InvalidRecord, match=message):
-        empty.append([task()], [bad], [])
-
-
-@pytest.mark.parametrize("payload", [{"x": NAN}, {"x": {1, 2}}, {"x": object()}])
-def test_task_payload_must_be_json(empty: ReplayStore, payload: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRecord, match="^payload must be JSON"):
-        empty.append([replace(task(), payload=payload)], [], [])
+        empty.append([task_given], [group_given], [])
 
 
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)

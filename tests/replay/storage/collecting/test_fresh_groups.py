@@ -113,27 +113,6 @@ def test_row_without_a_trained_token_is_never_fresh_and_counts_as_unused(store: 
     assert (counts(store).waiting, counts(store).unused) == (1, 1)
 
 
-def test_rows_whose_fresh_draw_is_rolled_back_are_fresh_again(store: ReplayStore) -> None:
-    issue(store, [0])
-    issue(store, [1], iteration=2)
-    issue(store, [2], iteration=3)
-    collect(store, 5)
-    held = claim(store)
-    close(store, 0)
-    close(store, 1)
-    commit(store, 1, fresh(store, 1))
-    commit(store, 2, fresh(store, 2, staleness=1))
-    assert counts(store).fresh == 4
-    report = store.resume(RUN, 1)
-    assert (report.rolled_back, report.fresh_again, report.orphaned) == (2, 2, 0)
-    assert (counts(store).fresh, counts(store).waiting, counts(store).open) == (2, 2, 1)
-    assert store.tickets.finish([(held[0], episode(held[0]))]) == [True]
-    again = fresh(store, 2, staleness=1)
-    assert [row.trajectory.id for row in again.rows] == ["row-1-0", "row-1-1"]
-    commit(store, 2, again)
-    assert counts(store).fresh == 4
-
-
 def test_capacity_evicts_no_row_that_is_still_to_be_fresh(store: ReplayStore) -> None:
     for number in range(3):
         issue(store, [number], iteration=1 + number)

@@ -25,75 +25,54 @@ SAID = (
 
 
 def episode(number: int, iteration: int = 0, *, run: str = RUN, success: bool = True) -> HeldOutEpisode:
+    tool, reward = "calculator.py:Calculator", float(success)
     return HeldOutEpisode(
-        run=run,
-        iteration=iteration,
-        number=number,
-        task=f"task-{number}",
-        environment="calculator.py:Calculator",
-        environment_version="1",
-        reward=float(success),
-        success=success,
-        stop_reason="answered",
-        error_kind=None,
-        num_turns=2,
-        num_tool_calls=1,
-        messages=SAID,
+        run, iteration, number, f"task-{number}", tool, "1", reward, success, "answered", None, 2, 1, SAID
     )
 
 
 def kept(store: ReplayStore, run: str = RUN) -> list[tuple[int, int]]:
     """Iteration and number of each."""
-    with store.reading() as connection:
-        text = f"select iteration, number from held_out where run = '{run}' order by iteration, number"
-        return [(row.iteration, row.number) for row in connection.execute(sa.text(text))]
+    return [(int(i), int(n)) for i, n in sql(store, "select iteration, number from held_out where run = ?", run)]
 
 
-def test_evaluation_reads_back_as_it_was_put(store: ReplayStore) -> None:
-    store.keep_held_out(RUN, [episode(0), episode(1, success=False)], evaluations=2)
+def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore) -> None:
+    store.keep_held_out(RUN, [episode(0), episode(1, success=False), episode(2)], evaluations=2)
     store.keep_held_out(RUN, [episode(0, 4)], evaluations=2)
-    found = questions.held_out(store, RUN, 0)
+    found = questions.held_out(store, RUN, 0, limit=2)
     assert found["evaluations"] == [
-        {"iteration": 0, "episodes": 2, "successes": 1},
+        {"iteration": 0, "episodes": 3, "successes": 2},
         {"iteration": 4, "episodes": 1, "successes": 1},
     ]
     first, second = found["rows"]
     assert (first["prompt"], first["answer"], first["reward"]) == ("What is 6 times 7?", "42", 1.0)
     assert (second["number"], second["success"], second["num_tool_calls"]) == (1, False, 1)
+    last = questions.held_out(store, RUN, 0, after=found["next"], limit=2)
+    assert ([row["number"] for row in last["rows"]], last["next"]) == ([2], None)
     assert questions.held_out(store, RUN)["iteration"] == 4
     assert [row["number"] for row in questions.held_out(store, RUN, 0, success=False)["rows"]] == [1]
     on_task = questions.held_out_task(store, RUN, "task-0")
     assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
     call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]
     assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}, "id": None}
+    with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(0, 4\), got 3"):
+        questions.held_out(store, RUN, 3)
+    with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
+        questions.held_out_task(store, RUN, "x")
 
 
-def test_evaluation_is_read_a_page_at_a_time(store: ReplayStore) -> None:
-    store.keep_held_out(RUN, [episode(number) for number in range(5)], evaluations=1)
-    first = questions.held_out(store, RUN, limit=2)
-    second = questions.held_out(store, RUN, after=first["next"], limit=2)
-    last = questions.held_out(store, RUN, after=second["next"], limit=2)
-    pages = [[row["number"] for row in page["rows"]] for page in (first, second, last)]
-    assert pages == [[0, 1], [2, 3], [4]]
-    assert last["next"] is None
-
-
-def test_newest_evaluations_of_a_run_are_kept(store: ReplayStore) -> None:
+def test_newest_evaluations_of_a_run_are_kept_and_a_resume_takes_back_later_ones(store: ReplayStore) -> None:
     store.add_run(run_record("run-2"))
     store.keep_held_out("run-2", [episode(0, run="run-2")], evaluations=2)
     for iteration in (0, 4, 8):
         store.keep_held_out(RUN, [episode(0, iteration)], evaluations=2)
     assert kept(store) == [(4, 0), (8, 0)]
-    assert kept(store, "run-2") == [(0, 0)]
+    store.resume(RUN, 4)
+    assert (kept(store), kept(store, "run-2")) == ([(4, 0)], [(0, 0)])
     store.keep_held_out(RUN, [], evaluations=0)
     assert kept(store) == []
-
-
-def test_resume_takes_back_later_evaluations(store: ReplayStore) -> None:
-    for iteration in (0, 4, 8):
-        store.keep_held_out(RUN, [episode(0, iteration)], evaluations=9)
-    store.resume(RUN, 4)
-    assert kept(store) == [(0, 0), (4, 0)]
+    with pytest.raises(InvalidRecord, match="reward must"):
+        store.keep_held_out(RUN, [replace(episode(0), reward=float("nan"))], evaluations=1)
 
 
 def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
@@ -115,8 +94,7 @@ def test_no_count_and_no_draw_knows_of_them(store: ReplayStore) -> None:
 def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
     path = tmp_path / "replay.sqlite"
     with closing(new_store(path)) as store:
-        said = (Message("user", "my name is Jane Archibald"), Message("assistant", "hello Jane", author="llm"))
-        store.keep_held_out(RUN, [replace(episode(0), messages=said, environment="jane.py:Jane")], evaluations=1)
+        store.keep_held_out(RUN, [replace(episode(0), environment="jane.py:Jane")], evaluations=1)
         assert store.forget(sa.false(), held_out=mine, dry_run=True).held_out == 1
         assert b"jane.py" in path.read_bytes() + path.with_name("replay.sqlite-wal").read_bytes()
         assert store.forget(sa.false(), dry_run=False).held_out == 0
@@ -126,21 +104,9 @@ def test_forgotten_episodes_leave_no_word(tmp_path: Path, mine: str) -> None:
     assert b"jane.py" not in path.read_bytes()
 
 
-def test_damaged_conversation_is_none_and_the_rest_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=1)
-    sql(path, "update held_out set checksum = checksum + 1 where number = 0")
-    with closing(ReplayStore.open(path, read_only=True)) as store:
-        damaged, whole = questions.held_out(store, RUN)["rows"]
-        assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
-        assert questions.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
-
-
-def test_what_breaks_a_rule_is_refused(store: ReplayStore) -> None:
-    with pytest.raises(InvalidRecord, match="reward must"):
-        store.keep_held_out(RUN, [replace(episode(0), reward=float("nan"))], evaluations=1)
-    with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(none\), got 3"):
-        questions.held_out(store, RUN, 3)
-    with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
-        questions.held_out_task(store, RUN, "x")
+def test_damaged_conversation_is_none_and_the_rest_is_read(store: ReplayStore) -> None:
+    store.keep_held_out(RUN, [episode(0), episode(1)], evaluations=1)
+    sql(store, "update held_out set checksum = checksum + 1 where number = 0")
+    damaged, whole = questions.held_out(store, RUN)["rows"]
+    assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
+    assert questions.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 
-import psycopg
 import pytest
 
 from replay import ReplayStore
 from replay.errors import DatabaseFailed
-from tests.fakes.records import RUN, new_store
+from tests.fakes.records import RUN, new_store, sql
 from tests.replay.storage.collecting.episodes import OVER, claim, close, episode, issue
 
 
@@ -30,12 +29,11 @@ def test_participants_are_known_until_they_leave(store: ReplayStore) -> None:
     assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
 
 
-_WORKERS_RIGHTS = (
-    "grant select on all tables in schema public to {role}",
-    "grant insert on trajectories, segments, messages, groups, reclaimed, observations to {role}",
-    "grant update on tickets, groups, buffer_state to {role}",
-    "grant insert, update, delete on workers, engines to {role}",
-)
+_WORKERS_RIGHTS = """create role {role};
+grant select on all tables in schema public to {role};
+grant insert on trajectories, segments, messages, groups, reclaimed, observations to {role};
+grant update on tickets, groups, buffer_state to {role};
+grant insert, update, delete on workers, engines to {role}"""
 
 
 def test_worker_needs_no_right_to_write_draws_or_iterations(new_database: Callable[..., str]) -> None:
@@ -43,24 +41,18 @@ def test_worker_needs_no_right_to_write_draws_or_iterations(new_database: Callab
     role = "worker_" + url.rsplit("/", 1)[-1].partition("?")[0].rsplit("_", 1)[-1]
     with closing(new_store(url)) as learner:
         issue(learner, [0])
-        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as server:
-            server.execute(f"create role {role}")
-            for right in _WORKERS_RIGHTS:
-                server.execute(right.format(role=role))
-            joined = "&" if "?" in url else "?"
-            with closing(ReplayStore.open(f"{url}{joined}options=-crole%3D{role}")) as worker:
-                held = claim(worker, "w", count=2)
-                worker.roles.report("worker", RUN, "w", {})
-                assert worker.tickets.extend(held, lease_s=60) == {}
-                assert worker.tickets.finish([(held[0], episode(held[0]))]) == [True]
-                assert worker.tickets.fail([held[1]], "overtime") == {}
+        sql(url, _WORKERS_RIGHTS.format(role=role))
+        with closing(ReplayStore.open(f"{url}&options=-crole%3D{role}")) as worker:
+            held = claim(worker, "w", count=2)
+            worker.roles.report("worker", RUN, "w", {})
+            assert worker.tickets.extend(held, lease_s=60) == {}
+            assert worker.tickets.finish([(held[0], episode(held[0]))]) == [True]
+            assert worker.tickets.fail([held[1]], "overtime") == {}
+            for write in (lambda: close(worker, 0), lambda: worker.resume(RUN, 0)):
                 with pytest.raises(DatabaseFailed, match="permission denied"):
-                    close(worker, 0)
-                with pytest.raises(DatabaseFailed, match="permission denied"):
-                    worker.resume(RUN, 0)
-            close(learner, 0)
-            server.execute(f"drop owned by {role}")
-            server.execute(f"drop role {role}")
+                    write()
+        close(learner, 0)
+        sql(url, f"drop owned by {role}; drop role {role}")
 
 
 def test_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:

@@ -7,12 +7,13 @@ Weights that a resume took back count too: then a row is newer than the policy, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.mixing.request import Limits
+if TYPE_CHECKING:
+    from replay.mixing.request import Limits
 
 Mask = npt.NDArray[np.bool_]
 
