@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def is_met(value: float, goal: str) -> bool:
-    sign, bound = goal.split()
-    return value <= float(bound) if sign == "<=" else value >= float(bound)
-
-
 def verdict(name: str, value: float, goals: Mapping[str, str]) -> str:
     """What to print after a figure; nothing where there is no goal."""
-    return f"goal {goals[name]:<8} {'PASS' if is_met(value, goals[name]) else 'miss'}" if name in goals else ""
+    sign, _, bound = goals.get(name, "").partition(" ")
+    met = sign != "" and (value <= float(bound) if sign == "<=" else value >= float(bound))
+    return f"goal {goals[name]:<8} {'PASS' if met else 'miss'}" if name in goals else ""
 
 
 def show(figures: Mapping[str, float], goals: Mapping[str, str]) -> None:

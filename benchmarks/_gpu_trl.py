@@ -6,8 +6,11 @@ No gradient checkpointing but where agentloop's side has it, too, and nothing lo
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,7 +27,6 @@ from agentloop.environments import open_tasks
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
 from benchmarks._gpu_work import Asked, asked, summary
-from benchmarks._peer import Phases
 from benchmarks._peer_trl import PlayedTask, grpo_config, prompt_rows, reward
 from context.templates.built_in_templates import template_source
 
@@ -48,6 +50,28 @@ class Calculator(PlayedTask):
 def coin(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
     """The reward of a reply that says nothing."""
     return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+@dataclass
+class Phases:
+    """Seconds of one iteration by phase."""
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            with self.timed(name):
+                return function(*arguments, **options)
+
+        return timed
 
 
 class TimedTrainer(GRPOTrainer):
@@ -129,7 +153,7 @@ def make_trainer(config: RunConfig, order: Asked) -> TimedTrainer:
         environment_factory=partial(Calculator, source, factory) if calls else None,
         peft_config=_lora(config) if config.lora.rank else None,
     )
-    trainer.phases = Phases(time.perf_counter)
+    trainer.phases = Phases()
     if order.engine == "vllm":
         engine: Any = trainer.vllm_generation
         engine.sync_weights = trainer.phases.wrap("publish", engine.sync_weights)

@@ -8,16 +8,12 @@ waited is not counted.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import resource
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from safetensors.torch import save_model
@@ -33,26 +29,16 @@ UPDATES = 2
 GO_ON = "go on"
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a side is asked for."""
-
-    model: Path
-    """Folder of the warmed-up model."""
-    seed: int
-    weights: Path
-    """Where the judge looks for the weights of the last iteration."""
-
-
-def order(arguments: list[str] | None = None) -> Order:
+def order() -> argparse.Namespace:
+    """What a side is asked for: the warmed-up model's folder, a seed, and where the judge looks for weights."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--weights", type=Path, required=True)
-    return Order(**vars(parser.parse_args(arguments)))
+    return parser.parse_args()
 
 
-def run_config(asked: Order) -> RunConfig:
+def run_config(asked: argparse.Namespace) -> RunConfig:
     """The quickstart's, at one learning rate throughout; a side evaluates nothing and keeps nothing on disk but its
     buffer."""
     quickstart = load_config(QUICKSTART)
@@ -75,40 +61,15 @@ def run_config(asked: Order) -> RunConfig:
     return load_plain(to_plain(quickstart), [f"{key}={value}" for key, value in changes.items()])
 
 
-@dataclass
-class Phases:
-    """Seconds of one iteration by phase: of the CPU, or by another clock."""
-
-    clock: Callable[[], float] = time.process_time
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        began = self.clock()
-        try:
-            yield
-        finally:
-            self.seconds[name] += self.clock() - began
-
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            with self.timed(name):
-                return function(*arguments, **options)
-
-        return timed
-
-
 class Talk:
     """A side's end of the talk. The clock runs from `begin`, and stands still while the judge looks."""
 
     def __init__(self, weights: Path, answers: IO[str] = sys.stdin) -> None:
         self._weights, self._answers, self._words = weights, answers, sys.stdout
-        self.phases = Phases()
         sys.stdout = sys.stderr  # what a library prints is for people
 
     def begin(self) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
-        self.phases.seconds.clear()
 
     def goes_on(self, model: torch.nn.Module, *, fresh: int) -> bool:
         """Tell of the iteration that has just ended, with `fresh` new episodes; whether the judge wants another."""
@@ -116,7 +77,6 @@ class Talk:
             "cpu_s": time.process_time() - self._cpu,
             "wall_s": time.perf_counter() - self._wall,
             "fresh": fresh,
-            "phases": dict(self.phases.seconds),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         save_model(model, str(self._weights))

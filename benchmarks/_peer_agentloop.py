@@ -7,29 +7,12 @@ from contextlib import closing
 import torch
 
 from agentloop.learning.trainer import Trainer
-from agentloop.rollouts.trajectories import Collected
 from agentloop.runs.display import open_display
 from agentloop.runs.run_folder import create_run_folder
-from agentloop.training.collecting.by_loop import LoopCollection
-from agentloop.training.components import Components, build_components
+from agentloop.training.components import build_components
 from agentloop.training.loop import Loop
-from agentloop.training.loop_state import LoopState
-from agentloop.training.mixed_batch import IterationPlan
 from agentloop.training.train import begin_run
-from benchmarks._peer import MOST_ITERATIONS, Phases, Talk, order, run_config
-
-
-class TimedCollection(LoopCollection):
-    def __init__(self, parts: Components, state: LoopState, phases: Phases) -> None:
-        super().__init__(parts, state)
-        self._phases = phases
-        self.fresh = 0
-
-    def collect(self, planned: IterationPlan) -> Collected:
-        with self._phases.timed("generation"):
-            collected = super().collect(planned)
-        self.fresh = len(collected.trajectories)
-        return collected
+from benchmarks._peer import MOST_ITERATIONS, Talk, order, run_config
 
 
 def main() -> None:
@@ -44,11 +27,10 @@ def main() -> None:
         trainer = parts.trainer
         assert isinstance(trainer, Trainer), "there is one rank"
         loop = Loop(parts, begin_run(parts, None))
-        loop.collection = collection = TimedCollection(parts, loop.state, talk.phases)
         talk.begin()
         for iteration in range(1, MOST_ITERATIONS + 1):
             loop.iterate(iteration)
-            if not talk.goes_on(trainer._actor.model, fresh=collection.fresh):
+            if not talk.goes_on(trainer._actor.model, fresh=config.batch.trajectories):
                 break
 
 

@@ -7,6 +7,7 @@ replies capped as agentloop's are, the quickest batch per pass of 8 to 64 rows, 
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from agentloop.config.sections.loss import PpoClip
 from agentloop.environments import EnvironmentFactory, Task, TaskSource, open_tasks
 from agentloop.environments.lookup_chain import MAX_CALLS
 from agentloop.models.loading import load_model
-from benchmarks._peer import MOST_ITERATIONS, UPDATES, Order, Phases, Talk, order, run_config
+from benchmarks._peer import MOST_ITERATIONS, UPDATES, Talk, order, run_config
 from context import Message, Renderer, ToolCall
 from context.templates.rendering.reply_end import Sampled
 
@@ -78,13 +79,12 @@ def prompt_rows(source: TaskSource, count: int) -> list[dict[str, Any]]:
     return [{"prompt": prompt, "index": index} for index, prompt in enumerate(shown)]
 
 
-class TimedTrainer(GRPOTrainer):
-    """Tells how long its parts take, and writes prompts and tool results in the tokens that the model knows.
+class RenderedTrainer(GRPOTrainer):
+    """Writes prompts and tool results in the tokens that the model knows.
 
     No content of theirs becomes a control token.
     """
 
-    phases: Phases
     renderer: Renderer
     tool_descriptions: Sequence[Mapping[str, Any]]
 
@@ -102,10 +102,6 @@ class TimedTrainer(GRPOTrainer):
         added = self.renderer.increment(before, grown, Sampled("", min(self.renderer.end_ids)))
         assert added is not None, "the quickstart's template only appends"
         return [int(token) for token in added.token_ids]
-
-    def _generate(self, *arguments: Any) -> Any:
-        with self.phases.timed("generation"):
-            return super()._generate(*arguments)
 
 
 class EachBatch(TrainerCallback):
@@ -162,13 +158,13 @@ def grpo_config(config: RunConfig, *, updates: int, rows: int, **others: Any) ->
     return GRPOConfig(**settings | others)
 
 
-def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
+def make_trainer(config: RunConfig, asked: Namespace) -> RenderedTrainer:
     environments, source = open_tasks(config)
     (factory,) = environments.all
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     tokenizer.response_template = qwen3_template  # without it: "Unrecognized chat template"
     tasks = MOST_ITERATIONS * config.batch.trajectories // config.batch.group_size
-    trainer = TimedTrainer(
+    trainer = RenderedTrainer(
         model=AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32),
         args=grpo_config(config, updates=UPDATES, rows=ROWS_PER_PASS),
         processing_class=tokenizer,
@@ -176,7 +172,7 @@ def make_trainer(config: RunConfig, asked: Order) -> TimedTrainer:
         reward_funcs=reward,
         environment_factory=partial(LookUps, source, factory),
     )
-    trainer.phases, trainer.tool_descriptions = Phases(), factory.tools
+    trainer.tool_descriptions = factory.tools
     trainer.renderer = load_model(config.model, asked.model).renderer(config.context.author_table())
     return trainer
 
@@ -187,7 +183,6 @@ def main() -> None:
     config = run_config(asked)
     torch.set_num_threads(config.run.threads)
     trainer = make_trainer(config, asked)
-    trainer.phases = talk.phases
     trainer.add_callback(EachBatch(talk, updates=UPDATES, fresh=config.batch.trajectories))
     talk.begin()
     trainer.train()

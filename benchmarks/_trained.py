@@ -1,4 +1,4 @@
-"""`agentloop train` as people type it, in a process of its own, and what its run's buffer says afterwards."""
+"""Commands as people type them, in a process of their own, with their CPU-seconds."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
 
-def trained(config: str, settings: Mapping[str, object], *, checkout: Path = ROOT) -> tuple[Path, float]:
-    """The run's folder, and the CPU-seconds of the whole command, evaluations included."""
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    command = [sys.executable, "-m", "agentloop", "train", config, "--json", *sets]
+def typed(*words: object, folder: Path, checkout: Path = ROOT) -> tuple[str, float]:
+    """What `python -m ...` printed last, and its CPU-seconds; `checkout` is the project whose code it runs."""
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(checkout)}
-    before = _children_cpu()
-    done = subprocess.run(command, cwd=checkout, env={**os.environ, **quiet}, capture_output=True, text=True)
+    command, before = [sys.executable, "-m", *map(str, words)], _children_cpu()
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **quiet}, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"{checkout} must train {config}, got exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    return Path(json.loads(done.stdout.splitlines()[-1])["folder"]), _children_cpu() - before
+        raise RuntimeError(f"{' '.join(command)} must end well, got {done.returncode}:\n{done.stderr[-2000:]}")
+    return (done.stdout.splitlines() or [""])[-1], _children_cpu() - before
+
+
+def run(
+    command: str, config: str, settings: Mapping[str, object], *, folder: Path = ROOT, checkout: Path = ROOT
+) -> tuple[dict[str, Any], float]:
+    """`agentloop train` or `sft`: its result, and the CPU-seconds of the whole command, evaluations included."""
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value, default=str)}")]
+    printed, cpu = typed("agentloop", command, config, "--json", *sets, folder=folder, checkout=checkout)
+    return json.loads(printed), cpu
 
 
 def warmed_up(config: str, settings: Mapping[str, object]) -> Path:
     """The model that a run begins with; made by a run of one iteration."""
-    folder, _ = trained(config, {**settings, "run.iterations": 1, "evaluation.tasks": 1})
-    return folder / "start"
+    result, _ = run("train", config, {**settings, "run.iterations": 1, "evaluation.tasks": 1})
+    return Path(result["folder"]) / "start"
 
 
 def _children_cpu() -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks._goals import show
 from benchmarks._replay_figures import interval
-from benchmarks._trained import ROOT, trained, warmed_up
+from benchmarks._trained import ROOT, run, warmed_up
 
 GOALS = {"calls_run": "<= 0.4", "ratio": "<= 0.6", "ratio_high": "<= 1"}
 _CONFIG = "configs/quickstart.yaml"
@@ -72,11 +72,11 @@ def main(arguments: Sequence[str] = ()) -> dict[str, float]:
 
 def _outcome(side: Path, seed: int, model: Path, folder: Path) -> Outcome:
     place = {"run.seed": seed, "run.folder": str(folder), "model.path": str(model)}
-    made, took = trained(_CONFIG, place, checkout=side)
-    with closing(sqlite3.connect(made / "replay.sqlite")) as database:
+    made, took = run("train", _CONFIG, place, folder=side, checkout=side)
+    with closing(sqlite3.connect(Path(made["folder"]) / "replay.sqlite")) as database:
         last = [success for (success,) in database.execute(_LAST)]
-        ((run, called),) = database.execute(_CALLS)
-    return Outcome(took if min(last) >= TARGET else math.inf, run / called)
+        ((ran, called),) = database.execute(_CALLS)
+    return Outcome(took if min(last) >= TARGET else math.inf, ran / called)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _trained
 from benchmarks._replay_figures import (
-    ITERATION,
     STARTS,
     TARGET,
     Result,
@@ -28,7 +28,7 @@ from benchmarks._replay_figures import (
     to_target,
     with_tables,
 )
-from benchmarks._trained import ROOT, trained, warmed_up
+from benchmarks._trained import ROOT, warmed_up
 
 PAGE, RESULTS = ROOT / "docs" / "evidence.md", ROOT / "docs" / "evidence" / "results.jsonl"
 CONFIG = "benchmarks/replay_value.yaml"
@@ -120,8 +120,8 @@ def run(task: str, arm: str, seed: int, folder: Path) -> Result:
         place = {"run.seed": seed % STARTS, "run.folder": str(folder / "warm-up")}
         warmed_up(CONFIG, {**TASKS[task], **place}).rename(start)
     place = {"run.seed": seed, "run.folder": str(folder / "runs"), "model.path": str(start)}
-    made, cpu = trained(CONFIG, {**settings(task, arm), **place})
-    with closing(sqlite3.connect(made / "replay.sqlite")) as database:
+    made, cpu = _trained.run("train", CONFIG, {**settings(task, arm), **place})
+    with closing(sqlite3.connect(Path(made["folder"]) / "replay.sqlite")) as database:
         asked = "select iteration, value from metrics where name = ? and iteration > 0 order by iteration"
         columns = [dict(database.execute(asked, (name,))) for name in _METRICS]
         evaluations = database.execute(asked, ("eval/success",)).fetchall()
@@ -129,7 +129,6 @@ def run(task: str, arm: str, seed: int, folder: Path) -> Result:
     rows = [[column.get(number, 0.0) for column in columns] for number in columns[0]]
     # The command's CPU-seconds, shared out by wall-clock: what each iteration took is not on record.
     iterations = [[*row[:4], round(cpu * row[4] / wall, 3), round(row[4], 3)] for row in rows]
-    assert len(iterations[0]) == len(ITERATION)
     return {"task": task, "arm": arm, "seed": seed, "iterations": iterations, "evaluations": evaluations}
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._replay_figures import with_tables
+from benchmarks._trained import ROOT, run, typed
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "evidence" / "two_agents.jsonl"
 AGENTS = ("sql_agent", "coding_agent")
 SEEDS = range(5)
@@ -28,38 +26,20 @@ Result = dict[str, Any]
 
 def learn(agent: str, seed: int, folder: Path) -> Result:
     """Held-out success of the warmed-up and of the trained model, and what it took; all files are in `folder`."""
-    began, cpu = time.monotonic(), _cpu_seconds()
+    began = time.monotonic()
     (folder / "examples").symlink_to(ROOT / "examples")
-    _done(folder, sys.executable, "-m", f"examples.{agent}.make_data", "--seed", seed)
-    start = _command(folder, "sft", agent, {"run.seed": seed})
-    trained = _command(folder, "train", agent, {"run.seed": seed, "model.path": start["model"]})
+    _, cpu = typed(f"examples.{agent}.make_data", "--seed", seed, folder=folder)
+    start, more = run("sft", f"examples/{agent}/sft.yaml", {"run.seed": seed}, folder=folder)
+    settings = {"run.seed": seed, "model.path": start["model"]}
+    trained, most = run("train", f"examples/{agent}/train.yaml", settings, folder=folder)
     return {
         "agent": agent,
         "seed": seed,
         "before": trained["success_before"],
         "after": trained["success_after"],
-        "cpu_s": round(_cpu_seconds() - cpu),
+        "cpu_s": round(cpu + more + most),
         "wall_s": round(time.monotonic() - began),
     }
-
-
-def _command(folder: Path, command: str, agent: str, values: dict[str, object]) -> dict[str, Any]:
-    program = Path(sys.executable).with_name("agentloop")
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    said = _done(folder, program, command, f"examples/{agent}/{command}.yaml", "--json", *sets)
-    found: dict[str, Any] = json.loads(said)
-    return found
-
-
-def _done(folder: Path, *words: object) -> str:
-    command = [str(word) for word in words]
-    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _cpu_seconds() -> float:
-    """Of programs that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def read(path: Path) -> list[Result]:

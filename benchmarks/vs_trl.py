@@ -66,11 +66,9 @@ class Run:
         """Sum of `what` over the iterations until then; infinite if it did not happen."""
         return math.inf if self.reached is None else math.fsum(told[what] for told in self.iterations[: self.reached])
 
-    def of_iteration(self, phase: str | None = None) -> float:
-        """Median CPU-seconds of an iteration, or of a phase of it, after the first, which pays for lazy set-up."""
-        later = self.iterations[1:]
-        seconds: list[float] = [told["phases"].get(phase, 0.0) if phase else told["cpu_s"] for told in later]
-        return statistics.median(seconds)
+    def of_iteration(self) -> float:
+        """Median CPU-seconds of an iteration after the first, which pays for lazy set-up."""
+        return statistics.median(float(told["cpu_s"]) for told in self.iterations[1:])
 
     @property
     def peak_mib(self) -> float:
@@ -166,8 +164,6 @@ def figures(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
         found[f"{arm}_wall_s_to_90"] = statistics.fmean(run.to_target("wall_s") for run in each)
         found[f"{arm}_peak_mib"] = max(run.peak_mib for run in each)
         found[f"{arm}_iteration_cpu_s"] = statistics.fmean(run.of_iteration() for run in each)
-        found[f"{arm}_generation_cpu_s"] = statistics.fmean(run.of_iteration("generation") for run in each)
-        found[f"{arm}_rest_cpu_s"] = found[f"{arm}_iteration_cpu_s"] - found[f"{arm}_generation_cpu_s"]
     for name, figure in (("cpu", "cpu_s_to_90"), ("fresh", "fresh_to_90"), ("iteration", "iteration_cpu_s")):
         found[f"{name}_ratio"] = found[f"trl_{figure}"] / found[f"agentloop_{figure}"]
     found["memory_ratio"] = found["trl_peak_mib"] / found["agentloop_peak_mib"]

@@ -42,7 +42,6 @@ def run_of(seconds: float, success: list[float], *, fresh: int = 128) -> Run:
         "cpu_s": seconds,
         "wall_s": seconds,
         "fresh": fresh,
-        "phases": {"generation": seconds / 2},
         "peak_mib": 500.0,
     }
     rates = [(2 * number, rate) for number, rate in enumerate(success, 1)]
@@ -63,7 +62,6 @@ def test_ratios_beside_trl_are_its_figures_over_agentloops() -> None:
     assert found["cpu_ratio"] == (4 * 3.0) / (2 * 1.0)
     assert found["fresh_ratio"] == 2
     assert found["iteration_ratio"] == 3
-    assert found["trl_rest_cpu_s"] == 1.5
 
 
 def test_benchmarks_say_on_what_they_ran() -> None:
