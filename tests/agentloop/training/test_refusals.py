@@ -35,7 +35,7 @@ CONFIGURATIONS: list[tuple[Given, str]] = [
     ({"algorithm": BPP} | TURN, "advantage.credit must be trajectory when algorithm is reinforce"),
     (
         TURN | {"replay.negative_weight": 0.5, "loss.replay.missing_log_probs": "bc"},
-        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay.bc.weighting is uniform, .*0.5",
+        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc .*0.5",
     ),
     (FUNCTION | {"algorithm": "opo"}, "algorithm must be left out when advantage.function takes its place"),
     ({"advantage.turn_gamma": 0.9}, "advantage.turn_gamma must be 1 when advantage.credit is trajectory"),
