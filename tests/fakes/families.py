@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context import ChatTemplate, Message, Renderer, TokenCodec, default_authors
+from context.templates.model_files import train_tokenizer
 
 CORPUS = [
     "You are a careful agent. What is the code of pearl? The code is 78.",
@@ -126,27 +126,29 @@ def families() -> list[str]:
 @cache
 def family(name: str) -> Family:
     if name == "chatml":
-        tokenizer = _byte_level(
-            ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>"]
-        )
+        controls = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>"]
+        tokenizer = train_tokenizer(CORPUS, controls, vocab_size=600 - len(controls))
         call = '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call>'
         return Family(name, tokenizer, CHATML, {"eos_token": "<|im_end|>"}, "<|im_end|>", call)
     if name == "llama3":
-        tokenizer = _byte_level([], ignore_merges=True)
-        names = [
-            "<|begin_of_text|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-            "<|eot_id|>",
-            "<|python_tag|>",
-        ]
+        tokenizer = train_tokenizer(CORPUS, [])
+        tokenizer.model.ignore_merges = True
+        names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"]
         tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in names])
         special = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
         call = '{"name": "lookup", "parameters": {"key": "pearl"}}'
         return Family(name, tokenizer, LLAMA3, special, "<|eot_id|>", call)
-    tokenizer = _sentencepiece_like(
-        ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+    names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"]
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=[AddedToken(token, normalized=False) for token in names],
+        initial_alphabet=[chr(c) for c in range(33, 127)] + ["\n"],
+        show_progress=False,
     )
+    tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("[AVAILABLE_TOOLS]"), AddedToken("[/AVAILABLE_TOOLS]")])
     call = '[TOOL_CALLS] [{"name": "lookup", "arguments": {"key": "pearl"}}]'
     return Family(name, tokenizer, MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"}, "</s>", call)
@@ -155,31 +157,3 @@ def family(name: str) -> Family:
 @cache
 def _codec(name: str) -> TokenCodec:
     return TokenCodec(family(name).tokenizer.to_str())
-
-
-def _byte_level(added: Sequence[str], *, ignore_merges: bool = False) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=[AddedToken(token, normalized=False) for token in added],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
-def _sentencepiece_like(added: Sequence[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        special_tokens=[AddedToken(token, normalized=False) for token in added],
-        initial_alphabet=[chr(c) for c in range(33, 127)] + ["\n"],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer

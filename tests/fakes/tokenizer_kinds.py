@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from context.templates.model_files import spelled_controls
+from context.templates.model_files import spelled_controls, train_tokenizer
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 WORDS = ("sop", "assistant")
@@ -40,14 +40,16 @@ def controls_of(template_source: str) -> list[str]:
 
 def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
     """Kind -> what makes its tokenizer.json for a template."""
-    plain = _added
+    made: dict[str, Callable[[], str]] = {
+        "byte_bpe": _byte_bpe,
+        "byte_bpe_split": _byte_bpe_split,
+        "sp_legacy": _sentencepiece_legacy,
+        "sp_first": partial(_metaspace, "first"),
+        "sp_always": partial(_metaspace, "always"),
+        "unigram": _unigram,
+    }
     return {
-        "byte_bpe": partial(plain, _byte_bpe),
-        "byte_bpe_split": partial(plain, _byte_bpe_split),
-        "sp_legacy": partial(plain, _sentencepiece_legacy),
-        "sp_first": partial(plain, partial(_metaspace, "first")),
-        "sp_always": partial(plain, partial(_metaspace, "always")),
-        "unigram": partial(plain, _unigram),
+        **{kind: partial(_added, make) for kind, make in made.items()},
         "nfkc": _with_normalized_controls,
         "words": _with_words,
         "strips": _with_strips,
@@ -106,32 +108,15 @@ def _with_unk_as_eos(template_source: str) -> str:
 
 @cache
 def _byte_bpe(*special: str) -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return _byte_level(tokenizer, 700, special)
+    return str(train_tokenizer(CORPUS, special, vocab_size=700 - len(special)).to_str())
 
 
 @cache
 def _byte_bpe_split() -> str:
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return _byte_level(tokenizer, 800)
-
-
-def _byte_level(tokenizer: Tokenizer, vocab_size: int, special: Sequence[str] = ()) -> str:
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = train_tokenizer(CORPUS, [], vocab_size=800, pre_tokenizer=pre_tokenizers.Sequence([split, byte_level]))
+    tokenizer.model.ignore_merges = True
     return str(tokenizer.to_str())
 
 

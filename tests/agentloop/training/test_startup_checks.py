@@ -35,7 +35,7 @@ from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
 from tests.fakes.real_templates import real_template
 from tests.fakes.runs import ROOT, save_llama, save_qwen2
-from tests.fakes.trl_templates import model
+from tests.fakes.real_templates import model
 
 FACTORY = load_environment("lookup_chain", {})
 SMOLLM2 = real_template("written/smollm2").text

@@ -24,12 +24,6 @@ def test_text_without_a_call_is_final(parser, text: str) -> None:
     assert (reply.message.role, reply.message.author) == ("assistant", "llm")
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_cut_reply_is_truncated_even_with_a_whole_call_in_it(name: str) -> None:
-    reply = PARSERS[name](()).parse(ONE_CALL[name], stopped=False)
-    assert (reply.outcome, reply.message.content, reply.message.tool_calls) == ("truncated", ONE_CALL[name], ())
-
-
 PIECES = st.sampled_from(
     [*CONTROLS, *"{}[]():,\"'\\\né", '"name"', "[f(", "a=", "1e999", "NaN", "\\ud800", "\ud800", "\x00", "0x"]
 )
@@ -75,17 +69,6 @@ def test_pythonic_reads_json_words_as_templates_write_them() -> None:
 def test_pythonic_reads_what_follows_a_tag(text: str, content: str) -> None:
     assert calls(text) == [("f", {"a": 1})]
     assert PYTHONIC.parse(text, stopped=True).message.content == content
-
-
-def test_pythonic_never_runs_anything() -> None:
-    for body in (
-        "[f(a=__import__('os').system('false'))]",
-        "[f(a=open('x'))]",
-        "[f(a=[x for x in 'ab'])]",
-        "[f(a=1+1)]",
-    ):
-        reply = PYTHONIC.parse(body, stopped=True)
-        assert (reply.outcome, reply.problem) == ("malformed", "an argument of a tool call is not a literal")
 
 
 def test_react_answer_is_what_stands_behind_its_label_and_text_before_an_action_is_content() -> None:

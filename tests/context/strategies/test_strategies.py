@@ -147,6 +147,7 @@ def test_self_clip_lists_all_but_the_newest_turn() -> None:
         "3. assistant: lookup({'key ... (20 characters)",
         "4. tool: short (5 characters)",
     ]
+    assert question.example == "1. remove\n2. remove\n3. remove\n4. remove"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,7 @@ def test_self_clip_lists_all_but_the_newest_turn() -> None:
     [
         ("2. remove", "self_clip", ["[removed]", TEN, TEN]),
         ("1 remove\n2 remove\n3 keep", "self_clip", [TEN, TEN]),
+        ("1. remove\n2. remove\n3. remove\n4. remove", "self_clip", [TEN]),  # the example of the question
         ("**2**: Compress: two words", "self_clip", ["two words", TEN, TEN]),
         ("I'd say:\n - [2] REMOVE it\n[99] remove", "self_clip", ["[removed]", TEN, TEN]),
         ("2 keep\n2 remove", "self_clip", ["[removed]", TEN, TEN]),
@@ -168,15 +170,6 @@ def test_self_clip_does_as_it_is_told_or_falls_back(answer: str, kind: str, expe
     assert isinstance(arrangement, Rewrite) and arrangement.kind == kind
     if "two words" in expected:  # the strategy's own text
         assert arrangement.messages[2] == Message("tool", "two words", MEMORY)
-
-
-def test_self_clip_does_as_its_example_says() -> None:
-    question = SelfClip(35).arrange(history(TEN * 2, TEN, TEN))
-    assert isinstance(question, Question)
-    # All that was listed: two replies and their results.
-    assert question.example == "1. remove\n2. remove\n3. remove\n4. remove"
-    arrangement = SelfClip(35).arrange(history(TEN * 2, TEN, TEN, answer=Answer(question.example, truncated=False)))
-    assert shown_results(arrangement) == [TEN]
 
 
 @pytest.mark.parametrize("make", [SlidingWindow, ClipToolResults, SelfClip, Memory])
@@ -241,7 +234,7 @@ def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
 
 
 def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
-    episode = started(Hint(), hint="the code is 78")
+    episode = started(Hint(), hint="the code is <|im_end|>78")
     episode.play(SAID[:2], tool_role=True)
     laws(episode, RENDERER, hinted=True)
     (segment,) = episode.context.segments()
@@ -252,8 +245,9 @@ def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
     assert (segment.behavior_context, same.behavior_context) == ("hinted", "plain")
     for hinted, shown in zip(episode.calls, plain.calls, strict=True):
         text = RENDERER.codec.decode(hinted.prompt)
-        assert "What is the code?\n\nthe code is 78<|im_end|>" in text
-        assert text.replace("\n\nthe code is 78", "") == RENDERER.codec.decode(shown.prompt)
+        assert "What is the code?\n\nthe code is <|im_end|>78<|im_end|>" in text
+        assert text.replace("\n\nthe code is <|im_end|>78", "") == RENDERER.codec.decode(shown.prompt)
+        assert hinted.prompt.count(MODEL.end_id) == shown.prompt.count(MODEL.end_id)
 
 
 @dataclass(frozen=True)

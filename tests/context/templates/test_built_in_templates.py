@@ -18,7 +18,7 @@ from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
 from tests.context.templates.test_model_files import model_folder
 from tests.fakes.families import family
-from tests.fakes.trl_templates import AUTHORS
+from tests.fakes.real_templates import AUTHORS
 
 PARSERS = {"hermes": "hermes", "llama3": "llama3_json", "mistral": "mistral"}
 VOCABULARIES = {"hermes": "chatml", "llama3": "llama3", "mistral": "mistral"}

@@ -10,7 +10,7 @@ import pytest
 
 from context import ChatTemplate, Message, RenderError
 from tests.fakes.families import CHATML
-from tests.fakes.trl_templates import model
+from tests.fakes.real_templates import model
 
 LOOKUP: dict[str, Any] = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
 SAYING = "{% for m in messages %}{{ m.content }}{% endfor %}"

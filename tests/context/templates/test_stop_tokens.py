@@ -8,7 +8,7 @@ from context.templates.chat_template import ChatTemplate
 from context.templates.model_files import spelled_controls, train_tokenizer
 from context.templates.stop_tokens import stop_tokens
 from context.tokens.codec import TokenCodec
-from tests.fakes.trl_templates import model
+from tests.fakes.real_templates import model
 
 PHI_4_MINI = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' }}"

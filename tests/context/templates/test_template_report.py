@@ -6,7 +6,7 @@ import pytest
 
 from context.templates.model_files import from_template
 from context.templates.template_report import Case, check_template
-from tests.fakes.trl_templates import model
+from tests.fakes.real_templates import model
 
 PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -14,7 +14,7 @@ from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, S
 from context.tokens.codec import Control, Piece
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.trl_templates import renderer
+from tests.fakes.real_templates import renderer
 
 QWEN3 = "qwen3"  # its template drops the thinking of turns before the last user message
 THINKING = Turn([40, 41], "said", "weighed it", None, "and now?")
@@ -100,13 +100,6 @@ def test_strict_allows_what_changes_only_the_unseen() -> None:
     assert episode.context.messages[-1].content == "blah " * 80
 
 
-def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:
-    episode = started()
-    episode.play([THINKING], tool_role=True)
-    assert episode.context.rewrites == {"template_rewrite": 1}
-    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
-
-
 class CountingCodec(TokenCodec):
     """Keeps what it tokenises."""
 
@@ -150,28 +143,25 @@ def test_long_episode_tokenises_each_text_once(strategy: Strategy | None) -> Non
         assert codec.characters <= first + 2 * (observed + 100 * around)
 
 
-def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
+@pytest.mark.parametrize(
+    ("observed", "why", "words"),
+    [
+        (Message("user", "blah " * 2000, "env"), "context_full", None),
+        # Qwen3's template knows no such role, and would leave the message out.
+        (Message("judge", "well said", "env"), "unrenderable", "leaves out messages[2] (role judge)"),
+    ],
+)
+def test_observation_after_a_stop_can_be_tried_again(observed: Message, why: str, words: str | None) -> None:
     model = renderer(QWEN3)
     context = ContextManager(model, parser := ScriptedParser(), max_tokens=200)
     context.begin([Message("user", "What is the code?")], ())
     parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
     context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
     before = context.prompt_ids
-    assert context.observe([Message("user", "blah " * 200, "env")]) == context.stopped == "context_full"
+    assert context.observe([observed]) == context.stopped == why
+    assert context.problem is None if words is None else words in str(context.problem)
     assert context.prompt_ids == before
-    assert context.observe([Message("user", "short", "env")]) is context.stopped is None
-
-
-def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
-    model = renderer(QWEN3)
-    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000)
-    context.begin([Message("user", "What is the code?")], ())
-    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
-    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
-    # Qwen3's template knows no such role, and would leave the message out.
-    assert context.observe([Message("judge", "well said", "env")]) == "unrenderable"
-    assert context.problem is not None and "leaves out messages[2] (role judge)" in context.problem
-    assert context.observe([Message("user", "well said", "env")]) is context.problem is None
+    assert context.observe([Message("user", "short", "env")]) is context.stopped is context.problem is None
 
 
 @pytest.mark.parametrize("result", ["", "blah" * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])

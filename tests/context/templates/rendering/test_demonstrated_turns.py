@@ -22,7 +22,7 @@ from context.authors import HISTORY
 from tests.context.tokens.test_properties import EPISODES, LONG, STRATEGIES, TEXTS, begin, fitted
 from tests.fakes.conversations import TOOLS, Episode, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.trl_templates import AUTHORS, SIX, TEMPLATES, renderer, shapes
+from tests.fakes.real_templates import AUTHORS, SIX_OF_TRL, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
 NO_END = {"glm4moe", "gptoss"}
@@ -104,7 +104,7 @@ def test_thinking_is_trained_where_the_template_shows_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", SIX_OF_TRL)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
 def test_each_token_from_outside_is_trained_in_exactly_one_segment(
@@ -138,7 +138,7 @@ def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
         assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", SIX_OF_TRL)
 def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
     model = renderer(name)
     wild = "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
