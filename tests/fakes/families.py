@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -16,75 +17,11 @@ CORPUS = [
     "system user assistant tool ipython im_start im_end end_header_id INST TOOL_CALLS <|begin_of_text|> </s>",
 ] * 20
 
-CHATML = """\
-{%- if tools %}{{ '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
-{{- '# Tools\\n<tools>' }}
-{%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
-{{- '\\n</tools>\\nAnswer, or call as <tool_call>...</tool_call>.<|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for m in messages %}
-{%- if m.role in ('user', 'assistant') and not m.tool_calls or m.role == 'system' and not loop.first %}
-{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
-{%- elif m.role == 'assistant' %}{{ '<|im_start|>assistant' }}
-{%- if m.content %}{{ '\\n' + m.content }}{% endif %}
-{%- for call in m.tool_calls %}
-{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}
-{%- endfor %}{{ '<|im_end|>\\n' }}
-{%- elif m.role == 'tool' %}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
-{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{ '<|im_end|>\\n' }}{% endif %}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-LLAMA3 = """\
-{{- bos_token }}
-{%- if messages[0].role == 'system' %}
-{%- set system = messages[0].content | trim %}{% set messages = messages[1:] %}
-{%- else %}{% set system = '' %}{% endif %}
-{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + system + '<|eot_id|>' }}
-{%- if tools %}
-{%- set first = messages[0].content | trim %}{% set messages = messages[1:] %}
-{{- '<|start_header_id|>user<|end_header_id|>\\n\\nTools:\\n\\n' }}
-{%- for tool in tools %}{{ tool | tojson(indent=4) }}{{ '\\n\\n' }}{% endfor %}
-{{- first + '<|eot_id|>' }}
-{%- endif %}
-{%- for m in messages %}
-{%- if m.role in ('tool', 'ipython') %}
-{{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
-{%- if m.content is iterable %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}
-{{- '<|eot_id|>' }}
-{%- elif m.tool_calls %}
-{%- if m.tool_calls | length != 1 %}{{ raise_exception('one tool call at a time') }}{% endif %}
-{%- set call = m.tool_calls[0].function %}
-{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n{"name": "' + call.name + '", ' }}
-{{- '"parameters": ' }}{{ call.arguments | tojson }}{{ '}<|eot_id|>' }}
-{%- else %}
-{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | trim + '<|eot_id|>' }}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"""
-
-MISTRAL = """\
-{{- bos_token }}
-{%- set ns = namespace(called=false, system='') %}
-{%- if tools %}{{ '[AVAILABLE_TOOLS] ' }}{{ tools | tojson }}{{ '[/AVAILABLE_TOOLS]' }}{% endif %}
-{%- for m in messages %}
-{%- if m.role == 'system' %}{% set ns.system = m.content + '\\n\\n' %}
-{%- elif m.role == 'user' %}{{ '[INST] ' + ns.system + m.content + '[/INST]' }}{% set ns.system = '' %}
-{%- elif m.role == 'tool' %}
-{%- if not ns.called %}{{ raise_exception('a tool result needs a tool call before it') }}{% endif %}
-{{- '[TOOL_RESULTS] {"content": ' }}{{ m.content | tojson }}{{ '}[/TOOL_RESULTS]' }}
-{%- elif m.tool_calls %}{% set ns.called = true %}
-{{- '[TOOL_CALLS] [' }}
-{%- for call in m.tool_calls %}
-{{- '{"name": "' + call.function.name + '", "arguments": ' }}{{ call.function.arguments | tojson }}{{ '}' }}
-{%- if not loop.last %}{{ ', ' }}{% endif %}
-{%- endfor %}{{ ']' + eos_token }}
-{%- else %}{{ ' ' + m.content + eos_token }}
-{%- endif %}{% endfor %}"""
+_TEMPLATES = Path(__file__).parent / "templates" / "families"
+CHATML, LLAMA3, MISTRAL = (
+    (_TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
+    for name in ("chatml", "llama3", "mistral")
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -38,22 +37,6 @@ def test_template_that_drops_thinking_begins_a_new_segment() -> None:
     # Shown again: what was said, as content of the author `history`, without the thinking.
     assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
     assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
-
-
-@pytest.mark.parametrize(
-    ("turns", "reasons"),
-    [
-        ([replace(CALLING, reasoning="")] * 2, ["clean", "template_rewrite"]),  # it keeps thoughts, but no empty ones
-        ([CALLING] * 4, ["clean"]),
-        ([Turn([40], "said", None, None, "and now?")] * 3, ["clean"]),
-    ],
-    ids=["empty thoughts", "thoughts between results", "no thoughts"],
-)
-def test_template_that_keeps_what_was_said_is_extended(turns: list[Turn], reasons: list[str]) -> None:
-    episode = started()
-    episode.play(turns, tool_role=True)
-    laws(episode, renderer(QWEN3))
-    assert [segment.reason for segment in episode.context.segments()] == reasons
 
 
 def test_strict_names_the_first_differing_token() -> None:

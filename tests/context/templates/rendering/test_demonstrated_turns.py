@@ -176,22 +176,30 @@ def test_turn_behind_a_reply_is_the_policys_own() -> None:
         context.observe([Message("assistant", "rather this", EDIT)])
 
 
-def test_first_token_of_all_can_not_be_an_outsiders() -> None:
-    model = family("chatml")
-    bare = ChatTemplate("{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}", {})
-    made = Renderer(model.codec, bare, authors=AUTHORS, stop_ids=frozenset({model.end_id}))
-    with pytest.raises(RenderError, match="chat template must write something before an action author's message"):
-        made.initial([Message("assistant", "I begin", EDIT), Message("user", "go")], ())
-    tokens = made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())
-    assert model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == "I follow<|im_end|>"
+BARE = "{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"
+HIDING = BARE + "{% if add_generation_prompt %}<tool_call>{% endif %}"
+FIRST = (Message("assistant", "I begin", EDIT), Message("user", "go"))
+SECOND = (Message("user", "go"), Message("assistant", "I follow", EDIT))
 
 
-def test_template_that_hides_where_a_reply_begins_can_not_be_spoken_through() -> None:
+@pytest.mark.parametrize(
+    ("source", "messages", "complaint"),
+    [
+        (BARE, FIRST, "chat template must write something before an action author's message"),
+        (HIDING, SECOND, "must write an action author's message as it writes a reply"),
+    ],
+)
+def test_template_without_a_place_for_a_turn_can_not_be_spoken_through(
+    source: str, messages: tuple[Message, ...], complaint: str
+) -> None:
     model = family("chatml")
-    source = (
-        "{% for m in messages %}{{ '<|im_start|>said ' + m.content + '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}<tool_call>{% endif %}"
-    )
-    made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=frozenset({model.end_id}))
-    with pytest.raises(RenderError, match="must write an action author's message as it writes a reply"):
-        made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())
+
+    def spoken(source: str, messages: tuple[Message, ...]) -> str:
+        stops = frozenset({model.end_id})
+        made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=stops)
+        tokens = made.initial(messages, ())
+        return model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
+
+    with pytest.raises(RenderError, match=complaint):
+        spoken(source, messages)
+    assert spoken(BARE, SECOND) == "I follow<|im_end|>"
