@@ -10,7 +10,6 @@ import pytest
 from context import (
     ContextManager,
     Message,
-    Reply,
     ToolCall,
     TrainingControl,
     default_authors,
@@ -194,6 +193,7 @@ def started(strategy: Strategy, *, hint: str | None = None, blackout: tuple[str,
     control = TrainingControl(blackout=blackout)
     context = ContextManager(RENDERER, parser := ScriptedParser(), max_tokens=4000, strategy=strategy, control=control)
     context.begin([Message("user", "What is the code?")], (), hint=hint)
+    parser.message = Message("assistant", "", "llm")
     return Episode(context, parser, MODEL.end_id)
 
 
@@ -226,14 +226,11 @@ def test_answers_are_trained_or_not_as_the_strategy_says(train_answers: bool) ->
 
 
 def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
-    context = ContextManager(RENDERER, parser := ScriptedParser(), max_tokens=4000, strategy=Memory(450, 3))
-    context.begin([Message("user", "What is the code?")], ())
-    for said in SAID:
-        parser.reply = Reply("tool_calls", Message("assistant", "", "llm", (ToolCall("lookup", {}),)), None)
-        context.record_reply([said.ids[0], MODEL.end_id], [-1.0, -1.0], policy_version=0)
-        assert context.observe([Message("tool", said.result, "env")]) is None
-        if context.question:
-            break
+    context = started(Memory(450, 3)).context
+    turns = iter(SAID)
+    while context.question is None:
+        context.record_reply([40, MODEL.end_id], [-1.0, -1.0], policy_version=0)
+        assert context.observe([Message("user", next(turns).result, "env")]) is None
     assert context.room == 3
     reply = context.record_reply([60, 61, 62], [-1.0] * 3, policy_version=0)
     assert (reply.outcome, context.stopped) == ("question", "summary_too_long")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose_parser, default_authors, loss_mask
+from context import ContextManager, Message, Renderer, TokenCodec, choose_parser, default_authors, loss_mask
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
@@ -86,33 +86,27 @@ def test_strict_allows_what_changes_only_the_unseen() -> None:
 class CountingCodec(TokenCodec):
     """Keeps what it tokenises."""
 
-    def __init__(self, tokenizer_json: str) -> None:
-        super().__init__(tokenizer_json)
-        self.pieces: list[str] = []
+    pieces: tuple[str, ...] = ()
 
     @property
     def characters(self) -> int:
         return sum(map(len, self.pieces))
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        self.pieces.append(text)
+        self.pieces += (text,)
         return super().piece(text, control, opens=opens)
-
-
-def counted(name: str) -> tuple[CountingCodec, Renderer]:
-    model = family(name)
-    codec = CountingCodec(model.tokenizer.to_str())
-    return codec, Renderer(codec, model.template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
 
 
 @pytest.mark.parametrize("strategy", [None, SlidingWindow(1500)])
 def test_long_episode_tokenises_each_text_once(strategy: Strategy | None) -> None:
-    codec, model = counted("chatml")
+    chatml = family("chatml")
+    codec = CountingCodec(chatml.tokenizer.to_str())
+    model = Renderer(codec, chatml.template, authors=default_authors(), stop_ids=frozenset({chatml.end_id}))
     context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
     context.begin([Message("user", "What is the code?")], ())
     first, observed, around = codec.characters, 0, 0
     for turn in range(100):
-        context.record_reply([40 + turn % 20, family("chatml").end_id], [-1.0, -1.0], policy_version=0)
+        context.record_reply([40 + turn % 20, chatml.end_id], [-1.0, -1.0], policy_version=0)
         result = f"result {turn}: " + "blah " * 20
         assert context.observe([Message("tool", result, "env")]) is None
         observed += len(result)
@@ -138,7 +132,7 @@ def test_observation_after_a_stop_can_be_tried_again(observed: Message, why: str
     model = renderer(QWEN3)
     context = ContextManager(model, parser := ScriptedParser(), max_tokens=200)
     context.begin([Message("user", "What is the code?")], ())
-    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    parser.message = Message("assistant", "said", "llm")
     context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
     before = context.prompt_ids
     assert context.observe([observed]) == context.stopped == why
