@@ -13,9 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from context.authors import AuthorTable
 from context.parse.choose import shared_opening
-from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.render import Renderer
-from context.templates.row_forms import LOOKUP
 from context.tokens.codec import TokenCodec
 
 BUILT_IN_TEMPLATES: Mapping[str, tuple[str, ...]] = {

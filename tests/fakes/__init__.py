@@ -7,7 +7,7 @@ batch_rows: rows of an update, and models of two layers to update.
 runs: whole runs in a second, and the models they start from; processes, ranks: runs in processes of their own.
 conversations, scripted: policies that say what is written down; families: three chat templates and tokenizers.
 real_templates, tokenizer_kinds: every template with every kind of tokenizer; template_reference: what transformers
-makes of them; injections: what hostile contents hold.
+makes of them.
 environments: files that a configuration names.
 shell: the command in this process; small_processes: processes without torch.
 """

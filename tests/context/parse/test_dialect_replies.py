@@ -11,6 +11,7 @@ import pytest
 from context.parse import PARSERS, Reply
 from tests.context.parse.dialects import DIALECTS, NUMBERS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
 
+COMMENT = "<|channel|>commentary<|message|>"
 CONVERSATIONS = 200
 """Of each dialect, shared by its templates."""
 
@@ -96,15 +97,22 @@ def test_json_calls_are_read_in_every_common_form(text: str, arguments: dict[str
     assert calls("mistral", f"[TOOL_CALLS][{text}]") == [("f", arguments)]
 
 
-@pytest.mark.parametrize("between", ["; ", "\n", "", ", "])
-def test_llama_3_calls_may_follow_one_another(between: str) -> None:
-    one = ONE_CALL["llama3_json"]
-    assert calls("llama3_json", one + between + one) == [("f", {"a": 1})] * 2
-
-
-def test_llama_4_speaks_between_its_tags() -> None:
-    reply = read("llama3_json", "<|python_start|>I look.<|python_end|>" + ONE_CALL["llama3_json"])
-    assert (reply.message.content, len(reply.message.tool_calls)) == ("I look.", 1)
+@pytest.mark.parametrize(
+    ("name", "text", "content", "count"),
+    [
+        *(("llama3_json", ONE_CALL["llama3_json"] + between + ONE_CALL["llama3_json"], "", 2) for between in "; , \n"),
+        ("llama3_json", ONE_CALL["llama3_json"] * 2, "", 2),
+        ("llama3_json", "<|python_start|>I look.<|python_end|>" + ONE_CALL["llama3_json"], "I look.", 1),
+        ("harmony", f"{COMMENT}I look.<|end|><|start|>assistant" + ONE_CALL["harmony"], "I look.", 1),
+        ("pythonic", "<|python_tag|>[f(a=1)]", "", 1),
+        ("pythonic", "Let me see.\n<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "Let me see.", 1),
+        ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Looking.", "Looking.", 1),
+        ("pythonic", "<think>\nhm\n</think>\n\n[f(a=1)]", "", 1),
+    ],
+)
+def test_calls_stand_behind_or_beside_text(name: str, text: str, content: str, count: int) -> None:
+    assert calls(name, text) == [("f", {"a": 1})] * count
+    assert read(name, text).message.content == content
 
 
 def test_ids_are_kept() -> None:
@@ -156,12 +164,6 @@ def test_thinking_in_own_tags_is_closed_or_malformed(name: str, text: str, probl
 def test_answer_stands_behind_the_thinking(name: str, text: str) -> None:
     reply = read(name, text)
     assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("final", "hm", "78")
-
-
-def test_harmony_keeps_what_it_tells_the_user_before_a_call() -> None:
-    text = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + ONE_CALL["harmony"]
-    reply = read("harmony", text)
-    assert (reply.message.content, [call.name for call in reply.message.tool_calls]) == ("I look.", ["f"])
 
 
 CODER, COMMAND = "<tool_call><function=f>{}</function></tool_call>", "<tool_call>f{}</tool_call>"

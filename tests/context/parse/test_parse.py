@@ -57,20 +57,6 @@ def test_pythonic_reads_json_words_as_templates_write_them() -> None:
     assert calls("[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("<|python_tag|>[f(a=1)]", ""),
-        ("Let me see.\n<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "Let me see."),
-        ("<|tool_call_start|>[f(a=1)]<|tool_call_end|>Looking.", "Looking."),
-        ("<think>\nhm\n</think>\n\n[f(a=1)]", ""),
-    ],
-)
-def test_pythonic_reads_what_follows_a_tag(text: str, content: str) -> None:
-    assert calls(text) == [("f", {"a": 1})]
-    assert PYTHONIC.parse(text, stopped=True).message.content == content
-
-
 def test_react_answer_is_what_stands_behind_its_label_and_text_before_an_action_is_content() -> None:
     reply = REACT.parse("Thought: done.\nFinal Answer: 78\nand so on", stopped=True)
     found = reply.outcome, reply.message.content, reply.message.reasoning

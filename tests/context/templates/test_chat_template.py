@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context import ChatTemplate, Message, RenderError
-from context.templates.row_forms import LOOKUP
+from context.templates.chat_template import LOOKUP
 from tests.fakes.families import CHATML
 from tests.fakes.real_templates import model
 

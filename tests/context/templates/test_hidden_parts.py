@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from context import Message, RenderError, ToolCall, default_authors
+from context.templates.chat_template import LOOKUP
 from context.templates.model_files import from_template
-from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
 from tests.fakes.real_templates import model, renderer
 

@@ -25,6 +25,7 @@ from context import (
 )
 from context.authors import LLM
 from context.messages import to_template
+from context.templates.chat_template import LOOKUP
 from context.templates.model_files import (
     BUILT_IN_TEMPLATES,
     from_template,
@@ -33,7 +34,6 @@ from context.templates.model_files import (
     template_source,
     train_tokenizer,
 )
-from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
 from tests.fakes.families import CHATML, family
 from tests.fakes.real_templates import AUTHORS, model
@@ -275,6 +275,8 @@ def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
     source: str, declared: tuple[str, ...], stops: set[str]
 ) -> None:
     assert found(source, *declared) == stops
+    plain = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    assert found(plain, tool_use=CALLING) == {"<|end|>", "<|call|>"}
 
 
 @pytest.mark.parametrize(
@@ -293,8 +295,3 @@ def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
 def test_stops_of_real_templates_are_those_and_the_models_eos(name: str, stops: set[str]) -> None:
     files = model(name)
     assert {files.codec.decode([token]) for token in files.stop_ids} == stops | {"</s>"}
-
-
-def test_stops_of_calls_are_asked_of_the_template_for_tools() -> None:
-    plain = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
-    assert found(plain, tool_use=CALLING) == {"<|end|>", "<|call|>"}

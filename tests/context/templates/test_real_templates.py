@@ -20,7 +20,7 @@ from context.strategies import (
     SlidingWindow,
     Strategy,
 )
-from context.templates.row_forms import LOOKUP
+from context.templates.chat_template import LOOKUP
 from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
