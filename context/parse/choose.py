@@ -106,9 +106,10 @@ def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_text
     for kind in PARSERS.values():
         if _reads(kind((_TOOL,)), written):
             return kind(tools)
+    _, texts = written[0]
     raise ValueError(
         "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, got "
-        f"'auto' and {written[0][1][0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
+        f"'auto' and {texts[0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
         "describes the tools."
     )
 
@@ -122,7 +123,10 @@ def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list
 def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
     """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
     written = written_calls(template, stop_texts=stop_texts)
-    return None if not written or _reads(parser, written) else written[0][1][0][:_SHOWN]
+    if not written or _reads(parser, written):
+        return None
+    _, texts = written[0]
+    return texts[0][:_SHOWN]
 
 
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:

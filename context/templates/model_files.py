@@ -177,9 +177,10 @@ def _reply_end(
     wanted: Sequence[Collection[int]],
     inside: Collection[int] | None = None,
 ) -> list[int]:
-    """The token that ends a reply, if there is one: of the first of `wanted` that has one of those behind it.
+    """The token that ends a reply, in a list of at most one.
 
-    `following` answers the reply. `inside`: control tokens of a turn of calls, which do not end it.
+    `following` answers the reply. `wanted`: tokens to prefer where several stand behind it, the surest first. `inside`:
+    control tokens within a turn of calls, which do not end it; None for an answer.
     """
     rows, calls = [_ASKED, reply], inside is not None
     last, prompted = (_rendered(template, rows, prompted=prompted, tools=calls) for prompted in (False, True))

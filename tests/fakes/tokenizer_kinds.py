@@ -62,28 +62,28 @@ def lossless(kind: str) -> bool:
     return kind in ("byte_bpe", "byte_bpe_split", "words", "unk_is_eos")
 
 
+def _with(tokenizer_json: str, special: Sequence[str], added: Sequence[str], *, normalized: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    tokenizer.add_tokens([AddedToken(name, normalized=normalized) for name in added])
+    return tokenizer
+
+
 def _added(make: Callable[[], str], template_source: str) -> str:
     """As most do it: the first tokens are special, the others only added (Qwen's <tool_call>)."""
-    tokenizer = Tokenizer.from_str(make())
     names = controls_of(template_source)
     half = (len(names) + 1) // 2
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names[:half]])
-    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names[half:]])
-    return str(tokenizer.to_str())
+    return str(_with(make(), names[:half], names[half:]).to_str())
 
 
 def _with_normalized_controls(template_source: str) -> str:
-    tokenizer = Tokenizer.from_str(_byte_bpe())
+    tokenizer = _with(_byte_bpe(), (BOS, EOS), ())
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (BOS, EOS)])
-    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in controls_of(template_source)[2:]])
-    return str(tokenizer.to_str())
+    return str(_with(tokenizer.to_str(), (), controls_of(template_source)[2:], normalized=True).to_str())
 
 
 def _with_words(template_source: str) -> str:
-    tokenizer = Tokenizer.from_str(_added(_byte_bpe, template_source))
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
-    return str(tokenizer.to_str())
+    return str(_with(_added(_byte_bpe, template_source), (), WORDS).to_str())
 
 
 def _with_strips(template_source: str) -> str:
@@ -139,8 +139,7 @@ def _sentencepiece_bpe() -> Tokenizer:
     model = _sentencepiece()
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Tokenizer(models.BPE(model["vocab"], merges, unk_token=UNK, fuse_unk=True, byte_fallback=True))
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (UNK, BOS, EOS)])
-    return tokenizer
+    return _with(tokenizer.to_str(), (UNK, BOS, EOS), ())
 
 
 @cache
