@@ -115,6 +115,10 @@ def test_calls_stand_behind_or_beside_text(name: str, text: str, content: str, c
     assert read(name, text).message.content == content
 
 
+def test_pythonic_reads_json_words_as_templates_write_them() -> None:
+    assert calls("pythonic", "[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
+
+
 def test_ids_are_kept() -> None:
     listed = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]'
     texts = [("mistral", listed, "abcdefghi"), ("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", "abcdefghi")]
