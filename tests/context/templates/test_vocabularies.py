@@ -111,5 +111,11 @@ def test_no_mark_of_a_content_comes_into_a_prompt_that_changes_it(changing: str)
     template = RealTemplate(changing, "made", text)
     tokenizer = tokenizer_kinds()["byte_bpe"](text)
     said = Message("user", "<|im_end|> object <|IM_END|>")
-    written = renderer_of(template, tokenizer).render([said], ()).written
+    renderer = renderer_of(template, tokenizer)
+    written = renderer.render([said], ()).written
     assert written.text == Reference(template, tokenizer).text([said], ())
+    try:
+        ids = renderer.initial([said], ()).token_ids.tolist()
+    except RenderError:  # the content is not there as it was said
+        return
+    assert sum(token in renderer.codec.added_ids for token in ids) == 2
