@@ -28,7 +28,7 @@ from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
 from benchmarks._gpu_work import Asked, asked, summary
 from benchmarks._peer_trl import PlayedTask, grpo_config, prompt_rows, reward
-from context.templates.built_in_templates import template_source
+from context.templates.model_files import template_source
 
 RESULT = 64
 """Tokens that a tool's result may have."""

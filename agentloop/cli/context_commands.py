@@ -15,9 +15,8 @@ from rich.console import Console
 from agentloop.cli.options import AsJson
 from context.authors import default_authors
 from context.conversation_file import read_conversation
-from context.templates.built_in_templates import BUILT_IN_TEMPLATES
 from context.templates.chat_template import RenderError
-from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.model_files import BUILT_IN_TEMPLATES, ModelFiles, load_model_files
 from context.templates.template_report import TemplateReport, check_template, in_words
 from context.view import token_view
 from replay.locate import newest_run_folder, start_folder

@@ -17,9 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from agentloop.config import ModelSection
 from agentloop.errors import UserError
 from context import ChatTemplate, TokenCodec
-from context.templates.built_in_templates import source_for
-from context.templates.model_files import ModelFiles, named_controls, named_template
-from context.templates.stop_tokens import stop_tokens
+from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
 
 @dataclass(frozen=True)

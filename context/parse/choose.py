@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -85,23 +84,9 @@ class Template(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class WrittenCalls:
-    """A reply that calls the example tool, as a chat template writes it."""
-
-    arguments: tuple[dict[str, Any], ...]
-    """The arguments of each call."""
-    texts: tuple[str, ...]
-    """What a policy would have written for it, cut in several ways where the end of the turn isn't known."""
-
-    def read_by(self, parser: ReplyParser) -> bool:
-        expected = [(_NAME, arguments) for arguments in self.arguments]
-        read = (parser.parse(text, stopped=True).message for text in self.texts)
-        return any(
-            not message.content.strip()
-            and [(call.name, dict(call.arguments)) for call in message.tool_calls] == expected
-            for message in read
-        )
+WrittenCalls = tuple[int, tuple[str, ...]]
+"""A reply that calls the example tool so many times, as a policy would have written it; several, where the end of the
+turn isn't known."""
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()) -> ReplyParser:
@@ -121,9 +106,10 @@ def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_text
     for kind in PARSERS.values():
         if _reads(kind((_TOOL,)), written):
             return kind(tools)
+    _, texts = written[0]
     raise ValueError(
         "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, got "
-        f"'auto' and {written[0].texts[0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
+        f"'auto' and {texts[0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
         "describes the tools."
     )
 
@@ -137,13 +123,23 @@ def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list
 def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
     """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
     written = written_calls(template, stop_texts=stop_texts)
-    return None if not written or _reads(parser, written) else written[0].texts[0][:_SHOWN]
+    if not written or _reads(parser, written):
+        return None
+    _, texts = written[0]
+    return texts[0][:_SHOWN]
 
 
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
     """True if the parser reads the single call, and the parallel ones where there are any, with some kind of ids."""
-    read = {count: [calls.read_by(parser) for calls in written if len(calls.arguments) == count] for count in (1, 2)}
+    read = {n: [_reads_one(parser, *calls) for calls in written if calls[0] == n] for n in (1, 2)}
     return any(read[1]) and (not read[2] or any(read[2]))
+
+
+def _reads_one(parser: ReplyParser, count: int, texts: Sequence[str]) -> bool:
+    expected = [(_NAME, arguments) for arguments in _ARGUMENTS[:count]]
+    read = (parser.parse(text, stopped=True).message for text in texts)
+    found = ([(call.name, dict(call.arguments)) for call in row.tool_calls] for row in read if not row.content.strip())
+    return expected in found
 
 
 def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
@@ -152,7 +148,7 @@ def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) 
     for results in ((), ids):  # some templates write only calls that have been answered
         text = _reply_text(template, ids, results)
         if all(str(given["key"]).split()[-1] in text for given in arguments):
-            return WrittenCalls(arguments, _without_end(text, _text(template, _USER, _ANSWER), stop_texts))
+            return len(ids), _without_end(text, _text(template, _USER, _ANSWER), stop_texts)
     return None
 
 

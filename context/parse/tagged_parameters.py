@@ -15,14 +15,7 @@ from context.parse.json_calls import SAME_KEY, skip_space, strict_json
 from context.parse.reply import NOT_CLOSED, BlockParser, Malformed, Tools, check_tool_name
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
-_JSON_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-    ("boolean", bool),
-    ("integer", int),
-    ("number", (int, float)),
-    ("array", list),
-    ("object", dict),
-    ("null", type(None)),
-)
+_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 
 
 class TaggedParametersParser(BlockParser):
@@ -142,11 +135,6 @@ def _value(text: str, types: frozenset[str]) -> Any:
         value = _PYTHON_WORDS[text.strip()] if text.strip() in _PYTHON_WORDS else strict_json(text)
     except Malformed:
         return text
-    if "string" in types and (isinstance(value, str) or not _is_of(value, types)):
-        return text
-    return text if isinstance(value, str) else value
-
-
-def _is_of(value: Any, types: frozenset[str]) -> bool:
-    fitting = {name for name, kinds in _JSON_TYPES if isinstance(value, kinds)}
-    return bool(fitting & types) and not (isinstance(value, bool) and "boolean" not in types)
+    kind = _JSON_TYPES.get(type(value))
+    fits = kind in types or (kind == "integer" and "number" in types)
+    return text if kind is None or ("string" in types and not fits) else value

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
 from typing import Any, NoReturn
@@ -18,7 +19,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from context.messages import Message, content_hash, to_template
-from context.templates.row_forms import LOOKUP, RowForms, choose_forms, wants_call_ids
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _WORD = re.compile(r"[\w.$-]*")
@@ -34,6 +34,33 @@ _REFUSALS = (
     SyntaxError,  # twenty loops in each other
 )
 """What a template may raise: a refusal of its own, or what comes of operations on messages that it does not expect."""
+
+_Row = Mapping[str, Any]
+# `message.thinking`, `message["thinking"]`: what GPT-OSS and the first LFM2.5 call `reasoning_content`.
+_THINKING_FIELD = re.compile(r"""message(\.|\[["'])thinking\b""")
+LOOKUP: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up a record.",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string", "description": "Which record."}},
+            "required": ["key"],
+        },
+    },
+}
+_ID = "call00001"  # nine letters and digits, as Mistral's templates demand
+_ASKED: _Row = {"role": "user", "content": "pearl-0417"}
+CALLED: tuple[_Row, ...] = (
+    _ASKED,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "id": _ID, "function": {"name": "lookup", "arguments": {}}}],
+    },
+    {"role": "tool", "name": "lookup", "content": "x", "tool_call_id": _ID},
+)
 
 
 class RenderError(ValueError):
@@ -72,7 +99,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[_Row] = (),
         generation_prompt: bool,
         now: datetime | None = None,
     ) -> str:
@@ -82,9 +109,9 @@ class ChatTemplate:
 
     def render_rows(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[_Row],
         *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[_Row] = (),
         generation_prompt: bool,
         now: datetime | None = None,
     ) -> str:
@@ -126,10 +153,31 @@ class ChatTemplate:
                 )
 
 
+@dataclass(frozen=True)
+class _Forms:
+    """What a template wants otherwise than OpenAI's own messages."""
+
+    thinking: bool = False
+    """`reasoning_content` under the name `thinking`."""
+    json_arguments: bool = False
+    """Arguments as JSON text: DeepSeek-V3 pastes them as they are."""
+    parts: bool = False
+    """Contents as a list of parts."""
+
+    def adapted(self, row: _Row) -> _Row:
+        if self.thinking and "reasoning_content" in row:
+            row = {**row, "thinking": row["reasoning_content"]}
+        if self.json_arguments and "tool_calls" in row:
+            row = {**row, "tool_calls": [_with_json_arguments(call) for call in row["tool_calls"]]}
+        if self.parts and isinstance(row.get("content"), str):
+            row = {**row, "content": [{"type": "text", "text": row["content"]}]}
+        return row
+
+
 class _Source:
     """One template, compiled, and the form in which it takes messages."""
 
-    def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, source: str, given: Mapping[str, Any], *, tools: Sequence[_Row]) -> None:
         self._source = source
         self._given = given
         self._probe_tools = tools
@@ -137,7 +185,13 @@ class _Source:
             self._compiled = _sandbox().from_string(source)
         except _REFUSALS as error:
             raise RenderError(f"chat template must be valid jinja2, got: {_one_line(error)}.") from None
-        self._forms = choose_forms(source, self._probe)
+        self._forms = _Forms(thinking="reasoning_content" not in source and bool(_THINKING_FIELD.search(source)))
+        in_parts = replace(self._forms, parts=True)
+        if not self._shows_content(self._forms) and self._shows_content(in_parts):
+            self._forms = in_parts
+        as_text = replace(self._forms, json_arguments=True)
+        if self._probe(CALLED[:2], self._forms) is None and self._probe(CALLED[:2], as_text) is not None:
+            self._forms = as_text
 
     def marking(self, mark: Callable[[str], str]) -> _Source:
         found, tree = copy(self), _sandbox().parse(self._source)
@@ -151,16 +205,22 @@ class _Source:
 
     @cached_property
     def needs_call_ids(self) -> bool:
-        return wants_call_ids(lambda rows: self._probe(rows, self._forms))
+        for rows in (CALLED, CALLED[:2]):
+            named = self._probe(rows, self._forms)
+            if named is not None:
+                plain = self._probe([_without_ids(row) for row in rows], self._forms)
+                without = [named.replace(_ID, written) for written in ("", "None")]
+                return plain is None or (plain != named and plain in without)
+        return False
 
     def render(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[_Row],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[_Row],
         generation_prompt: bool,
         now: datetime | None,
-        forms: RowForms | None = None,
+        forms: _Forms | None = None,
     ) -> str:
         used = forms or self._forms
         try:
@@ -179,12 +239,27 @@ class _Source:
                 "Set context.template: hermes, or give messages that this template accepts."
             ) from error
 
-    def _probe(self, rows: Sequence[Mapping[str, Any]], forms: RowForms) -> str | None:
+    def _shows_content(self, forms: _Forms) -> bool:
+        return str(_ASKED["content"]) in (self._probe([_ASKED], forms) or "")
+
+    def _probe(self, rows: Sequence[_Row], forms: _Forms) -> str | None:
         """None where the template refuses."""
         try:
             return self.render(rows, tools=self._probe_tools, generation_prompt=True, now=None, forms=forms)
         except RenderError:
             return None
+
+
+def _without_ids(row: _Row) -> dict[str, Any]:
+    plain = {key: value for key, value in row.items() if key != "tool_call_id"}
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [{k: v for k, v in call.items() if k != "id"} for call in plain["tool_calls"]]
+    return plain
+
+
+def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 @cache

@@ -1,10 +1,10 @@
-"""A model's tokenizer and chat template from its folder, without the model; or from a template alone."""
+"""A model's tokenizer, chat template and stop tokens from its folder, without the model; or from a template alone."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,22 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from context.authors import AuthorTable
-from context.templates.built_in_templates import source_for
-from context.templates.chat_template import ChatTemplate, RenderError
+from context.parse.choose import shared_opening
+from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.render import Renderer
-from context.templates.stop_tokens import stop_tokens
 from context.tokens.codec import TokenCodec
 
+BUILT_IN_TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "hermes": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "mistral": (
+        *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"),
+    ),
+}
+"""The chat templates of this package by name, each with the control tokens that a vocabulary must have for it."""
+_FOLDER = Path(__file__).parent / "built_in"
+_JINJA = re.compile(r"\{[{%#]")
 _SPELLED = re.compile(
     r"</?[|｜]?[^\W\d][\w▁.-]*[|｜]?>"  # <s>, </think>, <|turn>, <turn|>
     r"|<[|｜]/?[\w▁ .\"-]+[|｜]>"  # <|im_start|>, <｜User｜>, <|"|>
@@ -31,6 +41,10 @@ _CONVERSIONS = {
     "convert_tekken_tokenizer('tekken.json').save_pretrained(FOLDER) writes tokenizer.json.",
 }
 """What holds a vocabulary in another format, and how to write tokenizer.json from it."""
+_Row = Mapping[str, Any]
+_SAID = "pearl-0417"
+_ASKED: _Row = {"role": "user", "content": "x"}
+_RESULT: _Row = {"role": "tool", "content": "x", "name": "lookup", "tool_call_id": "call00001"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,100 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
+
+
+def template_source(given: str) -> str:
+    """The text of a template: a built-in one by its name, a .jinja file by its path, or the text itself.
+
+    Raises RenderError for what is none of them.
+    """
+    if _JINJA.search(given):
+        return given
+    path = _FOLDER / f"{given}.jinja" if given in BUILT_IN_TEMPLATES else Path(given).expanduser()
+    try:
+        found = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    if not _JINJA.search(found):
+        raise RenderError(
+            f"context.template must be one of {', '.join(BUILT_IN_TEMPLATES)}, or the path of a readable .jinja file, "
+            f"got {given!r}. Check the name or the path."
+        )
+    return found
+
+
+def source_for(given: str, codec: TokenCodec) -> str:
+    """The text of a template for a vocabulary: RenderError also where a built-in one's control tokens are only text."""
+    known = set(codec.added_tokens)
+    missing = [token for token in BUILT_IN_TEMPLATES.get(given, ()) if token not in known]
+    if missing:
+        fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
+        raise RenderError(
+            f"context.template must be one for the model's vocabulary, got {given} for one without "
+            f"{', '.join(missing)}. Set context.template: {' or '.join([*fitting, 'a .jinja file of your own'])}."
+        )
+    return template_source(given)
+
+
+def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:
+    """The end of an answer and that of a turn of calls; where there is no end, what opens the turn that follows.
+
+    Found by rendering. `declared`: eos, and what the model's files list.
+    """
+    answer = {"role": "assistant", "content": _SAID}
+    found = _reply_end(template, codec, answer, _ASKED, wanted=[declared])
+    # What stands between two calls of one turn belongs to a call, and does not end the turn.
+    between = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True).split(_SAID)[1:-1]
+    inside = set(codec.encode("".join(between)))
+    return frozenset(
+        [*found, *_reply_end(template, codec, _calling(1), _RESULT, wanted=[declared, found], inside=inside)]
+    )
+
+
+def _reply_end(
+    template: ChatTemplate,
+    codec: TokenCodec,
+    reply: _Row,
+    following: _Row,
+    *,
+    wanted: Sequence[Collection[int]],
+    inside: Collection[int] | None = None,
+) -> list[int]:
+    """The token that ends a reply, in a list of at most one.
+
+    `following` answers the reply. `wanted`: tokens to prefer where several stand behind it, the surest first. `inside`:
+    control tokens within a turn of calls, which do not end it; None for an answer.
+    """
+    rows, calls = [_ASKED, reply], inside is not None
+    last, prompted = (_rendered(template, rows, prompted=prompted, tools=calls) for prompted in (False, True))
+
+    def controls(text: str) -> list[int]:
+        return [token for token in codec.encode(text) if token in codec.added_ids.difference(inside or ())]
+
+    behind = [text.rpartition(_SAID)[2] for text in (last, prompted)]
+    ends = controls(shared_opening(*behind)) or controls(behind[0])
+    for tokens in wanted:
+        if (token := next((token for token in ends if token in tokens), None)) is not None:
+            return [token]
+    if ends:  # behind the end of turn may stand a generation prompt that nobody asked for
+        return [ends[0 if last == prompted else -1]]
+    return controls(_rendered(template, [*rows, following], prompted=True, tools=calls).partition(_SAID)[2])[:1]
+
+
+def _calling(count: int) -> _Row:
+    function = {"name": "lookup", "arguments": {"key": _SAID}}
+    calls = [{"type": "function", "id": f"call0000{number}", "function": function} for number in range(1, count + 1)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, tools: bool) -> str:
+    """Empty where the template refuses."""
+    for schemas in ((LOOKUP,), ()) if tools else ((),):
+        try:
+            return template.render_rows(rows, tools=schemas, generation_prompt=prompted)
+        except RenderError:
+            continue
+    return ""
 
 
 def _from_folder(folder: Path, template: str | None, template_args: Mapping[str, Any] | None) -> ModelFiles:

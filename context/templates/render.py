@@ -28,11 +28,10 @@ from context.templates.rendering.contents import (
     tool_rows,
     with_thought,
 )
-from context.templates.rendering.demonstrated_turns import turn_spans
+from context.templates.rendering.demonstrated_turns import turn_spans, written_reply
 from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
-from context.templates.rendering.written_reply import written_reply
 from context.tokens.codec import Control, Piece, TokenCodec, storable
 from context.tokens.token_sequence import TokenSequence
 

@@ -10,12 +10,11 @@ from typing import Literal
 from context.authors import default_authors
 from context.messages import Message, ToolCall
 from context.parse import PARSERS, choose_parser
-from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.templates.row_forms import LOOKUP
 
 State = Literal["append_only", "rewrites_history", "unsupported"]
 Thinking = Literal["none", "empty", "some"]

@@ -22,7 +22,6 @@ from context import (
 from tests.fakes.conversations import increment
 from tests.fakes.families import Family, families, family
 
-NO_TOOLS: tuple[dict[str, object], ...] = ()
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
 
 
@@ -48,7 +47,7 @@ def log_probs(ids: list[int]) -> list[float]:
 def test_what_answers_an_unreadable_call_is_a_users_where_a_tool_needs_a_call() -> None:
     model = family("mistral")
     context = manager(model)
-    context.begin(START, NO_TOOLS)
+    context.begin(START, ())
     ids = sampled(model, "[TOOL_CALLS] oops")
     context.record_reply(ids, log_probs(ids), policy_version=0)
     assert context.observe([model.tool_result("bad call")]) is None
@@ -58,7 +57,7 @@ def test_what_answers_an_unreadable_call_is_a_users_where_a_tool_needs_a_call() 
 
 def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
     context, table = manager(model), default_authors()
-    context.begin(START, NO_TOOLS)
+    context.begin(START, ())
     n = len(context.prompt_ids)
     ids = sampled(model, model.call)
     versions = [3, *range(3, 2 + len(ids))]
@@ -78,7 +77,7 @@ def test_masks_cover_the_sampled_tokens_and_nothing_else(model: Family) -> None:
 
 def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
     context = manager(model)
-    context.begin(START, NO_TOOLS)
+    context.begin(START, ())
     before = context.prompt_ids
     ids = sampled(model, "The code is", stopped=False)
     reply = context.record_reply(ids, log_probs(ids), policy_version=0)
@@ -96,21 +95,21 @@ def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None
     renderer = Renderer(model.codec, model.template, authors=table, stop_ids=stops)
     for author in ("judge", "memory(discard)"):
         context = ContextManager(renderer, choose_parser("hermes", ""), max_tokens=4000)
-        context.begin([*START, Message("user", "secret", author)], NO_TOOLS)
-        assert context.prompt_ids == renderer.initial(START, NO_TOOLS).token_ids.tolist()
+        context.begin([*START, Message("user", "secret", author)], ())
+        assert context.prompt_ids == renderer.initial(START, ()).token_ids.tolist()
         assert context.messages[-1].content == "secret"
 
 
 def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
     long = manager(model)
-    long.begin(START, NO_TOOLS)
+    long.begin(START, ())
     ids = sampled(model, model.call)
     reply = long.record_reply(ids, log_probs(ids), policy_version=0)
     result = Message("user", "78", "env")
     full = len(long.prompt_ids) + len(increment(model.renderer(), reply.message, [result], opening=START))
     for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
         context = manager(model, max_tokens=max_tokens)
-        context.begin(START, NO_TOOLS)
+        context.begin(START, ())
         context.record_reply(ids, log_probs(ids), policy_version=0)
         before = context.prompt_ids, context.messages, context.room
         assert context.observe([result]) == (None if fits else "context_full")
@@ -136,7 +135,7 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
 )
 def test_wrong_reply_is_an_error_naming_the_field(ids, values, version, complaint: str) -> None:
     context = manager(family("chatml"))
-    context.begin(START, NO_TOOLS)
+    context.begin(START, ())
     before = context.prompt_ids
     with pytest.raises(ValueError, match=complaint):
         context.record_reply(ids, values, policy_version=version)
@@ -149,10 +148,10 @@ def test_calls_out_of_turn_are_refused() -> None:
     with pytest.raises(RuntimeError, match="record_reply must follow begin or observe"):
         context.record_reply([30], [-1.0], policy_version=0)
     with pytest.raises(ValueError, match="messages must hold at least one message"):
-        context.begin([], NO_TOOLS)
-    context.begin(START, NO_TOOLS)
+        context.begin([], ())
+    context.begin(START, ())
     with pytest.raises(RuntimeError, match="begin must be called once"):
-        context.begin(START, NO_TOOLS)
+        context.begin(START, ())
     with pytest.raises(RuntimeError, match="observe must follow a reply"):
         context.observe([])
     context.record_reply([30, model.end_id], [-1.0, -1.0], policy_version=0)

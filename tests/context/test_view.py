@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -15,14 +16,8 @@ TABLE = default_authors()
 
 
 def sequence(text: str, author: str, log_prob: float = np.nan) -> TokenSequence:
-    ids = np.array(family("chatml").codec.encode_text(text), np.int32)
-    n = len(ids)
-    return TokenSequence(
-        ids,
-        np.full(n, TABLE.code(author), np.uint8),
-        np.full(n, log_prob, np.float32),
-        np.full(n, 0, np.int32),
-    )
+    tokens = TokenSequence.constant(family("chatml").codec.encode_text(text), TABLE.code(author))
+    return replace(tokens, behavior_log_probs=np.full(len(tokens), log_prob, np.float32))
 
 
 def test_view_names_authors_masks_and_tokens() -> None:

@@ -5,9 +5,9 @@ records: every row that a buffer holds; replay_command: what is asked of it from
 databases, postgres_servers: where buffers are: SQLite, and every PostgreSQL server on this machine.
 batch_rows: rows of an update, and models of two layers to update.
 runs: whole runs in a second, and the models they start from; processes, ranks: runs in processes of their own.
-conversations, scripted: policies that say what is written down; families, trl_templates: chat templates and tokenizers.
+conversations, scripted: policies that say what is written down; families: three chat templates and tokenizers.
 real_templates, tokenizer_kinds: every template with every kind of tokenizer; template_reference: what transformers
-makes of them; call_templates: templates of dialects that no package has; injections: what hostile contents hold.
+makes of them.
 environments: files that a configuration names.
 shell: the command in this process; small_processes: processes without torch.
 """

@@ -9,6 +9,7 @@ import numpy as np
 
 from context import ContextManager, Message, Renderer, Reply, Segment, TokenSequence, ToolCall, loss_mask, response_mask
 from context.authors import ENV, HISTORY, TEMPLATE
+from context.parse import KnownReply
 from context.templates.rendering.reply_end import Sampled
 
 TOOLS = [
@@ -23,15 +24,12 @@ TOOLS = [
 ]
 
 
-@dataclass
-class ScriptedParser:
-    """Reads every reply as it is told to: what ids mean is not what these episodes are about."""
-
-    reply: Reply | None = None
+class ScriptedParser(KnownReply):
+    """Reads every reply as the message that it is given: what ids mean is not what these episodes are about."""
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
-        assert self.reply is not None
-        return self.reply if stopped else Reply("truncated", Message("assistant", text, "llm"), None)
+        cut = Reply("truncated", Message("assistant", text, "llm"), None)
+        return super().parse(text, stopped=stopped) if stopped else cut
 
 
 @dataclass
@@ -70,44 +68,30 @@ class Episode:
     def play(self, turns: Sequence[Turn], *, tool_role: bool) -> None:
         for number, turn in enumerate(turns):
             self._settle()
-            if self.stop_reason is not None or not self._say(turn, number):
-                return
-            call_id = f"call{number:05d}"
-            calls = turn.arguments is not None
-            result = Message(
-                "tool" if tool_role and calls else "user",
-                turn.result,
-                ENV,
-                name="lookup" if tool_role and calls else None,
-                tool_call_id=call_id if tool_role and calls else None,
-            )
-            self.stop_reason = self.context.observe([result])
+            if self.stop_reason is None and self.context.room <= len(turn.ids):
+                self.stop_reason = "context_full"
             if self.stop_reason is not None:
                 return
+            call_id = f"call{number:05d}"
+            called = () if turn.arguments is None else (ToolCall("lookup", turn.arguments, call_id),)
+            self._say(turn.ids, Message("assistant", turn.content, "llm", called, reasoning=turn.reasoning))
+            result = Message("user", turn.result, ENV)
+            if tool_role and called:
+                result = Message("tool", turn.result, ENV, name="lookup", tool_call_id=call_id)
+            self.stop_reason = self.context.observe([result])
         self._settle()
-
-    def _say(self, turn: Turn, number: int) -> bool:
-        called = () if turn.arguments is None else (ToolCall("lookup", turn.arguments, f"call{number:05d}"),)
-        message = Message("assistant", turn.content, "llm", called, reasoning=turn.reasoning)
-        self.parser.reply = Reply("tool_calls" if called else "final", message, None)
-        if self.context.room < len(turn.ids) + 1:
-            self.stop_reason = "context_full"
-            return False
-        self._record([*turn.ids, self.stop], question=False)
-        return True
 
     def _settle(self) -> None:
         """Answer the strategy's question, if it has one."""
-        if not self.context.question:
-            return
-        self.questions += 1
-        self.parser.reply = Reply("final", Message("assistant", self.answer(self.questions), "llm"), None)
-        ids = [200 + self.questions % 50, self.stop]
-        assert self._record(ids, question=True).outcome == "question"
-        self.stop_reason = self.context.stopped
+        if self.stop_reason is None and self.context.question:
+            self.questions += 1
+            answer = Message("assistant", self.answer(self.questions), "llm")
+            assert self._say([200 + self.questions % 50], answer).outcome == "question"
+            self.stop_reason = self.context.stopped
 
-    def _record(self, ids: list[int], *, question: bool) -> Reply:
-        self.calls.append(Call(list(self.context.prompt_ids), ids, question))
+    def _say(self, ids: list[int], message: Message) -> Reply:
+        self.parser.message, ids = message, [*ids, self.stop]
+        self.calls.append(Call(list(self.context.prompt_ids), ids, self.context.question is not None))
         return self.context.record_reply(ids, [-0.25] * len(ids), policy_version=0)
 
 

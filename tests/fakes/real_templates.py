@@ -11,6 +11,12 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from context import Author, AuthorTable, Renderer, default_authors
+from context.templates.model_files import ModelFiles, from_template
+from context.templates.template_report import check_template
+
 PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
 WRITTEN_HERE = Path(__file__).parent / "templates"
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -25,6 +31,22 @@ REPRESENTATIVE = (
     *("trl/phi3", "axolotl/chatml", "axolotl/mistral_v2v3", "written/chatglm2", "written/glm_4_6", "written/llama_2"),
 )
 """What every kind of tokenizer is tried with."""
+MAIN = [
+    *("cohere", "deepseekv3", "gemma", "gemma4_v5", "glm4moe", "gptoss", "lfm2", "lfm2_v2", "llama3", "llama3_1"),
+    *("llama3_2", "muse_glimmer", "nemotron_3_nano", "phi3", "qwen2_5", "qwen3", "qwen3_5_think"),
+]
+"""A template per family and generation: the ones the long tests run over."""
+SIX_OF_TRL = ["deepseekv3", "gemma4_v5", "gptoss", "llama3_1", "phi3", "qwen3"]
+TEMPLATES = [*SIX_OF_TRL, *(pytest.param(name, marks=pytest.mark.soak) for name in MAIN if name not in SIX_OF_TRL)]
+"""Six by default, all of `MAIN` in `make soak`."""
+
+SPEAKERS = (
+    Author("human_edit", action=True, trained=True, behavior=False),
+    Author("subagent:planner", action=True, trained=False, behavior=False),
+    Author("judge", action=False, trained=False),
+)
+"""Registered authors: a trained and an untrained one that speak in the policy's place, and one that looks on."""
+AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
 _SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
 
 
@@ -70,3 +92,24 @@ def _written() -> Iterator[RealTemplate]:
         named = _SOURCE.match(text)
         assert named is not None, f"{path.name} must name its source in its first line"
         yield RealTemplate(f"written/{path.stem}", named[1].rstrip(".:, "), text)
+
+
+@cache
+def model(name: str) -> ModelFiles:
+    """A template with a byte-level tokenizer that spells its control tokens; a bare name is one of trl's."""
+    return from_template(real_template(name if "/" in name else f"trl/{name}").text)
+
+
+@cache
+def renderer(name: str) -> Renderer:
+    files = model(name)
+    return Renderer(files.codec, files.template, authors=AUTHORS, stop_ids=files.stop_ids)
+
+
+@cache
+def shapes(name: str) -> tuple[bool, bool]:
+    """Whether a template takes system messages, and tool calls with their results."""
+    cases = {case.name: case for case in check_template(model(name)).cases}
+    results = cases["tool results, then a user"]
+    takes_calls = results.state != "unsupported" and not any("shown again" in detail for detail in results.details)
+    return cases["system message"].state != "unsupported", takes_calls

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from context import Message, Renderer, ToolCall, default_authors
+from context.messages import to_template
 from context.templates.model_files import load_model_files
 from tests.fakes.real_templates import RealTemplate
 from tests.fakes.tokenizer_kinds import lossless, tokenizer_kinds
@@ -85,26 +86,14 @@ class Reference:
     def _row(self, message: Message) -> dict[str, Any]:
         if self._marks_thoughts and message.role == "assistant" and (thought := _THOUGHT.fullmatch(message.content)):
             message = replace(message, reasoning=thought[1].strip("\n"), content=thought[2])
-        text = "\n\n".join(filter(None, (message.content, message.note)))
-        row: dict[str, Any] = {"role": message.role, "content": [_part(text)] if self._parts else text}
-        if message.tool_calls:
-            row["tool_calls"] = [self._call(call) for call in message.tool_calls]
-        if message.name is not None:
-            row["name"] = message.name
-        if message.tool_call_id is not None:
-            row["tool_call_id"] = message.tool_call_id
-        if message.reasoning is not None:
-            row["reasoning_content"] = message.reasoning
-            if self._thinking:
-                row["thinking"] = message.reasoning
+        row = to_template(message)
+        if self._parts:
+            row["content"] = [{"type": "text", "text": row["content"]}]
+        for call in row.get("tool_calls", ()) if self._json_arguments else ():
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        if self._thinking and "reasoning_content" in row:
+            row["thinking"] = row["reasoning_content"]
         return row
-
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        arguments: Any = dict(call.arguments)
-        if self._json_arguments:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        row = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-        return row if call.id is None else {**row, "id": call.id}
 
     def _rendered(self, rows: Rows, tools: Tools, *, prompted: bool) -> str | None:
         try:
@@ -125,10 +114,6 @@ class Reference:
         self._parts = parts
         text = self._rendered([self._row(Message("user", "marked text"))], (), prompted=True)
         return text is None or "marked text" not in text
-
-
-def _part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
 
 
 def _holds(text: str, content: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from context.templates.model_files import spelled_controls
+from context.templates.model_files import spelled_controls, train_tokenizer
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 WORDS = ("sop", "assistant")
@@ -40,14 +40,16 @@ def controls_of(template_source: str) -> list[str]:
 
 def tokenizer_kinds() -> dict[str, Callable[[str], str]]:
     """Kind -> what makes its tokenizer.json for a template."""
-    plain = _added
+    made: dict[str, Callable[[], str]] = {
+        "byte_bpe": _byte_bpe,
+        "byte_bpe_split": _byte_bpe_split,
+        "sp_legacy": _sentencepiece_legacy,
+        "sp_first": partial(_metaspace, "first"),
+        "sp_always": partial(_metaspace, "always"),
+        "unigram": _unigram,
+    }
     return {
-        "byte_bpe": partial(plain, _byte_bpe),
-        "byte_bpe_split": partial(plain, _byte_bpe_split),
-        "sp_legacy": partial(plain, _sentencepiece_legacy),
-        "sp_first": partial(plain, partial(_metaspace, "first")),
-        "sp_always": partial(plain, partial(_metaspace, "always")),
-        "unigram": partial(plain, _unigram),
+        **{kind: partial(_added, make) for kind, make in made.items()},
         "nfkc": _with_normalized_controls,
         "words": _with_words,
         "strips": _with_strips,
@@ -60,28 +62,28 @@ def lossless(kind: str) -> bool:
     return kind in ("byte_bpe", "byte_bpe_split", "words", "unk_is_eos")
 
 
+def _with(tokenizer_json: str, special: Sequence[str], added: Sequence[str], *, normalized: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    tokenizer.add_tokens([AddedToken(name, normalized=normalized) for name in added])
+    return tokenizer
+
+
 def _added(make: Callable[[], str], template_source: str) -> str:
     """As most do it: the first tokens are special, the others only added (Qwen's <tool_call>)."""
-    tokenizer = Tokenizer.from_str(make())
     names = controls_of(template_source)
     half = (len(names) + 1) // 2
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in names[:half]])
-    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names[half:]])
-    return str(tokenizer.to_str())
+    return str(_with(make(), names[:half], names[half:]).to_str())
 
 
 def _with_normalized_controls(template_source: str) -> str:
-    tokenizer = Tokenizer.from_str(_byte_bpe())
+    tokenizer = _with(_byte_bpe(), (BOS, EOS), ())
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (BOS, EOS)])
-    tokenizer.add_tokens([AddedToken(name, normalized=True) for name in controls_of(template_source)[2:]])
-    return str(tokenizer.to_str())
+    return str(_with(tokenizer.to_str(), (), controls_of(template_source)[2:], normalized=True).to_str())
 
 
 def _with_words(template_source: str) -> str:
-    tokenizer = Tokenizer.from_str(_added(_byte_bpe, template_source))
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
-    return str(tokenizer.to_str())
+    return str(_with(_added(_byte_bpe, template_source), (), WORDS).to_str())
 
 
 def _with_strips(template_source: str) -> str:
@@ -106,32 +108,15 @@ def _with_unk_as_eos(template_source: str) -> str:
 
 @cache
 def _byte_bpe(*special: str) -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return _byte_level(tokenizer, 700, special)
+    return str(train_tokenizer(CORPUS, special, vocab_size=700 - len(special)).to_str())
 
 
 @cache
 def _byte_bpe_split() -> str:
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return _byte_level(tokenizer, 800)
-
-
-def _byte_level(tokenizer: Tokenizer, vocab_size: int, special: Sequence[str] = ()) -> str:
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = train_tokenizer(CORPUS, [], vocab_size=800, pre_tokenizer=pre_tokenizers.Sequence([split, byte_level]))
+    tokenizer.model.ignore_merges = True
     return str(tokenizer.to_str())
 
 
@@ -154,8 +139,7 @@ def _sentencepiece_bpe() -> Tokenizer:
     model = _sentencepiece()
     merges = [tuple(pair) for pair in model["merges"]]
     tokenizer = Tokenizer(models.BPE(model["vocab"], merges, unk_token=UNK, fuse_unk=True, byte_fallback=True))
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in (UNK, BOS, EOS)])
-    return tokenizer
+    return _with(tokenizer.to_str(), (UNK, BOS, EOS), ())
 
 
 @cache

@@ -13,7 +13,7 @@ from context.authors import DEMONSTRATION
 from context.messages import canonical_json
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
-from context.templates.built_in_templates import BUILT_IN_TEMPLATES, template_source
+from context.templates.model_files import BUILT_IN_TEMPLATES, template_source
 from context.tokens.control import TrainingControl
 from context.wording import suggest
 from replay.errors import first_problem

@@ -14,10 +14,9 @@ from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
-from context.templates.chat_template import ChatTemplate, RenderError
+from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
 from context.templates.rendering.contents import Leaf
 from context.templates.rendering.marks import BREAK, Written, inner, own
-from context.templates.row_forms import CALLED, LOOKUP
 from context.tokens.codec import Control, TokenCodec
 
 Again = Callable[[Leaf], str | None]

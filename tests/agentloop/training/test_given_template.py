@@ -19,7 +19,7 @@ from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from context import load_model_files
 from context.messages import to_template
-from context.templates.built_in_templates import template_source
+from context.templates.model_files import template_source
 from replay.store import ReplayStore
 from tests.fakes.processes import write_config
 from tests.fakes.real_templates import real_template

@@ -30,12 +30,11 @@ from agentloop.models.loading import LoadedModel, load_model
 from agentloop.rollouts.actors import checked_parser
 from agentloop.training.startup_checks import check_sampling_memory, check_scoring
 from context import ChatTemplate, Message
+from context.templates.chat_template import LOOKUP
 from context.templates.model_files import ModelFiles, load_model_files, train_tokenizer
-from context.templates.row_forms import LOOKUP
 from context.templates.template_report import check_template
-from tests.fakes.real_templates import real_template
+from tests.fakes.real_templates import model, real_template
 from tests.fakes.runs import ROOT, save_llama, save_qwen2
-from tests.fakes.trl_templates import model
 
 FACTORY = load_environment("lookup_chain", {})
 SMOLLM2 = real_template("written/smollm2").text

@@ -11,8 +11,7 @@ from typing import Any
 
 from context import ChatTemplate
 from context.parse import PARSERS, ReplyParser
-from tests.fakes.call_templates import CALL_TEMPLATES
-from tests.fakes.real_templates import SPECIAL_TOKENS, real_template
+from tests.fakes.real_templates import model
 
 USER = {"role": "user", "content": "What is the code of pearl?"}
 
@@ -21,7 +20,7 @@ USER = {"role": "user", "content": "What is the code of pearl?"}
 class Dialect:
     parser: str
     template: str
-    """One of `call_templates` or `real_templates`; trl's without the package."""
+    """One of `real_templates`; a bare name is one of trl's."""
     ends: tuple[str, ...]
     """What the template ends a turn with."""
     parallel: int = 3
@@ -39,7 +38,7 @@ class Dialect:
 
     @property
     def chat_template(self) -> ChatTemplate:
-        return _template(self.template)
+        return model(self.template).template
 
     def parse(self, tools: list[dict[str, Any]]) -> ReplyParser:
         return PARSERS[self.parser](tools)
@@ -64,7 +63,7 @@ DIALECTS = [
     Dialect("hermes", "qwen3", QWEN_ENDS),
     Dialect("llama3_json", "llama3_1", ("<|eot_id|>",), parallel=1, beside=False, thinks=False),
     Dialect("pythonic", "lfm2_v2", QWEN_ENDS, thinks=False, plain_names=True),
-    Dialect("pythonic", "llama4_pythonic", ("<|eot|>",), beside=False, plain_names=True),
+    Dialect("pythonic", "written/llama4_pythonic", ("<|eot|>",), beside=False, plain_names=True),
     Dialect(template="nemotron_3_nano", **CODER),
     Dialect(template="qwen3_5_think", **CODER),
     Dialect(template="qwen3_6", **CODER),
@@ -72,18 +71,18 @@ DIALECTS = [
     Dialect("mistral", "written/mistral_v0_3", ("</s>",), ids="{:09d}", beside=False, thinks=False),
     Dialect("mistral", "written/mistral_v11", ("</s>",), thinks=False),
     Dialect("deepseek", "deepseekv3", ("<｜end▁of▁sentence｜>",), thinks=False),
-    Dialect("deepseek", "deepseek_v31", ("<｜end▁of▁sentence｜>",)),
+    Dialect("deepseek", "written/deepseek_v31", ("<｜end▁of▁sentence｜>",)),
     Dialect("kimi", "written/kimi_k2", ("<|im_end|>",), ids="functions.{name}:{}", thinks=False),
     Dialect("gemma", "gemma4_v5", ("<|tool_response>", "<turn|>\n"), unspeakable=('<|"|>',)),
     Dialect("harmony", "gptoss", ("<|call|>",), parallel=1, beside=False),
     Dialect("minimax", "written/minimax_m2", ("[e~[\n",), unspeakable=("</invoke>", '<parameter name="x">')),
     Dialect("phi4_mini", "written/phi_4_mini", ("<|end|></s>",), thinks=False),
     Dialect("granite", "written/granite_3", ("<|end_of_text|>\n",), beside=False, thinks=False),
-    Dialect("nemotron", "nemotron", ("\n<SPECIAL_12>\n",)),
-    Dialect("command_r", "command_r", ("<|END_OF_TURN_TOKEN|>",)),
+    Dialect("nemotron", "written/nemotron", ("\n<SPECIAL_12>\n",)),
+    Dialect("command_r", "written/command_r", ("<|END_OF_TURN_TOKEN|>",)),
     Dialect("command_a", "written/command_r7b", (COHERE_END,), ids="{}", beside=False),
     Dialect("jamba", "axolotl/jamba", ("<|eom|>",), thinks=False),
-    Dialect("react", "react", QWEN_ENDS),
+    Dialect("react", "written/react", QWEN_ENDS),
 ]
 
 SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
@@ -132,17 +131,11 @@ _WORDS = ["pearl", "é", "日本", "🙂", "true", "\\n", *"\n\t\"'\\{}[],:3 <>"
 
 
 @cache
-def _template(name: str) -> ChatTemplate:
-    source = CALL_TEMPLATES.get(name) or real_template(name if "/" in name else f"trl/{name}").text
-    return ChatTemplate(source, SPECIAL_TOKENS)
-
-
-@cache
 def _prompt(name: str) -> str:
-    return _template(name).render_rows([USER], generation_prompt=True)
+    return model(name).template.render_rows([USER], generation_prompt=True)
 
 
-def reply(dialect: Dialect, chance: random.Random) -> dict[str, Any]:
+def drawn_reply(dialect: Dialect, chance: random.Random) -> dict[str, Any]:
     """A reply with calls: typed arguments, thinking and text where the dialect has a place for them."""
     row: dict[str, Any] = {"role": "assistant", "content": ""}
     if dialect.beside and chance.random() < 0.5:

@@ -7,16 +7,12 @@ import pytest
 from context import ChatTemplate
 from context.parse import PARSERS, HermesParser, choose_parser, unread_call
 from tests.context.parse.dialects import DIALECTS, Dialect
-from tests.fakes.call_templates import CALL_TEMPLATES
 from tests.fakes.families import CHATML, LLAMA3
-from tests.fakes.real_templates import real_template
-from tests.fakes.trl_templates import SPECIAL, model
-
-ONLY_TEXT = ["cohere", "deepseek_r1_distill", "gemma3", "lfm2", "llama3", "phi3"]
+from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, SPECIAL)
+    return ChatTemplate(source, SPECIAL_TOKENS)
 
 
 def chosen(chat_template: ChatTemplate, **options: object) -> str:
@@ -30,21 +26,16 @@ def test_auto_takes_the_parser_of_the_dialect(dialect: Dialect) -> None:
     assert unread_call(PARSERS[dialect.parser](()), dialect.chat_template) is None
 
 
-@pytest.mark.parametrize("name", ONLY_TEXT)
-def test_template_that_writes_no_calls_gets_react(name: str) -> None:
+@pytest.mark.parametrize("name", ["cohere", "deepseek_r1_distill", "gemma3", "lfm2", "llama3", "phi3"])
+def test_template_that_writes_or_takes_no_calls_gets_react(name: str) -> None:
     assert chosen(model(name).template) == "react"
-
-
-def test_template_that_refuses_calls_gets_react() -> None:
-    refuses = (
-        "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
-    )
-    assert chosen(template(refuses)) == "react"
+    refusing = "{% for m in messages if m.tool_calls %}{{ raise_exception('no') }}{% endfor %}"
+    assert chosen(template(refusing + model(name).template.source)) == "react"
 
 
 def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
     # Nemotron Nano 2 writes the content alone of a conversation's last reply.
-    source = CALL_TEMPLATES["nemotron"].replace("{%- if m.tool_calls %}", "{%- if m.tool_calls and not loop.last %}")
+    source = real_template("written/nemotron").text.replace("if m.tool_calls", "if m.tool_calls and not loop.last")
     assert chosen(template(source)) == "nemotron"
 
 
@@ -65,7 +56,7 @@ def test_dialect_that_nobody_reads_is_named_with_its_example() -> None:
 
 
 def test_parser_that_reads_single_calls_only_is_not_taken() -> None:
-    source = CALL_TEMPLATES["nemotron"].replace("{{ ', ' }}", "{{ ' and ' }}")
+    source = real_template("written/nemotron").text.replace("{{ ', ' }}", "{{ ' and ' }}")
     with pytest.raises(ValueError, match="no built-in parser reads"):
         choose_parser("auto", template(source))
 
@@ -90,11 +81,7 @@ def test_schema_of_a_tool_says_what_is_text() -> None:
         f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
         for key, value in [("code", "3"), ("count", "3"), ("either", "null"), ("colour", "3"), ("other", "3")]
     )
-    (read,) = (
-        choose_parser("glm", template(CHATML), tools=[tool])
-        .parse(text + "</tool_call>", stopped=True)
-        .message.tool_calls
-    )
-    assert read.arguments == {"code": "3", "count": 3, "either": None, "colour": "3", "other": 3}
-    (read,) = choose_parser("glm", template(CHATML)).parse(text + "</tool_call>", stopped=True).message.tool_calls
-    assert read.arguments == {"code": 3, "count": 3, "either": None, "colour": 3, "other": 3}
+    for tools, code, colour in (([tool], "3", "3"), ([], 3, 3)):
+        reply = choose_parser("glm", template(CHATML), tools=tools).parse(text + "</tool_call>", stopped=True)
+        (call,) = reply.message.tool_calls
+        assert call.arguments == {"code": code, "count": 3, "either": None, "colour": colour, "other": 3}

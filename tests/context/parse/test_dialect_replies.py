@@ -1,13 +1,19 @@
-"""What a dialect forgives, what it does not, and where its thinking and its answers stand."""
+"""What a template writes is read back equal, in every dialect; and what a dialect forgives, and what it does not."""
 
 from __future__ import annotations
 
 import json
+import random
+import zlib
 
 import pytest
 
 from context.parse import PARSERS, Reply
-from tests.context.parse.dialects import NUMBERS, ONE_CALL, SECTION, hermes
+from tests.context.parse.dialects import DIALECTS, NUMBERS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
+
+COMMENT = "<|channel|>commentary<|message|>"
+CONVERSATIONS = 200
+"""Of each dialect, shared by its templates."""
 
 
 def read(name: str, text: str) -> Reply:
@@ -18,6 +24,30 @@ def calls(name: str, text: str) -> list[tuple[str, object]]:
     reply = read(name, text)
     assert (reply.outcome, reply.problem) == ("tool_calls", None)
     return [(call.name, call.arguments) for call in reply.message.tool_calls]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.template)
+def test_calls_are_read_back_as_they_were_written(dialect: Dialect) -> None:
+    chance = random.Random(zlib.crc32(dialect.template.encode()))
+    for _ in range(-(-CONVERSATIONS // sum(other.parser == dialect.parser for other in DIALECTS))):
+        row = drawn_reply(dialect, chance)
+        text = dialect.written(row)
+        read = dialect.parse(tools_of(row)).parse(text, stopped=True)
+        assert (read.outcome, read.problem) == ("tool_calls", None), text
+        expected = [
+            (call["function"]["name"], call["function"]["arguments"], call.get("id")) for call in row["tool_calls"]
+        ]
+        found = [(call.name, dict(call.arguments), call.id) for call in read.message.tool_calls]
+        assert repr(sorted_keys(found)) == repr(sorted_keys(expected)), text  # 1 and True are equal, and not the same
+        assert read.message.content.strip() == row["content"], text
+        assert (read.message.reasoning or "").strip() == row.get("reasoning_content", ""), text
+
+
+def sorted_keys(value: object) -> object:
+    """Gemma's template sorts the keys."""
+    if isinstance(value, dict):
+        return {key: sorted_keys(value[key]) for key in sorted(value)}
+    return [sorted_keys(row) for row in value] if isinstance(value, (list, tuple)) else value
 
 
 @pytest.mark.parametrize("name", ONE_CALL)
@@ -67,15 +97,26 @@ def test_json_calls_are_read_in_every_common_form(text: str, arguments: dict[str
     assert calls("mistral", f"[TOOL_CALLS][{text}]") == [("f", arguments)]
 
 
-@pytest.mark.parametrize("between", ["; ", "\n", "", ", "])
-def test_llama_3_calls_may_follow_one_another(between: str) -> None:
-    one = ONE_CALL["llama3_json"]
-    assert calls("llama3_json", one + between + one) == [("f", {"a": 1})] * 2
+@pytest.mark.parametrize(
+    ("name", "text", "content", "count"),
+    [
+        *(("llama3_json", ONE_CALL["llama3_json"] + between + ONE_CALL["llama3_json"], "", 2) for between in "; , \n"),
+        ("llama3_json", ONE_CALL["llama3_json"] * 2, "", 2),
+        ("llama3_json", "<|python_start|>I look.<|python_end|>" + ONE_CALL["llama3_json"], "I look.", 1),
+        ("harmony", f"{COMMENT}I look.<|end|><|start|>assistant" + ONE_CALL["harmony"], "I look.", 1),
+        ("pythonic", "<|python_tag|>[f(a=1)]", "", 1),
+        ("pythonic", "Let me see.\n<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "Let me see.", 1),
+        ("pythonic", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>Looking.", "Looking.", 1),
+        ("pythonic", "<think>\nhm\n</think>\n\n[f(a=1)]", "", 1),
+    ],
+)
+def test_calls_stand_behind_or_beside_text(name: str, text: str, content: str, count: int) -> None:
+    assert calls(name, text) == [("f", {"a": 1})] * count
+    assert read(name, text).message.content == content
 
 
-def test_llama_4_speaks_between_its_tags() -> None:
-    reply = read("llama3_json", "<|python_start|>I look.<|python_end|>" + ONE_CALL["llama3_json"])
-    assert (reply.message.content, len(reply.message.tool_calls)) == ("I look.", 1)
+def test_pythonic_reads_json_words_as_templates_write_them() -> None:
+    assert calls("pythonic", "[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
 
 
 def test_ids_are_kept() -> None:
@@ -129,12 +170,6 @@ def test_answer_stands_behind_the_thinking(name: str, text: str) -> None:
     assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("final", "hm", "78")
 
 
-def test_harmony_keeps_what_it_tells_the_user_before_a_call() -> None:
-    text = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + ONE_CALL["harmony"]
-    reply = read("harmony", text)
-    assert (reply.message.content, [call.name for call in reply.message.tool_calls]) == ("I look.", ["f"])
-
-
 CODER, COMMAND = "<tool_call><function=f>{}</function></tool_call>", "<tool_call>f{}</tool_call>"
 BAD_JSON = [
     ("", "not valid JSON"),
@@ -168,6 +203,7 @@ BAD_PYTHON = [
     ("[f(a=b'x')]", "not a literal"),
     ("[f(a=-True)]", "not a literal"),
     ("[f(a=...)]", "not a literal"),
+    *((f"[f(a={run})]", "not a literal") for run in ("__import__('os')", "open('x')", "[x for x in 'ab']", "1+1")),
     ("[f(a={1, 2})]", "not a literal"),
     ("[f(), 3]", "holds something else"),
     ("[f()()]", "not the name of a tool"),

@@ -8,26 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context.parse import PARSERS, HermesParser, Llama3JsonParser, PythonicParser, ReactParser
+from context import Message, ToolCall
+from context.parse import PARSERS, HermesParser, Llama3JsonParser, ReactParser
 from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
 HERMES, LLAMA = HermesParser(), Llama3JsonParser()
-PYTHONIC, REACT = PythonicParser(), ReactParser()
+REACT = ReactParser()
 ALL = [make(()) for make in PARSERS.values()]
-
-
-@pytest.mark.parametrize("parser", ALL)
-@pytest.mark.parametrize("text", ["The code is 78.", "", '{"code": 78}', "{not json"])
-def test_text_without_a_call_is_final(parser, text: str) -> None:
-    reply = parser.parse(text, stopped=True)
-    assert (reply.outcome, reply.message.content, reply.problem) == ("final", text, None)
-    assert (reply.message.role, reply.message.author) == ("assistant", "llm")
-
-
-@pytest.mark.parametrize("name", PARSERS)
-def test_cut_reply_is_truncated_even_with_a_whole_call_in_it(name: str) -> None:
-    reply = PARSERS[name](()).parse(ONE_CALL[name], stopped=False)
-    assert (reply.outcome, reply.message.content, reply.message.tool_calls) == ("truncated", ONE_CALL[name], ())
 
 
 PIECES = st.sampled_from(
@@ -53,54 +40,21 @@ def test_parsers_never_raise(text: str, stopped: bool) -> None:
         json.dumps(found, allow_nan=False)
 
 
-def calls(text: str, parser=PYTHONIC) -> list[tuple[str, object]]:
-    reply = parser.parse(text, stopped=True)
-    assert (reply.outcome, reply.problem) == ("tool_calls", None)
-    return [(call.name, call.arguments) for call in reply.message.tool_calls]
-
-
-def test_pythonic_reads_json_words_as_templates_write_them() -> None:
-    assert calls("[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("<|python_tag|>[f(a=1)]", ""),
-        ("Let me see.\n<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "Let me see."),
-        ("<|tool_call_start|>[f(a=1)]<|tool_call_end|>Looking.", "Looking."),
-        ("<think>\nhm\n</think>\n\n[f(a=1)]", ""),
-    ],
-)
-def test_pythonic_reads_what_follows_a_tag(text: str, content: str) -> None:
-    assert calls(text) == [("f", {"a": 1})]
-    assert PYTHONIC.parse(text, stopped=True).message.content == content
-
-
-def test_pythonic_never_runs_anything() -> None:
-    for body in (
-        "[f(a=__import__('os').system('false'))]",
-        "[f(a=open('x'))]",
-        "[f(a=[x for x in 'ab'])]",
-        "[f(a=1+1)]",
-    ):
-        reply = PYTHONIC.parse(body, stopped=True)
-        assert (reply.outcome, reply.problem) == ("malformed", "an argument of a tool call is not a literal")
-
-
 def test_react_answer_is_what_stands_behind_its_label_and_text_before_an_action_is_content() -> None:
     reply = REACT.parse("Thought: done.\nFinal Answer: 78\nand so on", stopped=True)
     found = reply.outcome, reply.message.content, reply.message.reasoning
     assert found == ("final", "78\nand so on", "Thought: done.")
     text = 'Thought: I look it up.\nAction: lookup\nAction Input: {"key": "pearl",\n "n": 1}\n'
-    assert calls(text, REACT) == [("lookup", {"key": "pearl", "n": 1})]
-    assert REACT.parse(text, stopped=True).message.content == "Thought: I look it up."
+    reply = REACT.parse(text, stopped=True)
+    assert (reply.outcome, reply.message.content) == ("tool_calls", "Thought: I look it up.")
+    assert reply.message.tool_calls == (ToolCall("lookup", {"key": "pearl", "n": 1}),)
 
 
 @pytest.mark.parametrize("parser", ALL)
 @pytest.mark.parametrize(
     ("text", "thinking", "content"),
     [
+        *((text, None, text) for text in ("The code is 78.", "", '{"code": 78}', "{not json")),
         ("<think>\nhm, 78?\n</think>\n\n78", "hm, 78?", "78"),
         ("<think></think>78", "", "78"),
         ("hm\n</think>\n78", "hm", "78"),  # the template wrote the opening tag
@@ -108,9 +62,10 @@ def test_react_answer_is_what_stands_behind_its_label_and_text_before_an_action_
         ("<think>a</think>b</think>c", "a", "b</think>c"),
     ],
 )
-def test_thinking_is_split_off(parser, text: str, thinking: str | None, content: str) -> None:
+def test_text_is_final_and_its_thinking_split_off(parser, text: str, thinking: str | None, content: str) -> None:
     reply = parser.parse(text, stopped=True)
-    assert (reply.outcome, reply.message.reasoning, reply.message.content) == ("final", thinking, content)
+    assert (reply.outcome, reply.problem) == ("final", None)
+    assert reply.message == Message("assistant", content, "llm", reasoning=thinking)
 
 
 def test_end_of_thinking_within_an_argument_ends_nothing() -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from context import ContextManager, Message, Reply, ToolCall, default_authors, loss_mask, response_mask
+from context import (
+    ContextManager,
+    Message,
+    ToolCall,
+    TrainingControl,
+    default_authors,
+    loss_mask,
+    response_mask,
+)
 from context.authors import HISTORY, MEMORY
 from context.strategies import (
     Append,
@@ -147,6 +155,7 @@ def test_self_clip_lists_all_but_the_newest_turn() -> None:
         "3. assistant: lookup({'key ... (20 characters)",
         "4. tool: short (5 characters)",
     ]
+    assert question.example == "1. remove\n2. remove\n3. remove\n4. remove"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +163,7 @@ def test_self_clip_lists_all_but_the_newest_turn() -> None:
     [
         ("2. remove", "self_clip", ["[removed]", TEN, TEN]),
         ("1 remove\n2 remove\n3 keep", "self_clip", [TEN, TEN]),
+        ("1. remove\n2. remove\n3. remove\n4. remove", "self_clip", [TEN]),  # the example of the question
         ("**2**: Compress: two words", "self_clip", ["two words", TEN, TEN]),
         ("I'd say:\n - [2] REMOVE it\n[99] remove", "self_clip", ["[removed]", TEN, TEN]),
         ("2 keep\n2 remove", "self_clip", ["[removed]", TEN, TEN]),
@@ -170,15 +180,6 @@ def test_self_clip_does_as_it_is_told_or_falls_back(answer: str, kind: str, expe
         assert arrangement.messages[2] == Message("tool", "two words", MEMORY)
 
 
-def test_self_clip_does_as_its_example_says() -> None:
-    question = SelfClip(35).arrange(history(TEN * 2, TEN, TEN))
-    assert isinstance(question, Question)
-    # All that was listed: two replies and their results.
-    assert question.example == "1. remove\n2. remove\n3. remove\n4. remove"
-    arrangement = SelfClip(35).arrange(history(TEN * 2, TEN, TEN, answer=Answer(question.example, truncated=False)))
-    assert shown_results(arrangement) == [TEN]
-
-
 @pytest.mark.parametrize("make", [SlidingWindow, ClipToolResults, SelfClip, Memory])
 def test_budget_must_be_a_number_of_tokens(make: type[SlidingWindow]) -> None:
     with pytest.raises(ValueError, match="budget must be at least 1 token, got 0"):
@@ -188,9 +189,11 @@ def test_budget_must_be_a_number_of_tokens(make: type[SlidingWindow]) -> None:
 # Whole episodes, over a real renderer.
 
 
-def started(strategy: Strategy, *, max_tokens: int = 4000, hint: str | None = None) -> Episode:
-    context = ContextManager(RENDERER, parser := ScriptedParser(), max_tokens=max_tokens, strategy=strategy)
+def started(strategy: Strategy, *, hint: str | None = None, blackout: tuple[str, ...] = ()) -> Episode:
+    control = TrainingControl(blackout=blackout)
+    context = ContextManager(RENDERER, parser := ScriptedParser(), max_tokens=4000, strategy=strategy, control=control)
     context.begin([Message("user", "What is the code?")], (), hint=hint)
+    parser.message = Message("assistant", "", "llm")
     return Episode(context, parser, MODEL.end_id)
 
 
@@ -223,14 +226,11 @@ def test_answers_are_trained_or_not_as_the_strategy_says(train_answers: bool) ->
 
 
 def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
-    context = ContextManager(RENDERER, parser := ScriptedParser(), max_tokens=4000, strategy=Memory(450, 3))
-    context.begin([Message("user", "What is the code?")], ())
-    for said in SAID:
-        parser.reply = Reply("tool_calls", Message("assistant", "", "llm", (ToolCall("lookup", {}),)), None)
-        context.record_reply([said.ids[0], MODEL.end_id], [-1.0, -1.0], policy_version=0)
-        assert context.observe([Message("tool", said.result, "env")]) is None
-        if context.question:
-            break
+    context = started(Memory(450, 3)).context
+    turns = iter(SAID)
+    while context.question is None:
+        context.record_reply([40, MODEL.end_id], [-1.0, -1.0], policy_version=0)
+        assert context.observe([Message("user", next(turns).result, "env")]) is None
     assert context.room == 3
     reply = context.record_reply([60, 61, 62], [-1.0] * 3, policy_version=0)
     assert (reply.outcome, context.stopped) == ("question", "summary_too_long")
@@ -241,7 +241,7 @@ def test_truncated_notes_stop_the_episode_and_stay_sampled_tokens() -> None:
 
 
 def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
-    episode = started(Hint(), hint="the code is 78")
+    episode = started(Hint(), hint="the code is <|im_end|>78")
     episode.play(SAID[:2], tool_role=True)
     laws(episode, RENDERER, hinted=True)
     (segment,) = episode.context.segments()
@@ -252,8 +252,9 @@ def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
     assert (segment.behavior_context, same.behavior_context) == ("hinted", "plain")
     for hinted, shown in zip(episode.calls, plain.calls, strict=True):
         text = RENDERER.codec.decode(hinted.prompt)
-        assert "What is the code?\n\nthe code is 78<|im_end|>" in text
-        assert text.replace("\n\nthe code is 78", "") == RENDERER.codec.decode(shown.prompt)
+        assert "What is the code?\n\nthe code is <|im_end|>78<|im_end|>" in text
+        assert text.replace("\n\nthe code is <|im_end|>78", "") == RENDERER.codec.decode(shown.prompt)
+        assert hinted.prompt.count(MODEL.end_id) == shown.prompt.count(MODEL.end_id)
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class AskThenGoOn(Strategy):
 
 
 def test_conversation_goes_on_after_a_question_aside_with_the_same_tokens_in_a_new_segment() -> None:
-    episode = started(AskThenGoOn())
+    episode = started(AskThenGoOn(), blackout=(MODEL.end,))  # withheld tokens are sampled all the same
     episode.play(SAID[:3], tool_role=True)
     segments = episode.context.segments()
     assert [segment.reason for segment in segments] == ["clean", "fork"] * 3

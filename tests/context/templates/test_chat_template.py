@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from context import ChatTemplate, Message, RenderError
+from context.templates.chat_template import LOOKUP
 from tests.fakes.families import CHATML
-from tests.fakes.trl_templates import model
+from tests.fakes.real_templates import model
 
-LOOKUP: dict[str, Any] = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
 SAYING = "{% for m in messages %}{{ m.content }}{% endfor %}"
 THINKING = SAYING + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 USER = [Message("user", "x")]
@@ -74,29 +74,17 @@ def test_contents_are_given_in_parts_to_templates_that_take_nothing_else() -> No
     assert rendered(either) == "text:x"
 
 
-OPTIONAL_ID = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% if c.id %}#{{ c.id }}{% endif %}"
-    "{% endfor %}{% endfor %}"
-)
-KIMI = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<|c|>{{ c['id'] }}{% endfor %}{% endfor %}"
-)
-DEMANDED = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('ids!') }}{% endif %}{{ c.id }}"
-    "{% endfor %}{% endfor %}"
+CALLING = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+OPTIONAL_ID = CALLING.replace("CALL", "{% if c.id %}#{{ c.id }}{% endif %}")
+KIMI = CALLING.replace("CALL", "<|c|>{{ c['id'] }}")
+DEMANDED = CALLING.replace(
+    "CALL", "{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('ids!') }}{% endif %}{{ c.id }}"
 )
 
 
 @pytest.mark.parametrize(
     ("source", "needs"),
-    [
-        (KIMI, True),
-        (DEMANDED, True),
-        (OPTIONAL_ID, False),
-        (CHATML, False),
-        (SAYING, False),
-    ],
+    [(KIMI, True), (DEMANDED, True), (OPTIONAL_ID, False), (CHATML, False), (SAYING, False)],
 )
 def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: bool) -> None:
     assert ChatTemplate(source, {"bos_token": "", "eos_token": ""}).needs_call_ids is needs
@@ -104,6 +92,8 @@ def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: 
 
 
 FAILING = {
+    "is no jinja": ("{% for m in %}", "TemplateSyntaxError"),
+    "is cut": ("{{ x", "TemplateSyntaxError"),
     "says so": ("{{ raise_exception('no\nsystem <|im_end|>') }}", "TemplateError: no"),
     "no such message": ("{{ messages[7].content }}", "UndefinedError"),
     "macros that call themselves": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
@@ -115,15 +105,11 @@ FAILING = {
 
 @pytest.mark.parametrize(("source", "why"), FAILING.values(), ids=FAILING)
 def test_template_that_can_not_render_says_why_in_one_line(source: str, why: str) -> None:
-    with pytest.raises(RenderError, match=rf"must render messages with the roles \[user\], got: {why}") as refusal:
+    with pytest.raises(
+        RenderError, match=rf"(must render messages with the roles \[user\]|must be valid jinja2), got: {why}"
+    ) as refusal:
         rendered(source + SAYING)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("source", ["{% for m in %}", "{{ x"])
-def test_template_that_is_no_jinja_is_refused_in_one_line(source: str) -> None:
-    with pytest.raises(RenderError, match=r"^chat template must be valid jinja2, got: TemplateSyntaxError[^\n]*$"):
-        ChatTemplate(source, {})
 
 
 def test_template_knows_what_transformers_templates_use() -> None:

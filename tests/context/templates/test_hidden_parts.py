@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from context import Message, Renderer, RenderError, ToolCall, default_authors
-from context.templates.model_files import ModelFiles, from_template
-from context.templates.row_forms import LOOKUP
+from context import Message, RenderError, ToolCall, default_authors
+from context.templates.chat_template import LOOKUP
+from context.templates.model_files import from_template
 from context.templates.template_report import check_template
-from tests.fakes.real_templates import real_template
+from tests.fakes.real_templates import model, renderer
 
 # Words of the sentence for each kind.
 KINDS = {
@@ -43,19 +42,9 @@ REFUSALS = (
 SPELLED = "<think>\nWhich zebra?\n</think>\n\n"
 
 
-@cache
-def files(name: str) -> ModelFiles:
-    return from_template(real_template(name).text)
-
-
-@cache
-def renderer(name: str) -> Renderer:
-    return files(name).renderer(default_authors())
-
-
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_a_template_leaves_out_is_said_with_the_key_that_mends_it(name: str) -> None:
-    report = check_template(files(name))
+    report = check_template(model(name))
     found = [
         kind for sentence in report.hidden for kind, words in KINDS.items() if any(word in sentence for word in words)
     ]
@@ -89,11 +78,11 @@ def test_demonstrated_reply_is_written_whole_or_refused(name: str, kind: str) ->
 
 def test_thought_whose_marks_would_be_plain_text_is_refused() -> None:
     # A vocabulary with a control token for it, and a template that knows none: contents never become control tokens.
-    made = replace(files("trl/qwen3"), template=files("axolotl/chatml").template).renderer(default_authors())
+    made = replace(model("trl/qwen3"), template=model("axolotl/chatml").template).renderer(default_authors())
     thought = Message("assistant", SPELLED + "78.")
     with pytest.raises(RenderError, match="must show every thought of a learned reply"):
         made.reply(thought)
-    insisting = replace(files("trl/qwen3"), template=files("axolotl/chatml").template)
+    insisting = replace(model("trl/qwen3"), template=model("axolotl/chatml").template)
     assert "Which zebra?" in made.codec.decode(insisting.renderer(default_authors(), allow_hidden=True).reply(thought))
 
 
@@ -105,12 +94,6 @@ def test_call_whose_name_is_left_out_is_refused() -> None:
     assert made.reply(Message("assistant", "", tool_calls=(ToolCall("lookup", {}, "functions.lookup:0"),)))
 
 
-def test_reply_that_loses_something_is_written_where_that_is_allowed() -> None:
-    made = files("written/smollm2").renderer(default_authors(), allow_hidden=True)
-    ids = made.reply(Message("assistant", "", tool_calls=(CALL,)))
-    assert made.codec.decode(ids) == "<|im_end|>"
-
-
 def test_prompt_whose_calls_have_no_texts_is_refused_where_they_would_be_left_out() -> None:
     conversation = [
         Message("user", "Which code?"),
@@ -120,8 +103,9 @@ def test_prompt_whose_calls_have_no_texts_is_refused_where_they_would_be_left_ou
     with pytest.raises(RenderError, match=r"leaves calls out\. Set context\.template: hermes"):
         renderer("written/smollm2").initial(conversation, [LOOKUP])
     assert len(renderer("trl/qwen2_5").initial(conversation, [LOOKUP]))
-    allowed = files("written/smollm2").renderer(default_authors(), allow_hidden=True)
+    allowed = model("written/smollm2").renderer(default_authors(), allow_hidden=True)
     assert "78" in allowed.codec.decode(allowed.initial(conversation, ()).token_ids.tolist())
+    assert allowed.codec.decode(allowed.reply(Message("assistant", "", tool_calls=(CALL,)))) == "<|im_end|>"
 
 
 def test_thought_or_text_that_stands_elsewhere_in_the_reply_too_is_not_lost() -> None:

@@ -1,22 +1,49 @@
-"""Model folders as people keep them, with their own template, a built-in one, or one of a person's."""
+"""What is read of a model's folder: its template, a built-in one or a person's, and what ends a reply by it.
+
+Built-in templates only append, show everything, are read back by their parser, and are transformers' text.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from context import RenderError, default_authors, load_model_files
-from context.templates.built_in_templates import template_source
+from context import (
+    ChatTemplate,
+    Message,
+    RenderError,
+    TokenCodec,
+    ToolCall,
+    choose_parser,
+    default_authors,
+    load_model_files,
+)
+from context.authors import LLM
+from context.messages import to_template
+from context.templates.chat_template import LOOKUP
+from context.templates.model_files import (
+    BUILT_IN_TEMPLATES,
+    from_template,
+    spelled_controls,
+    stop_tokens,
+    template_source,
+    train_tokenizer,
+)
+from context.templates.template_report import check_template
 from tests.fakes.families import CHATML, family
+from tests.fakes.real_templates import AUTHORS, model
 
 TOOL_USE = "{{ '<|im_start|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 NAMED = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     return model_folder(tmp_path, "chatml")
 
 
@@ -29,14 +56,14 @@ def model_folder(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("written", ["file", "config", "named"])
-def test_model_folder_is_read_without_the_model(model: Path, written: str) -> None:
+def test_model_folder_is_read_without_the_model(folder: Path, written: str) -> None:
     config: dict[str, object] = {"eos_token": {"content": "<|im_end|>"}}
     if written != "file":
-        (model / "chat_template.jinja").unlink()
+        (folder / "chat_template.jinja").unlink()
         config["chat_template"] = CHATML if written == "config" else NAMED
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
-    (model / "generation_config.json").write_text('{"eos_token_id": [-1, true, "x", 3]}')  # no token has most of these
-    files = load_model_files(model)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [-1, true, "x", 3]}')  # no token has most of these
+    files = load_model_files(folder)
     assert files.template.source == CHATML
     assert files.codec.hash == family("chatml").codec.hash
     assert files.stop_ids == {3, family("chatml").end_id}
@@ -44,23 +71,23 @@ def test_model_folder_is_read_without_the_model(model: Path, written: str) -> No
 
 
 @pytest.mark.parametrize("written", ["config", "file", "both"])
-def test_template_for_tools_is_found_in_every_layout(model: Path, written: str) -> None:
+def test_template_for_tools_is_found_in_every_layout(folder: Path, written: str) -> None:
     if written != "file":
-        (model / "chat_template.jinja").unlink()
+        (folder / "chat_template.jinja").unlink()
         rows = [*NAMED, {"name": "tool_use", "template": TOOL_USE if written == "config" else "superseded by the file"}]
-        (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": rows}))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": rows}))
     if written != "config":
-        (model / "additional_chat_templates").mkdir()
-        (model / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
-    template = load_model_files(model).template
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
+    template = load_model_files(folder).template
     assert (template.source, template.tool_use) == (CHATML, TOOL_USE)
 
 
-def test_template_file_comes_before_the_configuration_and_a_given_one_before_both(model: Path) -> None:
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "x"}]}))
-    assert load_model_files(model).template.source == CHATML
-    (model / "chat_template.jinja").unlink()
-    files = load_model_files(model, template="hermes")
+def test_template_file_comes_before_the_configuration_and_a_given_one_before_both(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "x"}]}))
+    assert load_model_files(folder).template.source == CHATML
+    (folder / "chat_template.jinja").unlink()
+    files = load_model_files(folder, template="hermes")
     assert files.template.source == template_source("hermes")
     assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
 
@@ -72,11 +99,11 @@ def test_template_is_given_by_name_by_path_or_as_text(tmp_path: Path) -> None:
     assert "<tool_call>" in template_source("hermes")
 
 
-def test_arguments_are_the_templates(model: Path) -> None:
-    (model / "chat_template.jinja").write_text(CHATML + "{{ mood }}")
-    assert load_model_files(model, template_args={"mood": "calm"}).template.args == {"mood": "calm"}
+def test_arguments_are_the_templates(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(CHATML + "{{ mood }}")
+    assert load_model_files(folder, template_args={"mood": "calm"}).template.args == {"mood": "calm"}
     with pytest.raises(RenderError, match=r"got 'moood'. It reads: mood\."):
-        load_model_files(model, template_args={"moood": "calm"})
+        load_model_files(folder, template_args={"moood": "calm"})
 
 
 TOKENIZER = json.loads(family("chatml").tokenizer.to_str())
@@ -97,23 +124,23 @@ BROKEN: list[tuple[str, bytes | None, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "complaint"), BROKEN, ids=range(len(BROKEN)))
-def test_broken_folder_is_refused_in_one_line(model: Path, name: str, content: bytes | None, complaint: str) -> None:
+def test_broken_folder_is_refused_in_one_line(folder: Path, name: str, content: bytes | None, complaint: str) -> None:
     if content is None:
-        (model / name).unlink()
+        (folder / name).unlink()
     else:
-        (model / name).write_bytes(content)
+        (folder / name).write_bytes(content)
     with pytest.raises(RenderError, match=complaint) as refusal:
-        load_model_files(model)
+        load_model_files(folder)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("name", "remedy"), [("tokenizer.model", r"save_pretrained\(FOLDER\)"), ("tekken.json", "convert_tekken_tokenizer")]
 )
-def test_folder_with_another_tokenizer_says_how_to_convert_it(model: Path, name: str, remedy: str) -> None:
-    (model / "tokenizer.json").rename(model / name)
+def test_folder_with_another_tokenizer_says_how_to_convert_it(folder: Path, name: str, remedy: str) -> None:
+    (folder / "tokenizer.json").rename(folder / name)
     with pytest.raises(RenderError, match=rf"must hold tokenizer\.json, got {name} in .*{remedy}"):
-        load_model_files(model)
+        load_model_files(folder)
 
 
 NO_NAME = r"context\.template must be one of hermes, llama3, mistral, or the path"
@@ -130,3 +157,141 @@ def test_given_template_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(RenderError, match=complaint):
         load_model_files(model_folder(tmp_path, vocabulary), template=given)
+
+
+BUILT_IN = [("hermes", "chatml", "hermes"), ("llama3", "llama3", "llama3_json"), ("mistral", "mistral", "mistral")]
+"""Each with a vocabulary that it fits, and the parser of its calls."""
+CALLS = (ToolCall("lookup", {"key": 'a "pearl", é', "n": 3, "more": {"see": [1, None]}}), ToolCall("lookup", {}))
+CONVERSATION = (
+    Message("system", "Be careful.", "initialization"),
+    Message("user", "Which code?"),
+    Message("assistant", "I look it up.", LLM, CALLS, reasoning="A record."),
+    Message("tool", '{"next": "arrow"}', "env", name="lookup"),
+    Message("tool", "12", "env", name="lookup"),
+    Message("assistant", "78.", LLM, reasoning=""),
+    Message("user", "And now?"),
+)
+REPLIES = {
+    "answer": Message("assistant", "78.", LLM),
+    "thought": Message("assistant", "78.", LLM, reasoning="Which\nrecord?"),
+    "call": Message("assistant", "", LLM, CALLS[:1]),
+    "call without arguments": Message("assistant", "", LLM, CALLS[1:]),
+    "parallel calls": Message("assistant", "", LLM, CALLS),
+    "text and calls": Message("assistant", "I look it up.", LLM, CALLS),
+    "thought and calls": Message("assistant", "", LLM, CALLS, reasoning="A record."),
+    "everything": CONVERSATION[2],
+}
+
+
+def test_mistral_closes_what_it_opens_wherever_a_system_message_stands() -> None:
+    system, user = Message("system", "s", "initialization"), Message("user", "u")
+    for messages in ([system], [user, system], [system, system, user], [system, user], [user, system, user]):
+        text = from_template(template_source("mistral")).template.render(messages, generation_prompt=True)
+        assert text.count("[INST]") == text.count("[/INST]") > 0
+        assert text.endswith("[/INST]")
+
+
+@pytest.mark.parametrize(("name", "vocabulary", "parser"), BUILT_IN)
+def test_built_in_template_only_appends_and_leaves_nothing_out(name: str, vocabulary: str, parser: str) -> None:
+    report = check_template(from_template(template_source(name)))
+    assert {case.state for case in report.cases} == {"append_only"}
+    assert [case.details for case in report.cases if case.details] == []
+    assert report.hidden == ()
+    assert report.parser == parser
+
+
+@pytest.mark.parametrize("tools", [[], [LOOKUP]], ids=["plain", "tools"])
+@pytest.mark.parametrize(("name", "vocabulary", "parser"), BUILT_IN)
+def test_prompts_are_those_of_transformers(
+    tmp_path: Path, name: str, vocabulary: str, parser: str, tools: list[dict[str, Any]]
+) -> None:
+    made = family(vocabulary)
+    reference = PreTrainedTokenizerFast(
+        tokenizer_object=made.tokenizer, chat_template=template_source(name), **made.special_tokens
+    )
+    renderer = load_model_files(model_folder(tmp_path, made.name), template=name).renderer(AUTHORS)
+    for end in range(2, len(CONVERSATION) + 1):
+        shown = [replace(row, author="history") if row.author == LLM else row for row in CONVERSATION[:end]]
+        ids = renderer.initial(shown, tools).token_ids.tolist()
+        rows = [to_template(row) for row in shown]
+        expected = reference.apply_chat_template(rows, tools=tools or None, add_generation_prompt=True, tokenize=True)
+        assert expected["input_ids"] == ids
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
+def test_written_replies_are_read_back(name: str, reply: str) -> None:
+    files = from_template(template_source(name))
+    *said, stop = files.renderer(AUTHORS).reply(REPLIES[reply])
+    assert stop in files.stop_ids
+    read = choose_parser("auto", files.template, tools=[LOOKUP]).parse(files.codec.decode(said), stopped=True)
+    assert read.message == REPLIES[reply]
+
+
+PHI_4_MINI = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+    "{% if m.tool_calls %}{{ '<|tool_call|>' + (m.tool_calls | tojson) + '<|/tool_call|>' }}{% endif %}"
+    "{{ m.content + '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt else '<|endoftext|>' }}"
+)
+ALWAYS_PROMPTED = (  # ToolACE, Command R7B: the generation prompt stands there whether it is asked for or not
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + (c.function.arguments | tojson) + ']' }}{% endfor %}"
+    "{{ '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}"
+)
+WRAPPED = (
+    "{% for m in messages %}{{ '<|START_OF_TURN|>' + m.role }}"
+    "{% if m.tool_calls %}<|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>"
+    "{% else %}{{ '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}{% endif %}<|END_OF_TURN|>{% endfor %}"
+    "<|START_OF_TURN|>assistant"
+)
+CALLING = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ '<|call|>' if m.tool_calls else '<|end|>' }}{% endfor %}"
+)
+
+
+def found(source: str, *declared: str, tool_use: str | None = None) -> set[str]:
+    written = source + (tool_use or "")
+    added = list(dict.fromkeys([*spelled_controls(written), "<|user|>", "<|system|>", "<|tool|>", *declared]))
+    codec = TokenCodec(train_tokenizer(written.splitlines(), added).to_str())
+    ids = [token for token in map(codec.token_id, declared) if token is not None]
+    template = ChatTemplate(source, {}, tool_use=tool_use)
+    return {codec.decode([token]) for token in stop_tokens(template, codec, ids)}
+
+
+@pytest.mark.parametrize(
+    ("source", "declared", "stops"),
+    [
+        (PHI_4_MINI, (), {"<|end|>"}),
+        (PHI_4_MINI, ("<|endoftext|>",), {"<|end|>"}),
+        (PHI_4_MINI, ("<|end|>", "<|endoftext|>"), {"<|end|>"}),
+        (ALWAYS_PROMPTED, (), {"<|eot_id|>"}),
+        (WRAPPED, ("<|END_OF_TURN|>",), {"<|END_OF_TURN|>"}),
+        ("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", (), set()),
+        ("{{ raise_exception('never') }}", (), set()),
+    ],
+)
+def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
+    source: str, declared: tuple[str, ...], stops: set[str]
+) -> None:
+    assert found(source, *declared) == stops
+    plain = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    assert found(plain, tool_use=CALLING) == {"<|end|>", "<|call|>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        ("deepseekv3", {"<｜end▁of▁sentence｜>"}),
+        ("gemma4_v5", {"<turn|>", "<|tool_response>"}),
+        ("glm4moe", {"<|user|>", "<|observation|>"}),
+        ("gptoss", {"<|return|>", "<|call|>"}),
+        ("llama3_1", {"<|eot_id|>"}),
+        ("phi3", {"<|end|>"}),
+        ("qwen3", {"<|im_end|>"}),
+        ("smolvlm", {"<end_of_utterance>"}),
+    ],
+)
+def test_stops_of_real_templates_are_those_and_the_models_eos(name: str, stops: set[str]) -> None:
+    files = model(name)
+    assert {files.codec.decode([token]) for token in files.stop_ids} == stops | {"</s>"}

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from context import ContextManager, Message, RenderError, Reply, ToolCall, default_authors, loss_mask
+from context import ContextManager, Message, RenderError, ToolCall, default_authors, loss_mask
+from context.parse import KnownReply
 from context.strategies import (
     Append,
     Arrangement,
@@ -19,8 +20,7 @@ from context.strategies import (
     SlidingWindow,
     Strategy,
 )
-from context.templates.row_forms import LOOKUP
-from tests.fakes.conversations import ScriptedParser
+from context.templates.chat_template import LOOKUP
 from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
@@ -98,7 +98,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
     What was sampled stays as it is: where the template has other words for it, what follows is transformers'.
     """
     opening, turns, tools = CONVERSATIONS[conversation]
-    watched, parser, reference = Watched(strategy, view=opening), ScriptedParser(), model.reference
+    watched, parser, reference = Watched(strategy, view=opening), KnownReply(), model.reference
     context = ContextManager(model.renderer, parser, max_tokens=10**6, strategy=watched)
     try:
         context.begin(opening, tools)
@@ -130,7 +130,7 @@ def play(model: Subject, conversation: str, strategy: Strategy) -> int:
             spoken = model.renderer.reply(reply)
         except RenderError:
             break
-        parser.reply = Reply("tool_calls" if reply.tool_calls else "final", reply, None)
+        parser.message = reply
         context.record_reply(spoken, [-0.25] * len(spoken), policy_version=0)
         sampled += spoken
         before, appended = [*ids, *spoken], text + reference.decode(spoken)

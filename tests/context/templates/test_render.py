@@ -8,7 +8,6 @@ from tokenizers import Tokenizer, models
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
 from context.templates.rendering.contents import with_thought
-from context.templates.rendering.reply_end import Sampled
 from tests.fakes.conversations import ASKED, increment
 from tests.fakes.families import Family, families, family
 
@@ -45,18 +44,13 @@ def by_author(model: Family, tokens, author: str) -> str:
 def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
     tokens = model.renderer().initial(CONVERSATION[:2], ())
     squeezed = {name: "".join(by_author(model, tokens, name).split()) for name in ("initialization", "user")}
-    if model.name == "mistral":  # one word to its tokenizer, which begins in what the template wrote
-        assert squeezed == {"initialization": "gent.", "user": "Whatisthecodeofpearl?"}
-    else:
-        assert squeezed == {"initialization": "Youareacarefulagent.", "user": "Whatisthecodeofpearl?"}
-    assert np.isnan(tokens.behavior_log_probs).all()
-    assert (tokens.policy_versions == -1).all()
-
-
-def test_initial_prompt_takes_few_shot_assistants_as_initialization(model: Family) -> None:
+    # "You are a careful a" is one word to Mistral's tokenizer, which begins in what the template wrote.
+    said = "gent." if model.name == "mistral" else "Youareacarefulagent."
+    assert squeezed == {"initialization": said, "user": "Whatisthecodeofpearl?"}
+    assert np.isnan(tokens.behavior_log_probs).all() and (tokens.policy_versions == -1).all()
+    # Few-shot replies are their author's too, and nobody's samples.
     tokens = model.renderer().initial(CONVERSATION, ())
-    text = by_author(model, tokens, "initialization")
-    assert "he code is 78." in text and ("pearl" in text or model.name == "mistral")
+    assert "he code is 78." in by_author(model, tokens, "initialization")
     assert by_author(model, tokens, "env").replace("\\", "").strip() == '{"next": "arrow"}'
     assert by_author(model, tokens, "llm") == ""
 
@@ -68,25 +62,6 @@ def test_increment_after_chatml_reply_begins_with_the_newline_the_template_write
     assert model.codec.decode(added.token_ids.tolist()) == text
     assert by_author(model, added, "env") == "78"
     assert by_author(model, added, "template") == text.replace("78", "", 1)
-
-
-def test_reply_that_the_template_writes_otherwise_once_something_follows_is_no_increment() -> None:
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content }}</think>\n{% endif %}"
-        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    model = family("chatml")
-    renderer = renderer_of(source)
-    before = renderer.render(ASKED, ())
-    for reasoning, shown in ((None, True), ("hm", False), ("", False)):
-        reply = Message("assistant", "hi", "llm", reasoning=reasoning)
-        grown = renderer.render([*ASKED, reply, Message("user", "more")], (), after=before)
-        found = renderer.increment(before, grown, Sampled("", model.end_id))
-        assert (found is not None) == shown
-    text = "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    added = increment(renderer, Message("assistant", "hi", "llm"), [Message("user", "more")])
-    assert model.codec.decode(added.token_ids.tolist()) == text
 
 
 def test_conversation_keeps_the_time_it_began_at() -> None:
@@ -119,24 +94,15 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
     ("source", "complaint"),
     [
         ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "leaves out messages.0. .role sys"),
-        (
-            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            "leaves out messages.0. .role sys",
-        ),
-        ("{{ raise_exception('no system') }}", "no system"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out messages.0. .role sys"),
+        ("{{ raise_exception('no <|im_end|> here') }}", r"no <\|im_end\|> here"),
     ],
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
     renderer = renderer_of(source)
-    with pytest.raises(RenderError, match=complaint):
+    with pytest.raises(RenderError, match=complaint) as refusal:
         renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
-
-
-def test_refusal_that_names_a_control_token_can_be_printed() -> None:
-    renderer = renderer_of("{{ raise_exception('no <|im_end|> here') }}")
-    with pytest.raises(RenderError, match=r"no <\|im_end\|> here") as error:
-        renderer.initial([Message("user", "x")], ())
-    assert str(error.value).encode()
+    assert str(refusal.value).encode()  # without half characters, which mark control tokens
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral"])

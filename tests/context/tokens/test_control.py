@@ -46,46 +46,43 @@ def test_turns_are_named_from_both_ends(control: TrainingControl, expected: list
     assert trained_turns(control) == expected
 
 
-def recorded(control: TrainingControl, ids: list[int], log_prob: float = -1.0) -> list[bool]:
+def letters(text: str) -> list[int]:
+    """Tokens of single letters, or of parts of one."""
+    return [token for letter in text for token in MODEL.codec.encode_text(letter)]
+
+
+END = MODEL.end_id
+OPEN_CALL = MODEL.codec.encode("<tool_call>\n")  # the control token, the line break
+(PEARL,) = MODEL.codec.encode_text("pearl")
+
+
+@pytest.mark.parametrize(
+    ("control", "ids", "withheld"),
+    [
+        # The first occurrence of each text.
+        (TrainingControl(blackout=("<tool_call>\n", "<|im_start|>")), [50, *OPEN_CALL, 51, *OPEN_CALL, END], {1, 2}),
+        # However it was sampled.
+        (TrainingControl(blackout=("pearl",)), [40, *letters("pearl"), 41], {1, 2, 3, 4, 5}),
+        (TrainingControl(blackout=("pearl",)), [40, PEARL, *letters("pearl")], {1}),
+        # All tokens that overlap it.
+        (TrainingControl(blackout=("ear",)), [40, PEARL, 41], {1}),
+        (TrainingControl(blackout=("é",)), letters("é!"), {0, 1}),
+        (TrainingControl(blackout=("!",)), letters("é!"), {2}),
+        # Nothing behind the stop token, which is trained itself.
+        (TrainingControl(), [50, END, 51, END], {2, 3}),
+        (TrainingControl(), [50, 51], set()),
+        (TrainingControl(blackout_after_end=False), [50, END, 51, END], set()),
+    ],
+)
+def test_blackout_withholds_texts_and_what_follows_the_end(
+    control: TrainingControl, ids: list[int], withheld: set[int]
+) -> None:
     context = ContextManager(MODEL.renderer(), choose_parser("hermes", ""), max_tokens=4000, control=control)
     context.begin([Message("user", "go")], ())
     before = len(context.prompt_ids)
-    context.record_reply(ids, [log_prob] * len(ids), policy_version=0)
-    return loss_mask(context.segments()[0].tokens, TABLE)[before:].tolist()
-
-
-def test_blackout_takes_the_first_occurrence_of_each_sequence() -> None:
-    open_call = MODEL.codec.encode("<tool_call>\n")
-    assert len(open_call) == 2  # the control token, the line break
-    ids = [50, *open_call, 51, *open_call, MODEL.end_id]
-    control = TrainingControl(blackout=("<tool_call>\n", "<|im_start|>"))
-    assert recorded(control, ids) == [True, False, False, True, True, True, True]
-
-
-def test_blackout_after_end_spares_the_end_itself() -> None:
-    ids = [50, MODEL.end_id, 51, MODEL.end_id]
-    assert recorded(TrainingControl(), ids) == [True, True, False, False]
-    assert recorded(TrainingControl(blackout_after_end=False), ids) == [True, True, True, True]
-    assert recorded(TrainingControl(), [50, 51]) == [True, True]
-
-
-def test_blackout_finds_a_text_however_it_was_sampled() -> None:
-    codec = MODEL.codec
-    (joined,) = codec.encode_text("pearl")
-    letters = [token for letter in "pearl" for token in codec.encode_text(letter)]
-    assert len(letters) == 5
-    control = TrainingControl(blackout=("pearl",))
-    assert recorded(control, [40, *letters, 41]) == [True, *[False] * 5, True]
-    assert recorded(control, [40, joined, *letters]) == [True, False, *[True] * 5]
-
-
-def test_blackout_takes_the_tokens_that_overlap_a_text() -> None:
-    (joined,) = MODEL.codec.encode_text("pearl")
-    assert recorded(TrainingControl(blackout=("ear",)), [40, joined, 41]) == [True, False, True]
-    letters = [token for letter in "é!" for token in MODEL.codec.encode_text(letter)]
-    assert len(letters) == 3  # two bytes of the first
-    assert recorded(TrainingControl(blackout=("é",)), letters) == [False, False, True]
-    assert recorded(TrainingControl(blackout=("!",)), letters) == [True, True, False]
+    context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
+    trained = loss_mask(context.segments()[0].tokens, TABLE)[before:].tolist()
+    assert trained == [place not in withheld for place in range(len(ids))]
 
 
 def test_empty_blackout_text_is_refused() -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
-from context import ContextManager, Message, Renderer, Reply, TokenCodec, choose_parser, default_authors, loss_mask
+from context import ContextManager, Message, Renderer, TokenCodec, choose_parser, default_authors, loss_mask
 from context.authors import HISTORY
 from context.manager import PrefixError
 from context.strategies import ClipToolResults, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
 from context.tokens.codec import Control, Piece
 from tests.fakes.conversations import Episode, ScriptedParser, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.trl_templates import renderer
+from tests.fakes.real_templates import renderer
 
 QWEN3 = "qwen3"  # its template drops the thinking of turns before the last user message
 THINKING = Turn([40, 41], "said", "weighed it", None, "and now?")
@@ -38,22 +37,6 @@ def test_template_that_drops_thinking_begins_a_new_segment() -> None:
     # Shown again: what was said, as content of the author `history`, without the thinking.
     assert texts(segments[1], renderer(QWEN3), HISTORY) == "pearlsaid"
     assert [call.sampled[0] for call in episode.calls] == [42, 40, 42]
-
-
-@pytest.mark.parametrize(
-    ("turns", "reasons"),
-    [
-        ([replace(CALLING, reasoning="")] * 2, ["clean", "template_rewrite"]),  # it keeps thoughts, but no empty ones
-        ([CALLING] * 4, ["clean"]),
-        ([Turn([40], "said", None, None, "and now?")] * 3, ["clean"]),
-    ],
-    ids=["empty thoughts", "thoughts between results", "no thoughts"],
-)
-def test_template_that_keeps_what_was_said_is_extended(turns: list[Turn], reasons: list[str]) -> None:
-    episode = started()
-    episode.play(turns, tool_role=True)
-    laws(episode, renderer(QWEN3))
-    assert [segment.reason for segment in episode.context.segments()] == reasons
 
 
 def test_strict_names_the_first_differing_token() -> None:
@@ -100,43 +83,30 @@ def test_strict_allows_what_changes_only_the_unseen() -> None:
     assert episode.context.messages[-1].content == "blah " * 80
 
 
-def test_rewrite_that_is_never_sampled_from_leaves_no_segment() -> None:
-    episode = started()
-    episode.play([THINKING], tool_role=True)
-    assert episode.context.rewrites == {"template_rewrite": 1}
-    assert [segment.reason for segment in episode.context.segments()] == ["clean"]
-
-
 class CountingCodec(TokenCodec):
     """Keeps what it tokenises."""
 
-    def __init__(self, tokenizer_json: str) -> None:
-        super().__init__(tokenizer_json)
-        self.pieces: list[str] = []
+    pieces: tuple[str, ...] = ()
 
     @property
     def characters(self) -> int:
         return sum(map(len, self.pieces))
 
     def piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        self.pieces.append(text)
+        self.pieces += (text,)
         return super().piece(text, control, opens=opens)
-
-
-def counted(name: str) -> tuple[CountingCodec, Renderer]:
-    model = family(name)
-    codec = CountingCodec(model.tokenizer.to_str())
-    return codec, Renderer(codec, model.template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
 
 
 @pytest.mark.parametrize("strategy", [None, SlidingWindow(1500)])
 def test_long_episode_tokenises_each_text_once(strategy: Strategy | None) -> None:
-    codec, model = counted("chatml")
+    chatml = family("chatml")
+    codec = CountingCodec(chatml.tokenizer.to_str())
+    model = Renderer(codec, chatml.template, authors=default_authors(), stop_ids=frozenset({chatml.end_id}))
     context = ContextManager(model, choose_parser("hermes", ""), max_tokens=10**6, strategy=strategy)
     context.begin([Message("user", "What is the code?")], ())
     first, observed, around = codec.characters, 0, 0
     for turn in range(100):
-        context.record_reply([40 + turn % 20, family("chatml").end_id], [-1.0, -1.0], policy_version=0)
+        context.record_reply([40 + turn % 20, chatml.end_id], [-1.0, -1.0], policy_version=0)
         result = f"result {turn}: " + "blah " * 20
         assert context.observe([Message("tool", result, "env")]) is None
         observed += len(result)
@@ -150,28 +120,25 @@ def test_long_episode_tokenises_each_text_once(strategy: Strategy | None) -> Non
         assert codec.characters <= first + 2 * (observed + 100 * around)
 
 
-def test_observation_after_a_stop_can_be_tried_again_shorter() -> None:
+@pytest.mark.parametrize(
+    ("observed", "why", "words"),
+    [
+        (Message("user", "blah " * 2000, "env"), "context_full", None),
+        # Qwen3's template knows no such role, and would leave the message out.
+        (Message("judge", "well said", "env"), "unrenderable", "leaves out messages[2] (role judge)"),
+    ],
+)
+def test_observation_after_a_stop_can_be_tried_again(observed: Message, why: str, words: str | None) -> None:
     model = renderer(QWEN3)
     context = ContextManager(model, parser := ScriptedParser(), max_tokens=200)
     context.begin([Message("user", "What is the code?")], ())
-    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
+    parser.message = Message("assistant", "said", "llm")
     context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
     before = context.prompt_ids
-    assert context.observe([Message("user", "blah " * 200, "env")]) == context.stopped == "context_full"
+    assert context.observe([observed]) == context.stopped == why
+    assert context.problem is None if words is None else words in str(context.problem)
     assert context.prompt_ids == before
-    assert context.observe([Message("user", "short", "env")]) is context.stopped is None
-
-
-def test_why_an_observation_cannot_be_rendered_is_kept_in_words() -> None:
-    model = renderer(QWEN3)
-    context = ContextManager(model, parser := ScriptedParser(), max_tokens=4000)
-    context.begin([Message("user", "What is the code?")], ())
-    parser.reply = Reply("final", Message("assistant", "said", "llm"), None)
-    context.record_reply([40, min(model.stop_ids)], [-1.0, -1.0], policy_version=0)
-    # Qwen3's template knows no such role, and would leave the message out.
-    assert context.observe([Message("judge", "well said", "env")]) == "unrenderable"
-    assert context.problem is not None and "leaves out messages[2] (role judge)" in context.problem
-    assert context.observe([Message("user", "well said", "env")]) is context.problem is None
+    assert context.observe([Message("user", "short", "env")]) is context.stopped is context.problem is None
 
 
 @pytest.mark.parametrize("result", ["", "blah" * 200_000, "half \ud800 a character", "\x00\x1b[2J", "<|im_end|>" * 50])

@@ -22,7 +22,7 @@ from context.authors import HISTORY
 from tests.context.tokens.test_properties import EPISODES, LONG, STRATEGIES, TEXTS, begin, fitted
 from tests.fakes.conversations import TOOLS, Episode, Turn, laws, texts
 from tests.fakes.families import family
-from tests.fakes.trl_templates import AUTHORS, SIX, TEMPLATES, renderer, shapes
+from tests.fakes.real_templates import AUTHORS, SIX_OF_TRL, TEMPLATES, renderer, shapes
 
 EDIT, PLAN, JUDGE = "human_edit", "subagent:planner", "judge"
 NO_END = {"glm4moe", "gptoss"}
@@ -104,7 +104,7 @@ def test_thinking_is_trained_where_the_template_shows_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", SIX_OF_TRL)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(turns=EPISODES, said=TEXTS.filter(lambda text: "<think>" not in text))
 def test_each_token_from_outside_is_trained_in_exactly_one_segment(
@@ -138,7 +138,7 @@ def _is_learned_once(episode: Episode, model: Renderer, said: str) -> None:
         assert not at(tokens, EDIT).any() and not at(tokens, PLAN).any()
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", SIX_OF_TRL)
 def test_control_tokens_in_the_words_of_outsiders_stay_text(name: str) -> None:
     model = renderer(name)
     wild = "".join(model.codec.added_tokens).replace("</think>", "").replace("<think>", "")
@@ -176,22 +176,30 @@ def test_turn_behind_a_reply_is_the_policys_own() -> None:
         context.observe([Message("assistant", "rather this", EDIT)])
 
 
-def test_first_token_of_all_can_not_be_an_outsiders() -> None:
-    model = family("chatml")
-    bare = ChatTemplate("{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}", {})
-    made = Renderer(model.codec, bare, authors=AUTHORS, stop_ids=frozenset({model.end_id}))
-    with pytest.raises(RenderError, match="chat template must write something before an action author's message"):
-        made.initial([Message("assistant", "I begin", EDIT), Message("user", "go")], ())
-    tokens = made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())
-    assert model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist()) == "I follow<|im_end|>"
+BARE = "{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"
+HIDING = BARE + "{% if add_generation_prompt %}<tool_call>{% endif %}"
+FIRST = (Message("assistant", "I begin", EDIT), Message("user", "go"))
+SECOND = (Message("user", "go"), Message("assistant", "I follow", EDIT))
 
 
-def test_template_that_hides_where_a_reply_begins_can_not_be_spoken_through() -> None:
+@pytest.mark.parametrize(
+    ("source", "messages", "complaint"),
+    [
+        (BARE, FIRST, "chat template must write something before an action author's message"),
+        (HIDING, SECOND, "must write an action author's message as it writes a reply"),
+    ],
+)
+def test_template_without_a_place_for_a_turn_can_not_be_spoken_through(
+    source: str, messages: tuple[Message, ...], complaint: str
+) -> None:
     model = family("chatml")
-    source = (
-        "{% for m in messages %}{{ '<|im_start|>said ' + m.content + '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}<tool_call>{% endif %}"
-    )
-    made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=frozenset({model.end_id}))
-    with pytest.raises(RenderError, match="must write an action author's message as it writes a reply"):
-        made.initial([Message("user", "go"), Message("assistant", "I follow", EDIT)], ())
+
+    def spoken(source: str, messages: tuple[Message, ...]) -> str:
+        stops = frozenset({model.end_id})
+        made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=stops)
+        tokens = made.initial(messages, ())
+        return model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
+
+    with pytest.raises(RenderError, match=complaint):
+        spoken(source, messages)
+    assert spoken(BARE, SECOND) == "I follow<|im_end|>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from context import ChatTemplate, ContextManager, Message, Renderer, choose_parser, default_authors
+from context import ChatTemplate, Message, Renderer, default_authors
 from context.templates.rendering.reply_end import Sampled
 from tests.fakes.conversations import ASKED
 from tests.fakes.families import family
-from tests.fakes.trl_templates import renderer
+from tests.fakes.real_templates import renderer
 
 _TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -51,28 +51,21 @@ def with_ids(marked: str) -> Renderer:
     return Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
 
 
-@pytest.mark.parametrize("said", ["hi", ""])
-def test_markup_in_a_reply_that_later_prompts_write_otherwise_begins_a_segment(said: str) -> None:
-    model, made = family("chatml"), with_ids("and not loop.last")
-    template = made.template
-    context = ContextManager(made, choose_parser("hermes", ""), max_tokens=1000)
-    context.begin([Message("user", "x")], ())
-    for _ in range(2):
-        text = template.render([*context.messages, Message("assistant", said)], generation_prompt=False)
-        prompt = template.render(context.messages, generation_prompt=True)
-        assert model.codec.decode(list(context.prompt_ids)) == prompt
-        # What the template has a policy say: up to where its version of the reply ends.
-        ids = [*model.codec.encode_text(text.removeprefix(prompt).partition("<|im_end|>")[0]), model.end_id]
-        context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
-        context.observe([Message("user", "more")])
-    ids = [*model.codec.encode_text("z"), model.end_id]
-    context.record_reply(ids, [-1.0] * len(ids), policy_version=0)
-    assert [segment.reason for segment in context.segments()] == ["clean", "template_rewrite", "template_rewrite"]
-
-
 @pytest.mark.parametrize("content", ["hi", ""])
-def test_markup_in_every_reply_alike_is_no_rewrite(content: str) -> None:
+def test_markup_is_a_rewrite_unless_every_reply_has_it(content: str) -> None:
     reply, stop = Message("assistant", content, "llm"), family("chatml").end_id
     for said in (content, f"{content} id=2"):
         assert extends(with_ids(""), reply, said, stop)
     assert not extends(with_ids("and loop.last"), reply, f"{content} id=2", stop)
+    assert not extends(with_ids("and not loop.last"), reply, content, stop)
+
+
+def test_stop_token_that_opens_the_next_turn_is_written_behind_another_end() -> None:
+    made = renderer("glm4moe")
+    end, user = (made.codec.token_id(token) for token in ("</s>", "<|user|>"))
+    assert {end, user} <= made.stop_ids
+    before = made.render(ASKED, ())
+    grown = made.render([*ASKED, Message("assistant", "hi", "llm"), Message("user", "more")], (), after=before)
+    for stop, written in ((end, "<|user|>\nmore"), (user, "\nmore")):
+        found = made.increment(before, grown, Sampled("hi", stop))
+        assert found is not None and made.codec.decode(found.token_ids.tolist()).startswith(written)
