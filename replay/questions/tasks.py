@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,8 +28,6 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
 """The newest are listed one by one; of the others there is only what they add up to."""
-_MOST_VERSIONS = 40
-"""Per run: of more policies some are counted together."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
@@ -132,22 +129,10 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """Success by run and policy; as many policies together as keep the list short."""
+    """Success by run and policy."""
     version = _rows.policy_version_min
-    query = sa.select(_rows.run, version, *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
-    found: list[QueryResult] = []
-    by_run = connection.execute(query.order_by(_rows.run, version)).mappings()
-    for run, policies in groupby(by_run, key=lambda row: row["run"]):
-        rows = list(policies)
-        least, greatest = rows[0]["policy_version_min"], rows[-1]["policy_version_min"]
-        width = (greatest - least) // _MOST_VERSIONS + 1
-        for step, together in groupby(rows, key=lambda row: (row["policy_version_min"] - least) // width):
-            some, first = list(together), least + step * width
-            attempts, successes = (sum(row[name] for row in some) for name in ("attempts", "successes"))
-            rewards = sum(row["attempts"] * row["reward_mean"] for row in some)
-            counts = {"attempts": attempts, "successes": successes, "reward_mean": rewards / attempts}
-            found.append({"run": run, "first": first, "last": min(first + width - 1, greatest), **counts})
-    return found
+    query = sa.select(_rows.run, version.label("version"), *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
+    return [dict(row) for row in connection.execute(query.order_by(_rows.run, version)).mappings()]
 
 
 _NEWEST_FIRST = (_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)

@@ -20,10 +20,10 @@ from replay.sampling.samplers import DrawClock, Rows, Sampler
 from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
-from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, groups, trajectories
 from replay.storage.statements import execute
 
+Weights = npt.NDArray[np.float64]
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
 _LATEST = sa.select(_TRAJECTORY).where(
@@ -69,45 +69,23 @@ def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
     return restored_column(draws.c.trajectory, found.scalars().all())
 
 
-class SolvedTasks:
-    """Follows the drawing run's newest group of every task that a row may be drawn of, whatever became of its members.
+# Attempts of iterations that were undone say nothing. Of two groups of one iteration the worse one counts: the last.
+_UNDONE = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
+_NEWEST_RATES = (
+    sa.select(groups.c.task, groups.c.success_rate)
+    .where(groups.c.run == sa.bindparam("run"), ~_UNDONE)
+    .order_by(groups.c.iteration, groups.c.success_rate.desc())
+)
 
-    Groups are read once, and those of its newest iteration again: those of a run that goes on are never undone.
+
+def _success_by_task(connection: sa.Connection, index: EligibleIndex) -> Weights:
+    """[number of tasks], by the index's codes: success of the run's newest group of each; NaN: it has tried it never.
+
+    Whatever became of the group's members.
     """
-
-    def __init__(self, run: str) -> None:
-        undone = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
-        # Of two groups of one iteration the worse one counts: the last to be read.
-        self._groups = (
-            sa.select(groups.c.task, groups.c.iteration, groups.c.success_rate)
-            .where(groups.c.run == run, ~undone)
-            .order_by(groups.c.iteration, groups.c.success_rate.desc())
-        )
-        self._rates = np.zeros(0)
-        self._iteration = -1
-
-    def refresh(self, connection: sa.Connection, index: EligibleIndex) -> bool:
-        """Whether anything has changed."""
-        tasks, before = index.codes["task"], self._rates
-        # What has no rows is not remembered, so that a task that gets some is asked for.
-        new = tasks.names[len(before) :]
-        parts = [groups.c.iteration >= self._iteration] if len(before) else []
-        parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
-        self._rates = np.concatenate([before, np.full(len(new), np.nan)])
-        for part in parts:
-            for task, iteration, rate in connection.execute(self._groups.where(part)):
-                self._iteration = max(self._iteration, iteration)
-                code = tasks.get(task)
-                if code >= 0:
-                    self._rates[code] = rate
-        return not np.array_equal(before, self._rates, equal_nan=True)
-
-    def solved(self, threshold: float) -> npt.NDArray[np.bool_]:
-        """[number of tasks]: whether each is retired, by the index's codes."""
-        return self._rates >= threshold
-
-
-Weights = npt.NDArray[np.float64]
+    tasks = index.codes["task"]
+    newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": index.run})))
+    return np.array([newest.get(name, np.nan) for name in tasks.names], np.float64)
 
 
 class EligibleRows:
@@ -116,7 +94,8 @@ class EligibleRows:
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
         self.uses = Uses()
-        self.solved = SolvedTasks(run)
+        self.success_by_task: Weights = np.zeros(0)
+        """Asked only under `retire_solved`."""
         self.changes = 0
         """Grows whenever a refresh finds something new."""
 
@@ -125,7 +104,8 @@ class EligibleRows:
         changed = self.index.refresh(connection)
         changed |= self.uses.refresh(connection, request)
         if request.limits.retire_solved is not None:
-            changed |= self.solved.refresh(connection, self.index)
+            before, self.success_by_task = self.success_by_task, _success_by_task(connection, self.index)
+            changed |= not np.array_equal(before, self.success_by_task, equal_nan=True)
         self.changes += changed
 
 
@@ -145,7 +125,7 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tu
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
         yield "hindsight.window", ~relabelled | (now.iteration - columns["iteration"] <= limits.hindsight_window)
     if limits.retire_solved is not None:
-        yield "retire_solved", ~eligible.solved.solved(limits.retire_solved)[columns["task"]]
+        yield "retire_solved", ~(eligible.success_by_task >= limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
         yield "max_uses", columns["uses"] + eligible.uses.reserved(index) < limits.max_uses
     if limits.cooldown > 0:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from replay.mixing.mixer import with_completions
-from replay.mixing.request import Limits, Pick
+from replay.mixing.request import Pick
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import FreshRows, new_store, request
@@ -52,15 +52,3 @@ def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(locatio
         assert [row.trajectory.record.reward for row in store.draw(rewarded, sampler)] == [1.0] * 4
         small = replace(request(3, 1), picks=(Pick(4, unit="group", size=2),), first_slot=20)
         assert [row.trajectory.record.iteration for row in store.draw(small, sampler)] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("limits", "rows"),
-    [(Limits(), 8), (Limits(per_group=1), 2), (Limits(per_task=3), 3), (Limits(per_group=3, per_task=5), 5)],
-)
-def test_what_is_there_is_told_within_the_caps(location: Location, limits: Limits, rows: int) -> None:
-    with closing(new_store(location)) as store:
-        FreshRows(1, rates=(0.5, 0.25)).append_to(store)
-        available = store.available(replace(request(3, 1), limits=limits), make_sampler("uniform", 0))
-        assert available.rows == available.by_task["task-1"] == available.by_source["self"] == rows
-        assert available.by_source_task == {("self", "task-1"): rows}

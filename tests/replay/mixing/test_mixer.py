@@ -124,19 +124,39 @@ def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float,
         assert plan.num_tasks == 6
 
 
-def test_unit_trajectory_takes_what_a_task_has_and_collects_the_rest() -> None:
-    mixer = Mixer(rule_of("trajectory", 0.5))  # 2 of every 4
-    stored = {"task-0": 1, "task-1": 9, "task-2": 2}
-    (plan,) = plans(mixer, 1, Availability(rows=12, by_task=stored))
-    assert plan.picks == (Pick(1, task="task-0"), Pick(2, task="task-1"), Pick(2, task="task-2"))
-    assert plan.groups == ((0, 3), (1, 2), (2, 2), (3, 4), (4, 4), (5, 4))
-    assert (plan.planned_replay, plan.replay, plan.starved_groups) == (12, 5, 4)
+HALVES = {"self": 0.5, "earlier-run": 0.5}
+SHARED = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
+Groups = tuple[tuple[int, int], ...]
+SCARCE: list[tuple[MixRule, Availability, tuple[Pick, ...], Groups]] = [
+    # 2 of every 4: what a task has, and the rest is collected.
+    (rule_of("trajectory", 0.5), Availability(rows=12, by_task={"task-0": 1, "task-1": 9, "task-2": 2}),
+     (Pick(1, task="task-0"), Pick(2, task="task-1"), Pick(2, task="task-2")),
+     ((0, 3), (1, 2), (2, 2), (3, 4), (4, 4), (5, 4))),
+    # 2 of 24, none of most groups: the odd members go to tasks that have them.
+    (rule_of("trajectory", 1 / 12), Availability(rows=9, by_task={"task-3": 1, "task-5": 8}),
+     (Pick(1, task="task-3"), Pick(1, task="task-5")), ((0, 4), (1, 4), (2, 4), (3, 3), (4, 4), (5, 3))),
+    # 2 of 6 groups, replayed whole, are those whose task is stored; they take their slots all the same.
+    (rule_of("task", 1 / 3), Availability(rows=99, by_task={"task-1": 3, "task-2": 4, "task-4": 50}),
+     (Pick(4, task="task-2"), Pick(4, task="task-4")), ((0, 4), (1, 4), (3, 4), (5, 4))),
+    # A row that two sources fit is planned once.
+    (rule_of("any", 0.5, sources=HALVES), Availability(rows=9, by_source={"self": 9, "earlier-run": 9}),
+     (Pick(6, "self"), Pick(3, "earlier-run")), ((0, 4), (1, 4), (2, 4), (3, 3))),
+    (rule_of("trajectory", 0.5, sources=HALVES),
+     Availability(rows=1, by_task={"task-0": 1}, by_source_task=SHARED),
+     (Pick(1, "self", "task-0"),), ((0, 3), (1, 4), (2, 4), (3, 4), (4, 4), (5, 4))),
+    # A source that is empty is not filled by the other.
+    (rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}), Availability(rows=50, by_source={"self": 50}),
+     (Pick(9, "self"),), ((0, 4), (1, 4), (2, 4), (3, 3))),
+]  # fmt: skip
 
 
-def test_unit_trajectory_gives_the_odd_members_to_tasks_that_have_them() -> None:
-    mixer = Mixer(rule_of("trajectory", 1 / 12))  # 2 of 24: none of most groups
-    (plan,) = plans(mixer, 1, Availability(rows=9, by_task={"task-3": 1, "task-5": 8}))
-    assert plan.picks == (Pick(1, task="task-3"), Pick(1, task="task-5"))
+@pytest.mark.parametrize(("rule", "stock", "picks", "groups"), SCARCE)
+def test_what_is_scarce_goes_where_the_rule_says(
+    rule: MixRule, stock: Availability, picks: tuple[Pick, ...], groups: Groups
+) -> None:
+    (plan,) = plans(Mixer(rule), 1, stock)
+    assert (plan.picks, plan.groups) == (picks, groups)
+    assert plan.num_tasks == (6 if rule.unit != "any" else len(groups))
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1 / 3, 0.5])
@@ -148,14 +168,6 @@ def test_unit_task_replays_the_stated_members_of_some_groups_and_none_of_the_oth
         assert Counter(size for _, size in plan.groups) == Counter({1: len(plan.picks), 4: 6 - len(plan.picks)})
         mixed += len(plan.picks)
         assert abs(3 * mixed - iteration * 24 * fraction) <= 1.5
-
-
-def test_unit_task_mixes_the_groups_whose_task_is_stored() -> None:
-    mixer = Mixer(rule_of("task", 1 / 3))  # 2 of 6 groups, replayed whole
-    (plan,) = plans(mixer, 1, Availability(rows=99, by_task={"task-1": 3, "task-2": 4, "task-4": 50}))
-    assert plan.picks == (Pick(4, task="task-2"), Pick(4, task="task-4"))
-    assert plan.groups == ((0, 4), (1, 4), (3, 4), (5, 4))
-    assert plan.num_tasks == 6  # the two that are replayed whole are gone through as well
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "task"])
@@ -183,24 +195,6 @@ def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
         if unit in ("any", "trajectory"):
             assert abs(drawn["teacher"] - 0.3 * 12 * iteration) <= 1
     assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
-
-
-def test_a_row_that_two_sources_fit_is_planned_once() -> None:
-    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
-    (plan,) = plans(mixer, 1, Availability(rows=9, by_source={"self": 9, "earlier-run": 9}))
-    assert plan.picks == (Pick(6, "self"), Pick(3, "earlier-run"))
-    mixer = Mixer(rule_of("trajectory", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
-    both = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
-    (plan,) = plans(mixer, 1, Availability(rows=1, by_task={"task-0": 1}, by_source_task=both))
-    assert plan.picks == (Pick(1, "self", "task-0"),)
-    assert dict(plan.groups)[0] == GROUP - 1
-
-
-def test_a_source_that_is_empty_is_not_filled_by_the_other() -> None:
-    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}))
-    (plan,) = plans(mixer, 1, Availability(rows=50, by_source={"self": 50}))
-    assert plan.picks == (Pick(9, "self"),)
-    assert (plan.planned_sources, plan.fresh, plan.shortfall) == ({"self": 9, "teacher": 3}, 15, 3)
 
 
 stocks = st.builds(
@@ -263,29 +257,35 @@ def test_batches_of_replay_alone_take_nothing_from_the_shares_of_the_others(unit
     assert mixer.plan_replay_alone(7, Availability(rows=BATCH - 1, groups={GROUP: 5})) is None
 
 
-def test_replay_starts_at_an_iteration_or_a_share_of_the_run() -> None:
-    assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(iteration=3))), 4) == [0, 0, 12, 12]
-    # Of 5 iterations, the third is half way.
-    assert replayed(Mixer(rule_of("any", 0.5, iterations=5, start=StartRule(progress=0.5))), 4) == [0, 0, 12, 12]
+START: list[tuple[dict[str, Any], list[int]]] = [
+    ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
+    ({"start": StartRule(progress=0.5), "iterations": 5}, [0, 0, 12, 12]),  # of 5 iterations, the third is half way
+    ({"start": StartRule(success_rate=0.3, iteration=3)}, [0, 0, 12, 12]),  # reached once, in iteration 2
+    ({"start": StartRule(buffer=20)}, [0, 12, 6, 12]),  # it goes on when the buffer falls
+]
 
 
-def test_replay_starts_with_enough_in_the_buffer_and_goes_on_when_it_falls() -> None:
-    mixer = Mixer(rule_of("any", 0.5, start=StartRule(buffer=20)))
-    assert replayed(mixer, 1, available=Availability(rows=19)) == [0]
-    assert replayed(mixer, 1, available=Availability(rows=20)) == [12]
-    assert replayed(mixer, 1, available=Availability(rows=6)) == [6]
-
-
-def test_success_rate_latches_once_reached() -> None:
-    mixer = Mixer(rule_of("any", 0.5, start=StartRule(success_rate=0.3, iteration=3)))
-    drawn = []
-    for iteration, success in enumerate([0.2, 0.3, 0.1, None], start=1):
-        drawn += replayed(mixer, 1, first=iteration)
+@pytest.mark.parametrize(("rule", "counts"), START)
+def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], counts: list[int]) -> None:
+    mixer, drawn = Mixer(rule_of("any", 0.5, **rule)), []
+    for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
+        stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
+        drawn += replayed(mixer, 1, first=iteration, available=stock)
         mixer.feed(success_rate=success, ess_by_age={})
-    assert drawn == [0, 0, 12, 12]
+    assert drawn == counts
 
 
 RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
+
+
+def recorded(mixer: Mixer, series: Sequence[Mapping[str, float]]) -> tuple[list[float], list[int]]:
+    """The factor after each iteration of that ESS by age, and the rows that each replayed."""
+    factors, drawn = [], []
+    for iteration, ess in enumerate(series, start=1):
+        drawn += replayed(mixer, 1, first=iteration)
+        mixer.feed(success_rate=0.5, ess_by_age=ess)
+        factors.append(mixer.factor)
+    return factors, drawn
 
 
 def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
@@ -293,11 +293,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     # One old bucket is enough; at the floor is not under it; then nothing is measured.
     series: list[Mapping[str, float]] = [{"1": 0.9, "2-3": 0.49}, {"1": 0.9, "2-3": 0.2}, {"1": 0.4}, {"1": 0.3}]
     series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
-    factors, drawn = [], []
-    for iteration, ess in enumerate(series, start=1):
-        drawn += replayed(mixer, 1, first=iteration)
-        mixer.feed(success_rate=0.5, ess_by_age=ess)
-        factors.append(mixer.factor)
+    factors, drawn = recorded(mixer, series)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
     assert drawn == [12, 6, 3, 1, 2, 2, 5, 10, 12]

@@ -4,37 +4,28 @@ from typing import Any
 
 import pytest
 
-from replay.mixing.schedule import Schedule, progress_at
+from replay.mixing.schedule import Schedule
+
+PLACES = {"over": "iterations", "begin": 2, "end": 5}
+COURSES: list[tuple[float, dict[str, Any], list[float]]] = [
+    (0.3, {}, [0.3] * 4),
+    (0.3, {"shape": "linear", "final": 0.9}, [0.3]),  # of one iteration: its beginning
+    (0.4, {"shape": "linear", "final": 0.0}, [0.4, 0.3, 0.2, 0.1, 0.0]),
+    (0.0, {"shape": "linear", "final": 0.6, **PLACES}, [0.0, 0.0, 0.2, 0.4, 0.6, 0.6, 0.6]),
+    # Half of 1 + cos 45 degrees after a quarter of the way.
+    (0.8, {"shape": "cosine", "final": 0.0}, [0.8, 0.4 * (1 + 2**-0.5), 0.4, 0.4 * (1 - 2**-0.5), 0.0]),
+    (0.5, {"shape": "step", "steps": ((0.5, 0.25), (0.9, 0.0))}, [0.5, 0.5, 0.25, 0.25, 0.0]),
+    (0.0, {"shape": "step", "over": "iterations", "steps": ((3, 0.9),)}, [0.0, 0.0, 0.9, 0.9]),
+]
 
 
-def course(first: float, iterations: int, **schedule: Any) -> list[float]:
-    return [Schedule(**schedule).at(first, i, iterations) for i in range(1, iterations + 1)]
-
-
-def test_constant_never_changes() -> None:
-    assert course(0.3, 4) == [0.3] * 4
-
-
-def test_linear_reaches_both_ends_exactly() -> None:
-    assert course(0.4, 5, shape="linear", final=0.0) == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.0])
-    assert course(0.1, 5, shape="linear", final=0.7)[::4] == [0.1, 0.7]
-
-
-def test_linear_over_iterations_runs_between_begin_and_end_only() -> None:
-    found = course(0.0, 7, shape="linear", final=0.6, over="iterations", begin=2, end=5)
-    assert found == pytest.approx([0.0, 0.0, 0.2, 0.4, 0.6, 0.6, 0.6])
-
-
-def test_cosine_is_half_way_in_the_middle_and_flat_at_the_ends() -> None:
-    first, near, middle, late, last = course(0.8, 5, shape="cosine", final=0.0)
-    assert (first, middle, last) == pytest.approx((0.8, 0.4, 0.0))
-    assert near == pytest.approx(0.8 * (1 + 2**-0.5) / 2)  # (1 + cos 45 degrees) / 2
-    assert late == pytest.approx(0.8 * (1 - 2**-0.5) / 2)
-
-
-def test_step_holds_each_value_until_the_next_place() -> None:
-    assert course(0.5, 5, shape="step", steps=((0.5, 0.25), (0.9, 0.0))) == [0.5, 0.5, 0.25, 0.25, 0.0]
-    assert course(0.0, 4, shape="step", over="iterations", steps=((3, 0.9),)) == [0.0, 0.0, 0.9, 0.9]
+@pytest.mark.parametrize(("first", "schedule", "course"), COURSES)
+def test_fraction_runs_along_its_schedule_and_ends_exactly(
+    first: float, schedule: dict[str, Any], course: list[float]
+) -> None:
+    found = [Schedule(**schedule).at(first, i, len(course)) for i in range(1, len(course) + 1)]
+    assert found == pytest.approx(course)
+    assert (found[0], found[-1]) == (course[0], course[-1])
 
 
 @pytest.mark.parametrize(
@@ -48,7 +39,3 @@ def test_step_holds_each_value_until_the_next_place() -> None:
 )
 def test_highest_is_the_largest_value_of_the_course(schedule: Schedule, highest: float) -> None:
     assert schedule.highest(0.2) == highest
-
-
-def test_progress_of_a_run_of_one_iteration_is_its_beginning() -> None:
-    assert progress_at(1, 1) == 0.0

@@ -33,6 +33,8 @@ CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
          "b"),
         ((Message("assistant", "first"),), None, "first"),
         ((), None, None),
+        ((Message("user", "ab " * 1000), Message("assistant", "x" * 201)), ("ab " * 67)[:MOST_SHORT] + "...",
+         "x" * MOST_SHORT + "..."),
     ],
 )  # fmt: skip
 def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_reply(
@@ -41,21 +43,15 @@ def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_
     assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
 
 
-def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
-    sql(store, "delete from messages where trajectory = 'b'")
-    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'c'")
-    none = {"prompt": None, "answer": None}
-    known = {"prompt": "Where is the key?", "answer": "in the drawer"}
-    assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
-    store.close()
-
-
 def test_ls_prints_both_and_how_far_a_row_had_drifted(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     said = (Message("user", f"Where{'e' * 60} is it?"), Message("assistant", "in\x1b the drawer"))
-    store.append([task()], [group()], [trajectory("a", messages=said), trajectory("b", slot=1)])
+    rows = [trajectory("a", messages=said), *(trajectory(name, slot=slot) for slot, name in enumerate("bcd", 1))]
+    store.append([task()], [group()], rows)
+    sql(store, "delete from messages where trajectory = 'c'")
+    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'd'")
+    none = {"prompt": None, "answer": None}  # what is gone or damaged is not known
+    assert [questions.excerpts(store, [id])[id] for id in ("c", "d", "nobody")] == [none] * 3
     sql(
         store,
         "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
@@ -63,12 +59,7 @@ def test_ls_prints_both_and_how_far_a_row_had_drifted(tmp_path: Path) -> None:
     )
     store.close()
     printed = ask("ls", tmp_path / "replay.sqlite", "--ascending").stdout.splitlines()
-    titles, first, second = (re.split("  +", line) for line in printed)
+    titles, first, second, *_ = (re.split("  +", line) for line in printed)
     assert titles[-5:] == ["drift", "most", "state", "prompt", "last answer"]
     assert first[-5:] == ["1.250", "3.50", "eligible", f"'Where{'e' * 43}...'", r"'in\x1b the drawer'"]
     assert second[-5:] == ["-", "-", "eligible", "'Where is the key?'", "'in the drawer'"]
-
-
-def test_long_texts_are_cut() -> None:
-    found = in_few_words((Message("user", "ab " * 1000), Message("assistant", "x" * 201)))
-    assert found == {"prompt": ("ab " * 67)[:MOST_SHORT] + "...", "answer": "x" * MOST_SHORT + "..."}

@@ -17,9 +17,7 @@ from tests.fakes.records import (
     group,
     iterate,
     iteration_record,
-    policy,
     request,
-    run_record,
     set_state,
     sql,
     task,
@@ -49,13 +47,6 @@ def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: Rep
     assert store.available(request(1, 1), sampler).rows == 0
     assert store.draw(request(1, 5), sampler) == []
     assert {row.trajectory.record.iteration for row in store.draw(request(2, 99), sampler)} == {1}
-
-
-def test_draw_gives_every_row_once_and_fewer_than_asked_when_there_are_no_more(store: ReplayStore) -> None:
-    collected = FreshRows(1, rates=(0.25, 1.0)).append_to(store)
-    drawn = store.draw(request(2, 99), make_sampler("success", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories[:4])
-    assert store.available(request(2, 99), make_sampler("success", 0)).rows == 4
 
 
 @pytest.mark.slow
@@ -162,19 +153,6 @@ def test_orphans_are_never_drawn(store: ReplayStore) -> None:
     drawn = store.draw(request(3, 99), sampler)
     assert len(drawn) == 16
     assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {(1, 0), (2, 1)}
-
-
-def other_run(store: ReplayStore, *, tokenizer: str, source: str = "self") -> FreshRows:
-    store.add_run(run_record("run-0"))
-    store.add_policy(policy(0, run="run-0", tokenizer=tokenizer))
-    return FreshRows(7, run="run-0", source=source, version=6).append_to(store)
-
-
-def test_rows_of_another_run_with_the_same_tokens_have_no_staleness(store: ReplayStore) -> None:
-    collected = other_run(store, tokenizer="tok", source="earlier")
-    drawn = store.draw(request(1, 99), make_sampler("uniform", 0))
-    assert sorted(row.trajectory.id for row in drawn) == sorted(row.id for row in collected.trajectories)
-    assert {row.draw.staleness for row in drawn} == {None}
 
 
 def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:
