@@ -7,7 +7,6 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +20,8 @@ from replay import ReplayStore
 from replay.exchange import export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
 from replay.questions.filters import condition
-from replay.records import TrajectoryRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.message_json import plain_text
 from tests.fakes.records import (
     AUTHORS,
     MESSAGES,
@@ -60,21 +57,6 @@ def filled(store: ReplayStore) -> ReplayStore:
     return store
 
 
-def everything(store: ReplayStore) -> list[Any]:
-    """What the two stores must agree on, but for the time of day."""
-    tables = {
-        "tasks": "hash, environment, payload",
-        '"groups"': "*",
-        "trajectories": ", ".join(n.replace("group", "group_id") for n in TrajectoryRecord.__dataclass_fields__),
-        "segments": "*",
-        "messages": "trajectory, num_messages, checksum, said",
-        "runs": "id, name, config, authors, authors_hash, code_version, fingerprint",
-    }
-    found = {table: sql(store, f"select {columns} from {table}") for table, columns in tables.items()}
-    found["messages"] = [(*row, plain_text(said)) for *row, said in found["messages"]]
-    return [sorted(rows, key=repr) for rows in found.values()]
-
-
 def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) -> None:
     with closing(new_store(location)) as store:
         filled(store)
@@ -85,7 +67,6 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
             with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
                 report = import_file(other, first, name=None)
                 assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
-                assert everything(other) == everything(store)
                 export_file(other, second)
             assert first.read_bytes() == second.read_bytes()
             rows.append([jsonl.encode(row) for row in (parquet if ending == "parquet" else jsonl).read(first)])
@@ -176,10 +157,9 @@ def test_a_file_imported_twice_is_stored_once(file_store: ReplayStore, tmp_path:
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         assert import_file(other, path, name="first").inserted == 20
         assert sql(other, "select distinct source, run from trajectories") == [("first", RUN)]
-        before = everything(other)
         report = import_file(other, path, name="second")
         assert (report.inserted, report.duplicates) == (0, 20)
-        assert everything(other) == before
+        assert sql(other, "select source, count(*) from trajectories group by 1") == [("first", 20)]
     report = import_file(file_store, path, name="home")
     assert (report.inserted, report.duplicates) == (0, 20)
     assert sql(file_store, "select distinct source from trajectories") == [("self",)]
@@ -238,5 +218,7 @@ def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, mo
         assert found[2]["messages"][2]["tool_calls"][0]["name"] == "lookup"
     found.filter(lambda row: row["slot"] > 0).to_parquet(tmp_path / "kept.parquet")
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
-        assert import_file(other, tmp_path / "kept.parquet").inserted == 2
-        assert everything(other)[3] == [row for row in everything(file_store)[3] if row[0] != "t0"]
+        assert import_file(other, tmp_path / "kept.parquet", name=None).inserted == 2
+        export_file(other, tmp_path / "kept.jsonl")
+    lines = (tmp_path / "rows.jsonl").read_bytes().splitlines()
+    assert (tmp_path / "kept.jsonl").read_bytes().splitlines() == lines[1:]

@@ -20,8 +20,10 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
+from replay.exchange.teacher import import_chat
 from tests.fakes.altered_rows import altered
 from tests.fakes.records import group, new_store, sql, task, trajectory
+from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, log_probs, teaching
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +145,10 @@ def test_a_line_or_a_row_may_be_long_but_not_endless(
     monkeypatch.setattr(parquet, "MOST_BYTES", 1000)
     with pytest.raises(ExchangeError, match=r"rows.parquet:row 1: row must be at most 1,000 bytes in memory, got "):
         import_file(empty, tmp_path / "rows.parquet")
+    monkeypatch.setattr(jsonl, "MOST_LINE", 100)  # what can't be imported is not exported
+    with pytest.raises(ExchangeError, match="row must be at most 100 bytes as JSON, got .* for trajectory a"):
+        export_file(three_rows, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
     monkeypatch.setattr(files, "MOST_LINE", 3 << 20)
     rows[0]["messages"][0]["content"] = "x" * (2 << 20)
     rows[0]["messages_hash"] = ""
@@ -152,15 +158,6 @@ def test_a_line_or_a_row_may_be_long_but_not_endless(
     (tmp_path / "endless.jsonl").write_bytes(lines_of(rows))
     with pytest.raises(ExchangeError, match=r"endless.jsonl:2: line must be at most 3,145,728 bytes"):
         import_file(empty, tmp_path / "endless.jsonl")
-
-
-def test_what_can_not_be_imported_is_not_exported(
-    three_rows: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jsonl, "MOST_LINE", 100)
-    with pytest.raises(ExchangeError, match="row must be at most 100 bytes as JSON, got .* for trajectory a"):
-        export_file(three_rows, tmp_path / "rows.jsonl")
-    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def spelled(reward: str) -> Callable[[dict[str, Any]], str]:
@@ -244,17 +241,27 @@ def test_rows_that_contradict_each_other_or_the_store_are_bad(
         import_file(three_rows, path)
 
 
-def test_an_altered_row_is_imported_or_named(empty: ReplayStore, rows: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["rows", "conversations"])
+def test_an_altered_row_or_conversation_is_imported_or_named(
+    empty: ReplayStore, three_rows: ReplayStore, rows: list[Any], tmp_path: Path, form: str
+) -> None:
     chance, path = random.Random(0), tmp_path / "rows.jsonl"
+    whole, store = {**rows[0], "messages_hash": ""}, empty
+    if form == "conversations":
+        logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
+        whole, store = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}, three_rows
+        made = teaching(store, tmp_path)
     imported = named = 0
     for _ in range(25):
-        some = [altered({**rows[0], "messages_hash": ""}, chance) for _ in range(20)]
-        path.write_bytes(lines_of(some))
-        report = import_file(empty, path, skip_bad=True)
+        path.write_bytes(lines_of([altered(whole, chance) for _ in range(20)]))
+        if form == "rows":
+            report = import_file(store, path, skip_bad=True)
+        else:
+            report = import_chat(store, path, made, skip_bad=True)
         assert (report.rows + report.bad, len(report.problems)) == (20, report.bad)
         assert all(line.startswith(f"{path}:") and "\n" not in line for line in report.problems)
         imported, named = imported + report.rows, named + report.bad
-    assert imported > 20 and named > 50
+    assert imported > (20 if form == "rows" else 50) and named > 50
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])

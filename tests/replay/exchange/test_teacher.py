@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from replay.exchange import ExchangeError
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from tests.fakes import families as fakes
-from tests.fakes.altered_rows import altered
 from tests.fakes.records import AUTHORS, RUN, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
@@ -274,23 +272,6 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     assert sql(file_store, "select count(*) from trajectories") == [(0,)]
     report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
     assert (report.inserted, report.bad) == (1, 1)
-
-
-def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
-    whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
-    made = teaching(file_store, tmp_path)
-    imported = named = 0
-    for _ in range(25):
-        rows = [altered(whole, chance) for _ in range(20)]
-        path = written(tmp_path, *rows)
-        report = import_chat(file_store, path, made, skip_bad=True)
-        assert report.rows + report.bad == len(rows)
-        assert len(report.problems) == report.bad
-        assert all(line.startswith(f"{path}:") and "\n" not in line for line in report.problems)
-        imported, named = imported + report.rows, named + report.bad
-    assert imported > 50 and named > 50
 
 
 def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refused(

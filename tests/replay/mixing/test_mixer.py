@@ -79,18 +79,6 @@ def test_composition_is_the_declared_rule_over_100_iterations(
         assert abs(given - declared) <= Fraction(grain, 2)  # at every iteration, so at the last
 
 
-@pytest.mark.parametrize(
-    ("fraction", "unit", "counts"),
-    [
-        (1 / 3, "any", [8] * 6),  # 24 / 3
-        (0.9, "any", [22, 21, 22, 21, 22, 22]),  # 21.6 a time: 21.6, 43.2, 64.8, 86.4, 108, 129.6
-        (0.9, "group", [20, 24, 20, 24, 20, 20]),  # 5.4 groups of 4 a time: 5.4, 10.8, 16.2, 21.6, 27, 32.4
-    ],
-)
-def test_remainders_are_carried_from_iteration_to_iteration(fraction: float, unit: str, counts: list[int]) -> None:
-    assert [plan.replay for plan in plans(Mixer(rule_of(unit, fraction)), 6)] == counts
-
-
 @pytest.mark.parametrize("unit", ["any", "group"])
 @pytest.mark.parametrize(
     ("shortfall", "mode", "fresh"),
@@ -168,19 +156,6 @@ def test_unit_task_replays_the_stated_members_of_some_groups_and_none_of_the_oth
         assert Counter(size for _, size in plan.groups) == Counter({1: len(plan.picks), 4: 6 - len(plan.picks)})
         mixed += len(plan.picks)
         assert abs(3 * mixed - iteration * 24 * fraction) <= 1.5
-
-
-@pytest.mark.parametrize("unit", ["trajectory", "task"])
-def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> None:
-    mixer = Mixer(rule_of(unit, 0.5))
-    stock = Availability(rows=5, by_task={"same": 5})
-    plan = mixer.plan(iteration=1, available=stock, tasks=["same", "a", "same", "b", "c", "d"])
-    replayed = [pick.count for pick in plan.picks]
-    assert {pick.task for pick in plan.picks} == {"same"}
-    assert sum(replayed) <= 5  # none is drawn twice
-    fresh = dict(plan.groups)
-    assert fresh.get(0, 0) + fresh.get(2, 0) + sum(replayed) == 2 * GROUP
-    assert [fresh[slot] for slot in (1, 3, 4, 5)] == [GROUP] * 4
 
 
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])

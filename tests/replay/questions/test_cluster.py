@@ -11,7 +11,7 @@ from replay import ReplayStore, questions
 from replay.questions.who_waits import advised_command, seconds
 from replay.records import FRESH
 from replay.storage.collecting.fresh_groups import FreshRequest
-from replay.ticket_records import EVALUATION, TRAIN
+from replay.ticket_records import EVALUATION
 from tests.fakes.records import RUN, iteration_record, measured, policy, run_record, sql
 from tests.replay.storage.collecting.episodes import claim, close, collect, episode, issue
 
@@ -90,21 +90,6 @@ def test_late_rows_are_a_share_of_those_that_were_to_be_fresh(store: ReplayStore
     answer = cluster(store)
     assert (answer["counts"]["fresh"], answer["counts"]["late"], answer["late_share"]) == (0, 3, 1.0)
     assert answer["counts"]["adds_up"]
-
-
-# Tickets
-
-
-def test_reasons_are_grouped_the_most_frequent_first(store: ReplayStore) -> None:
-    issue(store, [0, 1, 2])
-    store.tickets.fail(claim(store, count=1), "overtime")
-    store.tickets.fail(claim(store, count=2), "the engine gave no reply")
-    store.tickets.revoke(RUN, TRAIN, "the run has ended")
-    assert cluster(store)["reasons"] == [
-        {"state": "revoked", "reason": "the run has ended", "count": 3},
-        {"state": "failed", "reason": "the engine gave no reply", "count": 2},
-        {"state": "failed", "reason": "overtime", "count": 1},
-    ]
 
 
 # Who takes part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from context.messages import Message, ToolCall
 from replay import questions
 from replay.questions.trajectory import MOST_SHORT, in_few_words
 from tests.fakes.records import MESSAGES, group, new_store, sql, task, trajectory
-from tests.fakes.replay_command import ask
 
 CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
 
@@ -43,23 +41,12 @@ def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_
     assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
 
 
-def test_ls_prints_both_and_how_far_a_row_had_drifted(tmp_path: Path) -> None:
+def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
-    said = (Message("user", f"Where{'e' * 60} is it?"), Message("assistant", "in\x1b the drawer"))
-    rows = [trajectory("a", messages=said), *(trajectory(name, slot=slot) for slot, name in enumerate("bcd", 1))]
-    store.append([task()], [group()], rows)
-    sql(store, "delete from messages where trajectory = 'c'")
-    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'd'")
-    none = {"prompt": None, "answer": None}  # what is gone or damaged is not known
-    assert [questions.excerpts(store, [id])[id] for id in ("c", "d", "nobody")] == [none] * 3
-    sql(
-        store,
-        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-        "values ('run-1', 2, 0, 'a', 'replay', 'committed', 1.25, 3.5)",
-    )
+    store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
+    sql(store, "delete from messages where trajectory = 'b'")
+    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'c'")
+    none = {"prompt": None, "answer": None}
+    known = {"prompt": "Where is the key?", "answer": "in the drawer"}
+    assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
     store.close()
-    printed = ask("ls", tmp_path / "replay.sqlite", "--ascending").stdout.splitlines()
-    titles, first, second, *_ = (re.split("  +", line) for line in printed)
-    assert titles[-5:] == ["drift", "most", "state", "prompt", "last answer"]
-    assert first[-5:] == ["1.250", "3.50", "eligible", f"'Where{'e' * 43}...'", r"'in\x1b the drawer'"]
-    assert second[-5:] == ["-", "-", "eligible", "'Where is the key?'", "'in the drawer'"]

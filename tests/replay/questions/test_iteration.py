@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, new_store, set_state, sql, task
-from tests.fakes.replay_command import ask, counted
+from tests.fakes.replay_command import ask
 
 
 def trained(location: Location, *, drawn: int = 3) -> ReplayStore:
@@ -76,6 +75,7 @@ def tried(location: Location) -> ReplayStore:
     store = new_store(location)
     for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
         FreshRows(iteration, rates=(rate,)).append_to(store)
+    sql(store, 'update "groups" set reward_mean = success_rate')
     for (id,) in sql(store, "select id from trajectories where iteration = 3 and member > 0"):
         set_state(store, id, EVICTED)
     return store
@@ -119,39 +119,6 @@ def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(locatio
     assert (after["attempts"], after["orphaned"], after["last_iteration"]) == (8, 4, 2)
     assert len(after["trajectories"]) == 12
     assert questions.task(store, "task-1", "other")["attempts"] == 0
-
-
-def test_task_lists_its_trajectories_page_by_page(location: Location) -> None:
-    store = tried(location)
-    seen: list[tuple[int, int]] = []
-    after = None
-    for size in (5, 5, 2):
-        page = questions.task(store, "task-1", after=after, limit=5)
-        after = page["next"]
-        assert len(page["trajectories"]) == size
-        seen += [(-row["iteration"], row["slot"]) for row in page["trajectories"]]
-    assert after is None
-    assert seen == sorted(seen) and len(set(seen)) == 12
-    with pytest.raises(ReplayError, match="after must be the id of one of the task's trajectories, got 'nobody'"):
-        questions.task(store, "task-1", after="nobody")
-
-
-def test_questions_find_their_rows_by_indexes(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    store = trained(path)
-    with counted() as sent:
-        questions.iteration(store, RUN, 2)
-        page = questions.task(store, "task-1", RUN)
-        questions.task(store, "task-1", RUN, after=page["trajectories"][0]["id"])
-        questions.task(store, "task-1")
-    store.close()
-    with closing(sqlite3.connect(path)) as database:
-        for statement in filter(lambda each: each.startswith("SELECT"), sent):
-            values = [None] * statement.count("?")
-            plan = [row[3] for row in database.execute(f"explain query plan {statement}", values)]
-            scans = [step for step in plan if step.startswith("SCAN") and "anon_" not in step]
-            assert not scans, (statement, scans)
-            assert not [step for step in plan if "trajectories_by_run" in step], statement
 
 
 def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:

@@ -13,9 +13,11 @@ from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
+from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
+from replay.storage.format.column_types import to_storable
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
 from tests.fakes.replay_command import ask, counted
 
 UNPUBLISHED = "run-2"
@@ -76,28 +78,20 @@ def add_draws(store: ReplayStore) -> None:
             sql(store, statement, RUN, at, id, 1 + at % 4 / 4, 2.0 + at % 5)
 
 
+COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
+
+
 def in_order(store: ReplayStore, query: Query) -> list[str]:
     """As Python sorts the rows; unknown values come last."""
-    names = "id, run, iteration, slot, reward, advantage, success, num_turns, num_tool_calls, num_tokens, uses"
-    listed = sql(store, f"select {names}, stop_reason, source, policy_version_min from trajectories")
-    columns = [*names.split(", "), "stop_reason", "source", "version"]
-    rows: list[dict[str, Any]] = [dict(zip(columns, values, strict=True)) for values in listed]
-    drifts = {id: found for id, *found in sql(store, "select trajectory, drift_mean, drift_max from draws")}
-    for each in rows:
-        each["staleness"] = None if each["run"] == UNPUBLISHED else NEWEST - each["version"]
-        each |= {name: each[f"num_{column}"] for name, column in COUNTED.items()}
-        each |= dict(zip(("drift", "drift_max"), drifts.get(each["id"], (None, None)), strict=True))
-    mine = [each for each in rows if query.run in (None, each["run"])]
-    value = query.sort.value
-    known = [each for each in mine if each[value] is not None]
-    unknown = [each for each in mine if each[value] is None]
+    rows = questions.page(store, Query(query.run), limit=1000)["rows"]
+    name = COUNTED.get(query.sort, query.sort.value)
     place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731
-    known.sort(key=lambda each: (each[value], place(each)), reverse=not query.ascending)
+    known = [each for each in rows if each[name] is not None]
+    unknown = [each for each in rows if each[name] is None]
+    stored: Callable[[Any], Any] = lambda value: to_storable(value) if isinstance(value, str) else value  # noqa: E731
+    known.sort(key=lambda each: (stored(each[name]), place(each)), reverse=not query.ascending)
     unknown.sort(key=place, reverse=not query.ascending)
     return [each["id"] for each in known + unknown]
-
-
-COUNTED = {"turns": "turns", "tools": "tool_calls", "tokens": "tokens"}
 
 
 def ids(answer: questions.QueryResult) -> list[str]:
@@ -201,9 +195,19 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
         questions.summary(store, RUN, filter=" and ".join(query.filters))
         after = questions.page(store, Query(RUN, ()), limit=3)["after"]
         questions.page(store, Query(RUN, (), ascending=True), limit=3, after=after)
+    with counted() as of_one:
+        iterate(store, 3, make_sampler("uniform", 0))
+        of_one.clear()
+        questions.iteration(store, RUN, 3)
+        found_task = questions.task(store, "task-1", RUN)
+        questions.task(store, "task-1", RUN, after=found_task["trajectories"][0]["id"])
     for statement in filter(lambda each: each.startswith("SELECT"), asked):
         plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
         found += [step for *_, step in plan if "trajectories" in step.split()[1:2]]
+    for statement in filter(lambda each: each.startswith("SELECT"), of_one):
+        plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
+        assert not [step for *_, step in plan if step.startswith("SCAN") and "anon_" not in step], statement
+        assert not [step for *_, step in plan if "trajectories_by_run" in step], statement
     store.close()
     index = "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?"
     # Behind where the row stands whose id was given; and the lines of a page by their ids.

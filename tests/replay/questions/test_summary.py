@@ -11,12 +11,10 @@ import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
-from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
-from replay.errors import ContentGone
+from replay import ReplayError, ReplayStore, questions
 from replay.questions import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
-from replay.storage.format import schema
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
@@ -236,20 +234,6 @@ def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
     assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
-def test_overview_of_a_row_without_content_says_why(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    sql(store, "update segments set tokens = ? where trajectory = 'a'", bytes(40))
-    store.forget(schema.trajectories.c.id == "b", dry_run=False)
-    corrupt, forgotten = questions.overview(store, "a"), questions.overview(store, "b")
-    assert corrupt["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
-    assert (corrupt["record"], corrupt["segments"], corrupt["messages"]) == (None, [], [])
-    assert forgotten["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
-    assert (forgotten["reclaimed"]["reward"], forgotten["segments"], forgotten["messages"]) == (1.0, [], [])
-    for id, error in (("a", CorruptTrajectory), ("b", ContentGone)):
-        with pytest.raises(error):
-            questions.tokens(store, id)
-
-
 def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
     ids = list("aé€😀".encode() * 9)  # 1 + 2 + 3 + 4 tokens, nine times
     said = Segment(tokens(ids, [LLM] * len(ids)))
@@ -277,10 +261,6 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
 
 
 def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
-    planned = replace(run_record(), config={"run": {"iterations": 4}})
-    begun = questions.progress(store, planned)
-    assert begun.pop("seconds_since") >= 0
-    assert begun == {"state": "live", "iteration": 0, "iterations": 4, "logged": -1, "mark": "-1.0"}
     for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
         store.add_run(replace(run_record(run), name="another"))
         store.add_policy(policy(0, run=run, tokenizer=tokenizer))
@@ -294,10 +274,6 @@ def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
     assert list(questions.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
     assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
-    store.add_metrics(RUN, 9, {"time/iteration": 2.0, "loss": 1.0})
-    ended = questions.progress(store, planned)
-    assert (ended["state"], ended["iteration"], ended["mark"]) == ("finished", 9, "9.2")
-    assert questions.progress(store, run_record("run-4"))["state"] == "imported"
 
 
 def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:

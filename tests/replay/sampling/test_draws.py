@@ -81,25 +81,17 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
     assert json.loads(states[1][0]) == sampler.state()
 
 
-def test_commit_of_other_draws_than_the_reserved_ones_changes_nothing(store: ReplayStore) -> None:
-    fresh = FreshRows(1).append_to(store).draws()
+def test_commit_of_other_draws_or_numbers_changes_nothing(store: ReplayStore) -> None:
+    fresh, record = FreshRows(1).append_to(store).draws(), replace(iteration_record(1, replay=0), fraction=0.1)
     store.reserve_fresh(fresh)
     swapped = [replace(fresh[0], trajectory=fresh[1].trajectory), *fresh[1:]]
     for wrong in (fresh[:-1], swapped, [*fresh, replace(fresh[0], slot=7)]):
         with pytest.raises(InvalidRecord, match=r"^draws\[\d\].trajectory must be the reserved"):
-            store.commit(iteration_record(1, replay=0), wrong, sampler_state={})
+            store.commit(record, wrong, sampler_state={})
     assert sql(store, "select distinct state from draws") == [("reserved",)]
     assert sql(store, "select count(*) from iterations") == [(0,)]
-    store.commit(iteration_record(1, replay=0), fresh[::-1], sampler_state={})
-
-
-def test_commit_done_again_counts_as_done_and_another_of_the_same_iteration_is_refused(store: ReplayStore) -> None:
-    fresh = FreshRows(1).append_to(store).draws()
-    record = replace(iteration_record(1, replay=0), fraction=0.1)
-    for _ in range(2):
-        store.reserve_fresh(fresh)
-    for _ in range(2):
-        store.commit(record, fresh, sampler_state={})
+    for draws in (fresh[::-1], fresh):  # done again, it counts as done
+        store.commit(record, draws, sampler_state={})
     with pytest.raises(InvalidRecord, match=r"^draws\[3\].trajectory must be the committed"):
         store.commit(record, fresh[:-1], sampler_state={})
     with pytest.raises(InvalidRecord, match="^iteration must be the committed .*'optimizer_steps': 2.* got .* 3"):
@@ -140,19 +132,9 @@ def test_resume_goes_back_to_the_checkpoint(store: ReplayStore) -> None:
     assert sql(store, "select max(version) from policies") == [(2,)]
     states = sql(store, "select iteration, state, count(*) from trajectories group by 1, 2 order by 1")
     assert states == [(1, "eligible", 8), (2, "eligible", 8), (3, "orphaned", 8), (4, "orphaned", 8)]
-    # Kept for people.
+    # Orphans are kept for people, and never drawn.
+    assert {row.trajectory.record.iteration for row in store.draw(request(9, 99), sampler)} == {1, 2}
     assert store.read([collected.trajectories[0].id])[0].record.state == "orphaned"
-
-
-def test_orphans_are_never_drawn(store: ReplayStore) -> None:
-    sampler = make_sampler("uniform", 0)
-    iterate(store, 1, sampler)
-    iterate(store, 2, sampler)
-    store.resume(RUN, 1)
-    iterate(store, 2, sampler, attempt=1)
-    drawn = store.draw(request(3, 99), sampler)
-    assert len(drawn) == 16
-    assert {(row.trajectory.record.iteration, row.trajectory.record.attempt) for row in drawn} == {(1, 0), (2, 1)}
 
 
 def picked(store: ReplayStore, *picks: Pick) -> list[BatchRow]:

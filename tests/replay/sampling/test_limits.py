@@ -86,9 +86,7 @@ def test_staleness_is_bounded_and_unknown_in_other_runs(store: ReplayStore) -> N
     assert available(store, 20, max_staleness=1) == 4
     assert available(store, 20, unknown_staleness="refuse") == 24
     assert available(store, 20, max_staleness=1, unknown_staleness="refuse") == 0
-
-
-def test_groups_are_fresh_within_the_bound_also_where_a_resume_took_weights_back() -> None:
+    # Groups are fresh within their bound, also where a resume took weights back.
     assert [may_be_fresh(ages, 2) for ages in ([0, 2], [1, 3], [-2, 0], [-3])] == [True, False, True, False]
 
 
@@ -136,22 +134,13 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     store.append([task("task-2")], [], [])
     FreshRows(1, rates=(0.5, 0.5, 0.5)).append_to(store)
     store.append([], [group("g", task="task-2", size=1)], [trajectory("z", group="g", task="task-2", slot=50)])
-    drawn = draw(store, 2, per_group=2)
-    assert Counter(row.trajectory.record.group for row in drawn) == {
-        "run-1-1-0-0": 2,
-        "run-1-1-0-1": 2,
-        "run-1-1-0-2": 2,
-        "g": 1,
-    }
-    drawn = draw(store, 3, per_task=4)
-    assert Counter(row.trajectory.record.task for row in drawn) == {"task-1": 4, "task-2": 1}
-    # Also over several picks.
-    picks = (Pick(2, task="task-1"), Pick(9))
-    found = store.draw(asked(4, *picks, per_task=3), make_sampler("uniform", 0))
-    assert Counter(row.trajectory.record.task for row in found) == {"task-1": 3, "task-2": 1}
-    assert available(store, 4, per_task=4) == 5
-    assert available(store, 4, per_group=2) == 7
-    assert available(store, 4, per_group=1, per_task=2) == 3
+    drawn = Counter(row.trajectory.record.group for row in draw(store, 2, per_group=2))
+    assert drawn == {"run-1-1-0-0": 2, "run-1-1-0-1": 2, "run-1-1-0-2": 2, "g": 1}
+    for iteration, picks, cap in ((3, (Pick(99),), 4), (4, (Pick(2, task="task-1"), Pick(9)), 3)):
+        found = store.draw(asked(iteration, *picks, per_task=cap), make_sampler("uniform", 0))
+        assert Counter(row.trajectory.record.task for row in found) == {"task-1": cap, "task-2": 1}
+    caps = [{"per_task": 4}, {"per_group": 2}, {"per_group": 1, "per_task": 2}]
+    assert [available(store, 4, **limits) for limits in caps] == [5, 7, 3]
 
 
 def test_solved_tasks_rest_until_they_are_forgotten(store: ReplayStore) -> None:
