@@ -31,32 +31,6 @@ _LATEST = sa.select(_TRAJECTORY).where(
 )
 
 
-class Uses:
-    """The draws of this moment: those of updates that are still to come, of all runs, and the run's own latest ones."""
-
-    def __init__(self) -> None:
-        self._reserved = Counter[str]()
-        self._resting = frozenset[str]()
-
-    def refresh(self, connection: sa.Connection, request: DrawRequest) -> bool:
-        """Whether anything has changed."""
-        before, limits = (self._reserved, self._resting), request.limits
-        if limits.max_uses is not None:
-            self._reserved = Counter(_texts(execute(connection, _RESERVED)))
-        if limits.cooldown > 0:
-            since = request.iteration - limits.cooldown
-            self._resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
-        return before != (self._reserved, self._resting)
-
-    def reserved(self, index: EligibleIndex) -> npt.NDArray[np.int64]:
-        """[N]: reservations of each row that may still be committed."""
-        return _by_row(index, self._reserved)
-
-    def resting(self, index: EligibleIndex) -> Mask:
-        """[N]: rows that the run has drawn in the iterations of its cooldown."""
-        return _by_row(index, dict.fromkeys(self._resting, 1)) > 0
-
-
 def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
     found = np.zeros(len(index), np.int64)
     for id, count in counts.items():
@@ -93,20 +67,30 @@ class EligibleRows:
 
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
-        self.uses = Uses()
+        self.reserved = Counter[str]()
+        """Draws of updates still to come, of all runs, by row; asked under `max_uses` only."""
+        self.resting = frozenset[str]()
+        """Rows that the run has drawn in the iterations of its cooldown."""
         self.success_by_task: Weights = np.zeros(0)
-        """Asked only under `retire_solved`."""
+        """By the index's codes; asked under `retire_solved` only."""
         self.changes = 0
         """Grows whenever a refresh finds something new."""
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since, as far as the request asks for it."""
+        limits, before = request.limits, self._moment()
         changed = self.index.refresh(connection)
-        changed |= self.uses.refresh(connection, request)
-        if request.limits.retire_solved is not None:
-            before, self.success_by_task = self.success_by_task, _success_by_task(connection, self.index)
-            changed |= not np.array_equal(before, self.success_by_task, equal_nan=True)
-        self.changes += changed
+        if limits.max_uses is not None:
+            self.reserved = Counter(_texts(execute(connection, _RESERVED)))
+        if limits.cooldown > 0:
+            since = request.iteration - limits.cooldown
+            self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
+        if limits.retire_solved is not None:
+            self.success_by_task = _success_by_task(connection, self.index)
+        self.changes += changed or before != self._moment()
+
+    def _moment(self) -> tuple[object, ...]:
+        return self.reserved, self.resting, self.success_by_task.tobytes()
 
 
 def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tuple[str, Mask]]:
@@ -127,9 +111,9 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tu
     if limits.retire_solved is not None:
         yield "retire_solved", ~(eligible.success_by_task >= limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
-        yield "max_uses", columns["uses"] + eligible.uses.reserved(index) < limits.max_uses
+        yield "max_uses", columns["uses"] + _by_row(index, eligible.reserved) < limits.max_uses
     if limits.cooldown > 0:
-        yield "cooldown", ~eligible.uses.resting(index)
+        yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
 def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)) -> Mask:

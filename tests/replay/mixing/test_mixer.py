@@ -253,22 +253,16 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
 RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)
 
 
-def recorded(mixer: Mixer, series: Sequence[Mapping[str, float]]) -> tuple[list[float], list[int]]:
-    """The factor after each iteration of that ESS by age, and the rows that each replayed."""
-    factors, drawn = [], []
-    for iteration, ess in enumerate(series, start=1):
-        drawn += replayed(mixer, 1, first=iteration)
-        mixer.feed(success_rate=0.5, ess_by_age=ess)
-        factors.append(mixer.factor)
-    return factors, drawn
-
-
 def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> None:
     mixer = Mixer(rule_of("any", 0.5, controller="ess", ess=RULE))
     # One old bucket is enough; at the floor is not under it; then nothing is measured.
     series: list[Mapping[str, float]] = [{"1": 0.9, "2-3": 0.49}, {"1": 0.9, "2-3": 0.2}, {"1": 0.4}, {"1": 0.3}]
     series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
-    factors, drawn = recorded(mixer, series)
+    factors, drawn = [], []
+    for iteration, ess in enumerate(series, start=1):
+        drawn += replayed(mixer, 1, first=iteration)
+        mixer.feed(success_rate=0.5, ess_by_age=ess)
+        factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     # 12 x 1, .5, .25, .125, .1, .2, .4, .8, 1: 12, 6, 3, 1.5, 1.2, 2.4, 4.8, 9.6, 12; the sums rounded, ties down
     assert drawn == [12, 6, 3, 1, 2, 2, 5, 10, 12]

@@ -116,18 +116,6 @@ def test_workers_and_engines_say_of_themselves_what_is_known(store: ReplayStore)
         assert (engine["label"], engine["version"], engine["difference"]) == (None, None, None)
 
 
-def test_a_run_is_collected_by_workers_once_anybody_takes_part(store: ReplayStore) -> None:
-    assert not questions.is_collected_by_workers(store, store.run(RUN))
-    lead(store)
-    serve(store)
-    assert not questions.is_collected_by_workers(store, store.run(RUN))
-    work(store)
-    assert questions.is_collected_by_workers(store, store.run(RUN))
-    store.roles.leave("worker", RUN, "worker-2")
-    issue(store, [0])
-    assert questions.is_collected_by_workers(store, store.run(RUN))
-
-
 # Who waits for whom
 
 

@@ -25,7 +25,7 @@ from replay.storage.format.column_types import ESCAPE, is_storable, to_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.validate import summarised
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, RUN, add_draw, group, new_store, policy, run_record, task, tokens, trajectory
 
 ODD = (
     "plain",
@@ -92,26 +92,11 @@ def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
         # The last one that counts, which was used by two runs, stands between an earlier and a reserved one.
         draws = [(RUN, 1, "committed", 0.5), (RUN_2, 2, "committed", 9.0), (RUN, 2, "committed", drift(index))]
         for run, iteration, state, mean in draws if index % 3 else []:
-            drawn = (
-                run,
-                iteration,
-                index,
-                to_storable(each.id),
-                "replay",
-                state,
-                mean,
-                None if mean is None else 2 * mean,
-            )
-            sql(store, DRAW, *drawn)
-        sql(store, DRAW, RUN, 3, index, to_storable(each.id), "replay", "reserved", None, None)
+            used = {"run": run, "iteration": iteration, "slot": index, "state": state}
+            add_draw(store, to_storable(each.id), **used, mean=mean, largest=None if mean is None else 2 * mean)
+        add_draw(store, to_storable(each.id), iteration=3, slot=index, state="reserved")
     yield store
     store.close()
-
-
-DRAW = (
-    "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?)"
-)
 
 
 def drift(index: int) -> float | None:

@@ -2,22 +2,37 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from context.messages import Message
+from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
+from replay.questions.trajectory import MOST_SHORT, in_few_words
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.column_types import to_storable
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import (
+    LLM,
+    MESSAGES,
+    RUN,
+    add_draw,
+    group,
+    iterate,
+    new_store,
+    policy,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 from tests.fakes.replay_command import ask, counted
 
 UNPUBLISHED = "run-2"
@@ -69,13 +84,9 @@ def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def add_draws(store: ReplayStore) -> None:
     """Of two rows of three, with drifts that several rows have."""
-    statement = (
-        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-        "values (?, 1, ?, ?, 'replay', 'committed', ?, ?)"
-    )
     for at, (id,) in enumerate(sql(store, "select id from trajectories order by id")):
         if (at + 1) % 3:
-            sql(store, statement, RUN, at, id, 1 + at % 4 / 4, 2.0 + at % 5)
+            add_draw(store, id, slot=at, mean=1 + at % 4 / 4, largest=2.0 + at % 5)
 
 
 COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
@@ -230,3 +241,43 @@ def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
     assert len(both) == len({each["id"] for each in both}) == 15
     lengths = [each["num_tokens"] for each in both]
     assert lengths == sorted(lengths)
+
+
+CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
+
+
+@pytest.mark.parametrize(
+    ("conversation", "prompt", "answer"),
+    [
+        (MESSAGES, "Where is the key?", "in the drawer"),
+        ((Message("user", " two\n\n lines "), Message("assistant", "", tool_calls=(CALL,))), "two lines",
+         'lookup({"key": "é1"})'),
+        ((Message("user", "q"), Message("assistant", " ", reasoning="hm")), "q", "hm"),
+        ((Message("system", "rules"), Message("assistant", "yes")), "rules", "yes"),
+        ((Message("user", "q"), Message("tool", "done", author="env")), "q", None),
+        # An earlier conversation that the task brings along is part of what was asked.
+        ((Message("user", "old"), Message("assistant", "older", author="history"), Message("user", "new"),
+          Message("assistant", "newer", author="llm")), "new", "newer"),
+        ((Message("user", "q"), Message("assistant", "a"), Message("user", "go on"), Message("assistant", "b")), "q",
+         "b"),
+        ((Message("assistant", "first"),), None, "first"),
+        ((), None, None),
+        ((Message("user", "ab " * 1000), Message("assistant", "x" * 201)), ("ab " * 67)[:MOST_SHORT] + "...",
+         "x" * MOST_SHORT + "..."),
+    ],
+)  # fmt: skip
+def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_reply(
+    conversation: Sequence[Message], prompt: str | None, answer: str | None
+) -> None:
+    assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
+
+
+def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
+    sql(store, "delete from messages where trajectory = 'b'")
+    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'c'")
+    none = {"prompt": None, "answer": None}
+    known = {"prompt": "Where is the key?", "answer": "in the drawer"}
+    assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
+    store.close()

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -47,23 +44,6 @@ def test_rows_of_the_drawing_iteration_and_later_ones_are_never_drawn(store: Rep
     assert store.available(request(1, 1), sampler).rows == 0
     assert store.draw(request(1, 5), sampler) == []
     assert {row.trajectory.record.iteration for row in store.draw(request(2, 99), sampler)} == {1}
-
-
-@pytest.mark.slow
-def test_draws_do_not_depend_on_the_hash_seed(file_store: ReplayStore) -> None:
-    FreshRows(1, rates=(0.5, 0.25)).append_to(file_store)
-    program = (
-        "import sys; from replay import *; s = ReplayStore.open(sys.argv[1]);"
-        "d = s.draw(DrawRequest('run-1', 2, 1, (Pick(4),), 8), make_sampler('success', 3));"
-        "print([x.trajectory.id for x in d]); s.resume('run-1', 1)"
-    )
-    outputs = {
-        subprocess.check_output(
-            [sys.executable, "-c", program, str(file_store.path)], env={**os.environ, "PYTHONHASHSEED": seed}
-        )
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
 
 
 def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: ReplayStore) -> None:

@@ -69,11 +69,7 @@ WEIGHTS: list[tuple[str, dict[str, Any], list[float]]] = [
 
 @pytest.mark.parametrize(("name", "options", "expected"), WEIGHTS)
 def test_rows_weigh_by_the_formula_of_their_sampler(name: str, options: dict[str, Any], expected: list[float]) -> None:
-    assert shares(weighed(name, options)) == pytest.approx(shares(expected))
-
-
-def test_success_weighs_a_hopeless_group_of_graded_rewards() -> None:
-    assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]
+    assert weighed(name, options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +94,6 @@ def test_success_estimates_what_is_hard_where_no_group_of_the_run_says_it(elsewh
     assert weighed("success", advantage=np.zeros(10), **elsewhere) == [0.0] * 10
 
 
-def test_reward_weighs_exponentially() -> None:
-    weights = weighed("reward", {"temperature": 0.5})
-    assert weights[2] / weights[0] == pytest.approx(math.exp(2))
-    assert np.isfinite(weighed("reward", reward=np.full(10, -1e300))).all()
-
-
 def test_freshness_ages_another_samplers_weights() -> None:
     options = {"sampler": "advantage", "options": {"exponent": 1.0}, "tau": 2.0}
     # |A| exp(-staleness / 2), relative to the row of advantage 1 and staleness 6.
@@ -114,7 +104,11 @@ def test_freshness_ages_another_samplers_weights() -> None:
     assert make_sampler("freshness", 0, options).correction(0.4, 10) == pytest.approx(4.0**-0.4)
 
 
-def test_unknown_priorities_weigh_nothing_and_are_told() -> None:
+def test_rewards_weigh_exponentially_and_odd_rows_what_can_be_known_of_them() -> None:
+    assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]  # hopeless, of graded rewards
+    rewarded = weighed("reward", {"temperature": 0.5})
+    assert rewarded[2] / rewarded[0] == pytest.approx(math.exp(2))
+    assert np.isfinite(weighed("reward", reward=np.full(10, -1e300))).all()
     _, unknown = make_sampler("entropy", 0).weigh(Rows(columns(), slice(None), NOW))
     assert np.flatnonzero(unknown).tolist() == [1, 6]
     _, unknown = make_sampler("recency", 0).weigh(Rows(columns(), slice(None), NOW))
@@ -241,7 +235,7 @@ class Longest(Sampler):
         return rows.num_action_tokens**self.options.power
 
 
-def test_class_of_ones_own_is_a_sampler() -> None:
+def test_class_of_ones_own_is_a_sampler_with_its_options() -> None:
     weights, _ = make_sampler(Longest, 0, {"power": 2.0}).weigh(Rows(columns(), slice(None), NOW))
     assert weights.tolist() == [float((at + 5) ** 2) for at in range(10)]
     assert make_sampler(Longest, 0).state()["name"] == "Longest"
