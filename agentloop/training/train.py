@@ -281,7 +281,4 @@ def attach_buffers(parts: Components) -> None:
         report = attach(parts.store, parts.run_id, name, place, allow_mismatch=allowed, progress=progress)
         for problem in report.problems:
             parts.display.note(f"replay.attach: left out {problem}")
-        parts.display.note(
-            f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now; "
-            f"the run can learn from {report.learnable:,}"
-        )
+        parts.display.note(f"attached {place} as {name}: {report.rows:,} rows, {report.inserted:,} of them copied now")

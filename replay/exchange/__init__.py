@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
-from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import NotExported, bundles, exportable
 from replay.store import ReplayStore
@@ -64,23 +64,21 @@ def import_file(
     path: Path,
     *,
     name: str | None = "import",
-    learner: str | None = None,
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> ImportReport:
     """Store the rows of an exported file, with `name` as their source; None: with the source each had.
 
-    `learner` is the run they are for; None: any. See `importing.import_rows` for what is refused.
+    See `importing.import_rows` for what is refused.
     """
     if name is not None:
         check_set_name(name)
     reader = parquet.read if is_parquet(path) else jsonl.read
     unit = "row " if is_parquet(path) else ""
     with opened(path):
-        whose = None if learner is None else learner_of(store, learner)
         report = ImportReport()
         rows = partial(_placed, path, reader, unit)
-        import_rows(store, rows, report, source=name, learner=whose, skip_bad=skip_bad, progress=progress)
+        import_rows(store, rows, report, source=name, skip_bad=skip_bad, progress=progress)
         return report
 
 

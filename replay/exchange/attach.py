@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 
 from replay.exchange.files import ExchangeError
-from replay.exchange.importing import ImportReport, LearningRun, Placed, Progress, import_rows
+from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
 from replay.exchange.stored_rows import NotExported, bundles, exportable, known_runs
 from replay.locate import place as located
 from replay.records import ELIGIBLE
@@ -65,9 +65,8 @@ def attach(
                 + (f" but of another {names}" if names else "")
                 + ". Leave it out, attach another, or name what may differ in replay.allow_mismatch."
             )
-        learner = LearningRun(run, mine, allowed)
         report = ImportReport()
-        import_rows(store, rows, report, source=name, learner=learner, progress=progress)
+        import_rows(store, rows, report, source=name, progress=progress)
     report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
     report.bad = len(left.corrupt)
     return report

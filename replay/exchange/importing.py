@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
@@ -11,8 +12,7 @@ from replay.errors import InvalidRecord, shortened
 from replay.exchange.files import ExchangeError, batched
 from replay.exchange.row_format import BadRow, Bundle, author_table
 from replay.exchange.stored_rows import known_policies, known_runs, stored_sources
-from replay.records import ELIGIBLE, OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord, stored_setting
-from replay.sampling.compatibility import MISMATCHES, TokenMeaning, bits, meanings, names_of, record_mismatch
+from replay.records import OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
@@ -45,14 +45,10 @@ class ImportReport:
     """The first of them, `FILE:LINE: what is wrong`."""
     runs: list[str] = field(default_factory=list)
     """Ids of the runs the rows are from."""
-    learner: str | None = None
-    """The run they are for, where that is known ..."""
-    learnable: int = 0
-    """... and how many of the good rows it can draw, as far as tokens and log-probs go."""
-    differing: dict[str, int] = field(default_factory=dict)
-    """Rows that it can't learn from, by what is another in them."""
+    without_log_probs: int = 0
+    """Inserted or stored rows whose behavior policy is unknown."""
     empty_sources: list[str] = field(default_factory=list)
-    """A sentence for each source that can give that run nothing, now that the rows are there."""
+    """A sentence for each source that can give the run nothing that the rows are for, now that they are there."""
 
     def add_bad(self, place: str, problem: str) -> None:
         self.bad += 1
@@ -64,36 +60,6 @@ class ImportReport:
         if self.bad:
             more = f" {self.bad - 1} more rows are bad." if self.bad > 1 else ""
             raise ExchangeError(f"{self.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
-
-
-@dataclass(frozen=True)
-class LearningRun:
-    """The run that rows are imported for."""
-
-    run: str
-    meaning: TokenMeaning
-    allowed: int
-    """Bits of its `replay.allow_mismatch`."""
-
-    def differs(self, bundle: Bundle) -> list[str]:
-        """What keeps the run from learning from a row."""
-        run = bundle.run
-        if run.id == self.run:
-            return []
-        tokenizers = frozenset(policy.tokenizer_hash for policy in bundle.policies)
-        mismatch = TokenMeaning(run.authors_hash, run.fingerprint, tokenizers).mismatch(self.meaning)
-        return names_of((mismatch | record_mismatch(bundle.trajectory.record)) & ~self.allowed)
-
-
-def learner_of(store: ReplayStore, run: str) -> LearningRun | None:
-    """The run of that id; None: the database does not know it."""
-    with store.reading() as connection:
-        record = known_runs(connection).get(run)
-        if record is None:
-            return None
-        allowed = stored_setting(record.config, "replay.allow_mismatch", list) or []
-        names = tuple(name for name in allowed if name in MISMATCHES)
-        return LearningRun(run, meanings(connection, [run])[run], bits(names))
 
 
 def check_set_name(name: str) -> None:
@@ -111,31 +77,25 @@ def import_rows(
     report: ImportReport,
     *,
     source: str | None,
-    learner: LearningRun | None = None,
     skip_bad: bool = False,
     progress: Progress = lambda phase, done: None,
 ) -> None:
     """Store the rows, which `rows` reads from the start at each call, batch by batch, each whole or not at all.
 
     `source` is written into every new row; None: each keeps its own. `report` gets the counts. Raises ExchangeError
-    before anything is stored: for a bad row, which `skip_bad` leaves out, and where `learner` can learn from no row.
+    before anything is stored: for a bad row, which `skip_bad` leaves out.
     """
-    report.learner = None if learner is None else learner.run
     check, bad, done = _Check(store, source), set[str](), 0
     for batch in _batches(rows()):
         for place, problem in check.problems(batch):
             bad.add(place)
             report.add_bad(place, problem)
-        if learner is not None:
-            _compare(learner, _good(batch, bad), report)
         done += len(batch)
         progress("check", done)
         if len(bad) > max(_MOST_BAD, done / 2):
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
     if not skip_bad:
         report.refuse_bad()
-    if report.differing and not report.learnable:
-        raise ExchangeError(_incomparable(report))
     report.runs = sorted(check.runs)
     for batch in _batches(rows()):
         _store(store, check.sourced(_good(batch, bad)), report)
@@ -144,24 +104,6 @@ def import_rows(
 
 def _good(batch: Sequence[Placed], bad: Set[str]) -> list[Bundle]:
     return [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
-
-
-def _compare(learner: LearningRun, rows: Sequence[Bundle], report: ImportReport) -> None:
-    for row in rows:
-        if row.trajectory.record.state == ELIGIBLE:
-            names = learner.differs(row)
-            report.learnable += not names
-            for name in names:
-                report.differing[name] = report.differing.get(name, 0) + 1
-
-
-def _incomparable(report: ImportReport) -> str:
-    names = ", ".join(report.differing)
-    remedy = "" if "authors" in report.differing else f", or into one with replay.allow_mismatch: [{names}]"
-    return (
-        f"rows must be ones that run {report.learner} can learn from, got {max(report.differing.values()):,}, all of "
-        f"another {names}. Nothing was stored; import them into a run of their kind{remedy}."
-    )
 
 
 def _batches(rows: Iterable[Placed]) -> Iterator[list[Placed]]:
@@ -283,6 +225,7 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
             f"{_problem(error)} {report.inserted} rows of the file had been stored before. Import it again to go on."
         ) from error
     report.rows += len(bundles)
+    report.without_log_probs += sum(math.isnan(row.trajectory.record.mean_behavior_log_prob) for row in bundles)
     report.inserted += appended.inserted
     report.duplicates += appended.duplicates
     report.clipped += appended.clipped

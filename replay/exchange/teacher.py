@@ -27,7 +27,7 @@ from context.tokens.control import TrainingControl
 from context.tokens.token_sequence import Segment
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
-from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows, learner_of
+from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
@@ -148,9 +148,8 @@ def import_chat(
         chat.render_to(spool, progress)
         if not skip_bad:
             report.refuse_bad()
-        learner = learner_of(store, teaching.run.id)
         rows = partial(chat.placed, spool)
-        import_rows(store, rows, report, source=name, learner=learner, skip_bad=skip_bad, progress=progress)
+        import_rows(store, rows, report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 

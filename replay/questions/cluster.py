@@ -54,7 +54,6 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
             iteration=newest + 1,
             is_updating=_is_updating(connection, id, newest + 1),
             batch=batch,
-            first=_first_wanted(connection, id, batch["number"] if batch else None),
             evaluations=evaluations[QUEUED] + evaluations[LEASED],
             under_way=counts.queued + counts.leased + evaluations[QUEUED] + evaluations[LEASED],
             issued=sum(getattr(counts, state) + evaluations[state] for state in TICKET_STATES),
@@ -122,21 +121,6 @@ def _open_batch(connection: sa.Connection, run: str) -> QueryResult | None:
     groups = sa.select(sa.func.count(sa.distinct(_ticket.number)))
     whole, missing = connection.scalar(groups.where(planned)), connection.scalar(groups.where(planned, _UNDER_WAY))
     return {"number": number, "groups": whole or 0, "missing_groups": missing or 0}
-
-
-def _first_wanted(connection: sa.Connection, run: str, batch: int | None) -> QueryResult | None:
-    """The oldest evaluation under way, or else the oldest episode of that batch.
-
-    `age_s` is since its issue; `lease_s` is what is left of its lease, below 0 where that is over.
-    """
-    age: Any = sa.type_coerce(seconds_now() - _ticket.issued_at, sa.Double)
-    left: Any = sa.type_coerce(_ticket.due - seconds_now(), sa.Double)
-    query = sa.select(_ticket.holder, age.label("age_s"), left.label("lease_s"))
-    wanted = (_ticket.purpose == EVALUATION) | (_ticket.iteration == batch)
-    query = query.where(_ticket.run == run, _UNDER_WAY, wanted)
-    ordered = query.order_by(_ticket.purpose, _ticket.number, _ticket.member).limit(1)
-    found = connection.execute(ordered).mappings().one_or_none()
-    return None if found is None else {**found, "age_s": max(0.0, found["age_s"])}
 
 
 def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:

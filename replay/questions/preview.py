@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import sqlalchemy as sa
 
 from replay.config import StoredConfig, stored_config
@@ -27,8 +24,7 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import Schedule
 from replay.questions.filters.query import QueryResult
 from replay.questions.preview_settings import as_yaml, shown, wrong
-from replay.records import ELIGIBLE, STATES, age_bucket
-from replay.sampling.index import EligibleIndex
+from replay.records import ELIGIBLE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial_draw import TrialDraw
@@ -38,9 +34,6 @@ from replay.store import ReplayStore
 _ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
-_MOST_VALUES = 12
-"""Different numbers that are shown one by one; more of them are shown in ranges."""
-_RANGES = 10
 _rows = trajectories.c
 
 
@@ -164,7 +157,6 @@ def preview(
                 "exact": goes_on and is_exact and _is_certain(mixer, config),
                 "rows": _described(trial, rows, now),
             },
-            "spreads": _spreads(trial.index, [row.position for row in rows], now),
         }
 
 
@@ -289,49 +281,3 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
             }
         )
     return found
-
-
-_Bins = tuple[list[str], npt.NDArray[np.intp]]
-"""Labels, and the place of each row's [N]."""
-
-
-def _spreads(index: EligibleIndex, drawn: Sequence[int], now: _RunState) -> list[QueryResult]:
-    """The share of each bin of staleness, reward and difficulty among the drawn rows, and among all of them.
-
-    Difficulty is the success rate of the group a row was collected in.
-    """
-    columns = index.columns
-    binned = {
-        "staleness": _ages(columns["own"], now.policy_version - columns["policy_version"]),
-        "reward": _ranges(columns["reward"]),
-        "difficulty": _ranges(columns["group_success_rate"]),
-    }
-    found = []
-    for name, (labels, places) in binned.items():
-        whole = np.bincount(places, minlength=len(labels)).tolist()
-        part = np.bincount(places[np.array(drawn, np.intp)], minlength=len(labels)).tolist()
-        bins = [
-            {"label": label, "rows": all, "buffer": all / len(places), "batch": some / max(1, len(drawn))}
-            for label, all, some in zip(labels, whole, part, strict=True)
-        ]
-        found.append({"name": name, "bins": bins})
-    return found
-
-
-def _ages(own: npt.NDArray[np.bool_], staleness: npt.NDArray[Any]) -> _Bins:
-    """Buckets that double, as the metrics of ages have them; the last one is of rows of other runs."""
-    unknown = 99
-    exponents = np.where(own, np.frexp(np.maximum(staleness, 0))[1], unknown)  # 0 of 0, 1 of 1, 2 of 2 and 3, ...
-    different, places = np.unique(exponents, return_inverse=True)
-    ages = [None if power == unknown else (1 << power) // 2 for power in different.tolist()]
-    return [age_bucket(age) for age in ages], places
-
-
-def _ranges(values: npt.NDArray[Any]) -> _Bins:
-    """One bin per value if there are few, else ranges of one width."""
-    different, places = np.unique(values, return_inverse=True)
-    if len(different) <= _MOST_VALUES:
-        return [f"{value:.3g}" for value in different.tolist()], places
-    edges = np.linspace(different[0], different[-1], _RANGES + 1)
-    labels = [f"{a:.3g} to {b:.3g}" for a, b in pairwise(edges)]
-    return labels, np.clip(np.searchsorted(edges, values, side="right") - 1, 0, _RANGES - 1)

@@ -17,7 +17,7 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 
 
-def _sum(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+def total(column: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     """PostgreSQL makes sums and means of whole numbers decimals, which are no JSON."""
     return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
 
@@ -28,11 +28,11 @@ def mean(column: sa.Column[Any]) -> sa.Function[float]:
 
 _SUMS = {
     "trajectories": sa.func.count(),
-    "tokens": _sum(_rows.num_tokens),
-    "action_tokens": _sum(_rows.num_action_tokens),
-    "successes": _sum(sa.cast(_rows.success, sa.Integer)),
+    "tokens": total(_rows.num_tokens),
+    "action_tokens": total(_rows.num_action_tokens),
+    "successes": total(sa.cast(_rows.success, sa.Integer)),
     "reward": sa.func.sum(_rows.reward),
-    "turns": _sum(_rows.num_turns),
+    "turns": total(_rows.num_turns),
 }
 
 
@@ -107,10 +107,10 @@ def _kinds(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> _Kinds:
 
 
 def _totals(sums: Collection[QueryResult]) -> QueryResult:
-    total: QueryResult = {name: sum(each[name] for each in sums) for name in _SUMS}
-    reward, turns, count = total.pop("reward"), total.pop("turns"), total["trajectories"]
+    found: QueryResult = {name: sum(each[name] for each in sums) for name in _SUMS}
+    reward, turns, count = found.pop("reward"), found.pop("turns"), found["trajectories"]
     means = (reward / count, turns / count) if count else (None, None)
-    return {**total, "reward_mean": means[0], "turns_mean": means[1]}
+    return {**found, "reward_mean": means[0], "turns_mean": means[1]}
 
 
 def _by_part(kinds: _Kinds, part: int, order: Sequence[str]) -> QueryResult:
@@ -145,8 +145,8 @@ def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> Qu
         sa.func.max(draws.c.drift_max).filter(committed).label("drift_max"),
     ).where(mine, sa.or_(draws.c.stream == REPLAY, draws.c.state == RESERVED))
     found = dict(connection.execute(others).mappings().one())
-    total = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(mine)) or 0
-    return {"fresh": total - found.pop("others"), **found}
+    all_draws = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(mine)) or 0
+    return {"fresh": all_draws - found.pop("others"), **found}
 
 
 def _count(connection: sa.Connection, run: str | None, owner: sa.Column[str]) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from itertools import groupby
 from typing import Any
 
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult, run_is
-from replay.questions.summary import mean
+from replay.questions.summary import mean, total
 from replay.questions.trajectory import NONE, excerpts_of, opening
 from replay.records import COMMITTED, ELIGIBLE, ORPHANED, REMOVED_TASK, REPLAY
 from replay.sampling.samplers import successes
@@ -29,8 +28,6 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 _MOST_GROUPS = 200
 """The newest are listed one by one; of the others there is only what they add up to."""
-_MOST_VERSIONS = 40
-"""Per run: of more policies some are counted together."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
     *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
@@ -39,15 +36,12 @@ _LISTED = (
 )
 
 
-def _count_of(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    return sa.cast(sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0), sa.BigInteger)
-
-
+_UNDONE = sa.exists().where(_rows.group == groups.c.id, _rows.state == ORPHANED)
 _TRIED = _rows.state != ORPHANED
 """Attempts of iterations that were undone count for nothing; they are listed with their state."""
 _COUNTS = (
     sa.func.count().label("attempts"),
-    _count_of(_rows.success).label("successes"),
+    total(sa.cast(_rows.success, sa.Integer)).label("successes"),
     sa.func.avg(_rows.reward).label("reward_mean"),
 )
 
@@ -57,8 +51,8 @@ def task(
 ) -> QueryResult:
     """What is known of one task, in one run or in all of the database.
 
-    Attempts are rows that are stored, and the members of groups of which no row is any more: these count in `groups`
-    and in the totals, as they were collected. `versions`: success of stored rows by the policies that tried it.
+    Attempts are the members of its groups as they were collected, whatever became of them, but for groups that a resume
+    undid. `versions`: success of stored rows by the policies that tried it.
     `difficulty`: groups by successes among so many members. `trajectories`: newest first, `limit` of them, those behind
     the row `after`; `next` is the last one's id if there are more.
     """
@@ -68,14 +62,14 @@ def task(
         if run is not None:
             # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
             mine = mine & (_rows.run.concat("") == run)
-        tried, gone = _groups_of(connection, found["hash"], run, mine)
+        tried = _groups_of(connection, found["hash"], run, mine)
         listed = _listed(connection, mine, after=after, limit=limit)
         return {
             **found,
             "run": run,
             "prompt": _prompt(connection, mine),
-            **_with_gone(_totals(connection, mine), gone),
-            "replayed": sum(group["replayed"] for group in tried),
+            **_totals(tried),
+            "orphaned": connection.scalar(sa.select(sa.func.count()).where(mine, ~_TRIED)) or 0,
             "versions": _versions(connection, mine),
             "groups_in_all": len(tried),
             "groups": tried[:_MOST_GROUPS],
@@ -100,21 +94,17 @@ def _find(connection: sa.Connection, hash_prefix: str, url: str) -> QueryResult:
     return {**row, "payload": None if removed else json.loads(row["payload"]), "removed": removed}
 
 
-def _totals(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> QueryResult:
-    def of_tried(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        return sa.case((_TRIED, value))
-
-    query = sa.select(
-        _count_of(_TRIED).label("attempts"),
-        _count_of(_TRIED & _rows.success).label("successes"),
-        sa.func.avg(of_tried(_rows.reward)).label("reward_mean"),
-        _count_of(_rows.state == ELIGIBLE).label("eligible"),
-        sa.func.min(of_tried(_rows.iteration)).label("first_iteration"),
-        sa.func.max(of_tried(_rows.iteration)).label("last_iteration"),
-        sa.func.count(sa.distinct(of_tried(_rows.run))).label("runs"),
-        _count_of(~_TRIED).label("orphaned"),
-    )
-    return dict(connection.execute(query.where(mine)).mappings().one())
+def _totals(tried: Sequence[QueryResult]) -> QueryResult:
+    attempts = sum(group["size"] for group in tried)
+    times = [group["iteration"] for group in tried]
+    return {
+        "attempts": attempts,
+        "reward_mean": sum(group["size"] * group["reward_mean"] for group in tried) / attempts if attempts else None,
+        "first_iteration": min(times, default=None),
+        "last_iteration": max(times, default=None),
+        "runs": len({group["run"] for group in tried}),
+        **{name: sum(group[name] for group in tried) for name in ("successes", "eligible", "replayed")},
+    }
 
 
 def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult] | None:
@@ -132,22 +122,10 @@ def _prompt(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[Que
 
 
 def _versions(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> list[QueryResult]:
-    """Success by run and policy; as many policies together as keep the list short."""
+    """Success by run and policy."""
     version = _rows.policy_version_min
-    query = sa.select(_rows.run, version, *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
-    found: list[QueryResult] = []
-    by_run = connection.execute(query.order_by(_rows.run, version)).mappings()
-    for run, policies in groupby(by_run, key=lambda row: row["run"]):
-        rows = list(policies)
-        least, greatest = rows[0]["policy_version_min"], rows[-1]["policy_version_min"]
-        width = (greatest - least) // _MOST_VERSIONS + 1
-        for step, together in groupby(rows, key=lambda row: (row["policy_version_min"] - least) // width):
-            some, first = list(together), least + step * width
-            attempts, successes = (sum(row[name] for row in some) for name in ("attempts", "successes"))
-            rewards = sum(row["attempts"] * row["reward_mean"] for row in some)
-            counts = {"attempts": attempts, "successes": successes, "reward_mean": rewards / attempts}
-            found.append({"run": run, "first": first, "last": min(first + width - 1, greatest), **counts})
-    return found
+    query = sa.select(_rows.run, version.label("version"), *_COUNTS).where(mine, _TRIED).group_by(_rows.run, version)
+    return [dict(row) for row in connection.execute(query.order_by(_rows.run, version)).mappings()]
 
 
 _NEWEST_FIRST = (_rows.iteration.desc(), _rows.run, _rows.slot, _rows.id)
@@ -163,57 +141,30 @@ _MADE = (
 
 def _groups_of(
     connection: sa.Connection, task: str, run: str | None, mine: sa.ColumnElement[bool]
-) -> tuple[list[QueryResult], list[QueryResult]]:
-    """The task's groups, the newest first, and those of them of which no row is stored any more.
-
-    A group that a resume undid is there once its rows are gone.
-    """
-    left = (
-        sa.select(_rows.group.label("id"), _count_of(_rows.state == ELIGIBLE).label("eligible"))
-        .where(mine, _TRIED)
-        .group_by(_rows.group)
-        .subquery()
-    )
-    is_gone = ~sa.exists().where(_rows.group == groups.c.id)
-    eligible = sa.func.coalesce(left.c.eligible, 0).label("eligible")
-    query = sa.select(*(groups.c[name] for name in _GROUP), eligible, _MADE, left.c.id.label("left"))
-    query = query.outerjoin(left, left.c.id == groups.c.id)
-    query = query.where(groups.c.task == task, left.c.id.is_not(None) | is_gone, run_is(run, groups.c.run))
-    drawn = (
-        sa.select(_rows.group, sa.func.count())
-        .join_from(schema.trajectories, draws, draws.c.trajectory == _rows.id)
-        .where(mine, _TRIED, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
-        .group_by(_rows.group)
-    )
-    replayed = {row[0]: row[1] for row in connection.execute(drawn)}
-    tried, gone = [], []
-    order = (groups.c.iteration.desc(), left.c.id.is_(None), groups.c.run, groups.c.id)
-    for found in connection.execute(query.order_by(*order)).mappings():
-        row = dict(found)
-        is_left = row.pop("left") is not None
-        made = {"committed": bool(row["committed"]), "successes": int(successes(row["success_rate"], row["size"]))}
-        tried.append({**row, **made, "replayed": replayed.get(row["id"], 0)})
-        gone += [] if is_left else tried[-1:]
-    return tried, gone
+) -> list[QueryResult]:
+    """The task's groups, the newest first; `mine`: its stored rows."""
+    drawable = dict(map(tuple, connection.execute(_by_group(mine, _rows.state == ELIGIBLE))))
+    used = _by_group(mine, draws.c.state == COMMITTED, draws.c.stream == REPLAY)
+    replayed = dict(map(tuple, connection.execute(used.join(draws, draws.c.trajectory == _rows.id))))
+    query = sa.select(*(groups.c[name] for name in _GROUP), _MADE)
+    query = query.where(groups.c.task == task, ~_UNDONE, run_is(run, groups.c.run))
+    order = (groups.c.iteration.desc(), groups.c.run, groups.c.id)
+    return [
+        {
+            **row,
+            "committed": bool(row["committed"]),
+            "successes": int(successes(row["success_rate"], row["size"])),
+            "eligible": drawable.get(row["id"], 0),
+            "replayed": replayed.get(row["id"], 0),
+        }
+        for row in connection.execute(query.order_by(*order)).mappings()
+    ]
 
 
-def _with_gone(totals: QueryResult, gone: Sequence[QueryResult]) -> QueryResult:
-    if not gone:
-        return totals
-    members = sum(group["size"] for group in gone)
-    reward = sum(group["size"] * group["reward_mean"] for group in gone)
-    attempts = totals["attempts"] + members
-    times = [group["iteration"] for group in gone]
-    times += [time for time in (totals["first_iteration"], totals["last_iteration"]) if time is not None]
-    return {
-        **totals,
-        "attempts": attempts,
-        "successes": totals["successes"] + sum(group["successes"] for group in gone),
-        "reward_mean": ((totals["reward_mean"] or 0.0) * totals["attempts"] + reward) / attempts if attempts else None,
-        "first_iteration": min(times),
-        "last_iteration": max(times),
-        "runs": max(totals["runs"], len({group["run"] for group in gone})),
-    }
+def _by_group(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """How many rows of each group."""
+    query = sa.select(_rows.group, sa.func.count()).select_from(schema.trajectories)
+    return query.where(*conditions).group_by(_rows.group)
 
 
 def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
@@ -291,43 +242,28 @@ _COLUMNS = {
     TaskSort.last: ("last_iteration",),
 }
 _UNTRIED: QueryResult = {
-    **dict.fromkeys(("attempts", "successes", "last_iteration", "eligible", "replayed"), 0),
+    **dict.fromkeys(("eligible", "replayed"), 0),
     **dict.fromkeys(("drift_mean", "drift_max")),
 }
 
 
 def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """By hash, of every task that was tried at least once."""
-    found: dict[str, QueryResult] = {}
-    for row in (*_stored(connection, run), *_gone(connection, run)):
-        counted = found.setdefault(row["hash"], {"hash": row["hash"], **_UNTRIED})
-        for name in ("attempts", "successes", "eligible"):
-            counted[name] += row[name]
-        counted["last_iteration"] = max(counted["last_iteration"], row["last_iteration"])
+    query = sa.select(
+        groups.c.task.label("hash"),
+        total(groups.c.size).label("attempts"),
+        total(sa.func.round(groups.c.success_rate * groups.c.size)).label("successes"),
+        sa.func.max(groups.c.iteration).label("last_iteration"),
+    ).where(~_UNDONE, run_is(run, groups.c.run))
+    found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(query.group_by(groups.c.task)).mappings()}
+    eligible = sa.select(_rows.task, sa.func.count()).where(_rows.state == ELIGIBLE, run_is(run, _rows.run))
+    for hash, count in connection.execute(eligible.group_by(_rows.task)):
+        if hash in found:
+            found[hash]["eligible"] = count
     for row in _drawn(connection, run):
         if row["hash"] in found:
             found[row["hash"]] |= row
     return found
-
-
-def _stored(connection: sa.Connection, run: str | None) -> list[QueryResult]:
-    query = sa.select(
-        _rows.task.label("hash"),
-        sa.func.count().label("attempts"),
-        _count_of(_rows.success).label("successes"),
-        _count_of(_rows.state == ELIGIBLE).label("eligible"),
-        sa.func.max(_rows.iteration).label("last_iteration"),
-    ).where(_TRIED, run_is(run, _rows.run))
-    return [dict(row) for row in connection.execute(query.group_by(_rows.task)).mappings()]
-
-
-def _gone(connection: sa.Connection, run: str | None) -> Iterable[QueryResult]:
-    """Groups of which no row is stored any more, one by one."""
-    columns = (groups.c.task, groups.c.iteration, groups.c.size, groups.c.success_rate)
-    query = sa.select(*columns).where(~sa.exists().where(_rows.group == groups.c.id), run_is(run, groups.c.run))
-    for row in connection.execute(query):
-        counts = {"attempts": row.size, "successes": int(successes(row.success_rate, row.size)), "eligible": 0}
-        yield {"hash": row.task, **counts, "last_iteration": row.iteration}
 
 
 def _drawn(connection: sa.Connection, run: str | None) -> list[QueryResult]:

@@ -26,8 +26,6 @@ class Standing:
     is_updating: bool
     """True if the batch of that iteration is composed."""
     batch: QueryResult | None
-    first: QueryResult | None
-    """The oldest episode under way of what comes first: evaluations, then that batch."""
     evaluations: int
     """Evaluation episodes under way."""
     under_way: int
@@ -59,7 +57,7 @@ def who_waits(run: Standing) -> Waits:
             return Waits("nobody", f"Workers still collect {count}, but {reason}.", "learner")
         return Waits("workers", f"Workers wait for a learner: {reason}.", "learner")
     if needed := _needed(run):
-        why = f", and {gone or idle}" if gone or idle else _of_oldest(run.first)
+        why = f", and {gone or idle}" if gone or idle else ""
         return Waits("learner", f"The learner waits for {needed}{why}.", "worker" if gone else None)
     if not run.under_way:
         why = "the learner updates" if run.issued else "the learner has issued none yet"
@@ -85,18 +83,6 @@ def _needed(run: Standing) -> str | None:
     if batch is None or not batch["missing_groups"] or run.is_updating or batch["number"] > run.iteration:
         return None
     return f"{batch['missing_groups']} of {counted(batch['groups'], 'group')} of batch {batch['number']}"
-
-
-def _of_oldest(episode: QueryResult | None) -> str:
-    if episode is None:
-        return ""
-    begin = f"; the oldest episode was issued {seconds(episode['age_s'])} ago"
-    if episode["holder"] is None:
-        return f"{begin}, and no worker has claimed it"
-    holder = excerpt(episode["holder"], _LONGEST_NAME)
-    if episode["lease_s"] is not None and episode["lease_s"] < 0:
-        return f"{begin}, and the lease of {holder} on it is over: another worker may claim it"
-    return f"{begin} and is with {holder}"
 
 
 def _no_worker(run: Standing) -> str | None:

@@ -20,41 +20,15 @@ from replay.sampling.samplers import DrawClock, Rows, Sampler
 from replay.staleness import Mask, may_be_replayed
 from replay.storage.counters import is_live
 from replay.storage.format.column_types import restored_column
-from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, groups, trajectories
 from replay.storage.statements import execute
 
+Weights = npt.NDArray[np.float64]
 _TRAJECTORY = sa.type_coerce(draws.c.trajectory, sa.Text)
 _RESERVED = sa.select(_TRAJECTORY).where(is_live(), draws.c.stream == REPLAY)
 _LATEST = sa.select(_TRAJECTORY).where(
     draws.c.run == sa.bindparam("run"), draws.c.iteration >= sa.bindparam("since"), draws.c.stream == REPLAY
 )
-
-
-class Uses:
-    """The draws of this moment: those of updates that are still to come, of all runs, and the run's own latest ones."""
-
-    def __init__(self) -> None:
-        self._reserved = Counter[str]()
-        self._resting = frozenset[str]()
-
-    def refresh(self, connection: sa.Connection, request: DrawRequest) -> bool:
-        """Whether anything has changed."""
-        before, limits = (self._reserved, self._resting), request.limits
-        if limits.max_uses is not None:
-            self._reserved = Counter(_texts(execute(connection, _RESERVED)))
-        if limits.cooldown > 0:
-            since = request.iteration - limits.cooldown
-            self._resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
-        return before != (self._reserved, self._resting)
-
-    def reserved(self, index: EligibleIndex) -> npt.NDArray[np.int64]:
-        """[N]: reservations of each row that may still be committed."""
-        return _by_row(index, self._reserved)
-
-    def resting(self, index: EligibleIndex) -> Mask:
-        """[N]: rows that the run has drawn in the iterations of its cooldown."""
-        return _by_row(index, dict.fromkeys(self._resting, 1)) > 0
 
 
 def _by_row(index: EligibleIndex, counts: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -69,45 +43,23 @@ def _texts(found: sa.CursorResult[Any]) -> Sequence[str]:
     return restored_column(draws.c.trajectory, found.scalars().all())
 
 
-class SolvedTasks:
-    """Follows the drawing run's newest group of every task that a row may be drawn of, whatever became of its members.
+# Attempts of iterations that were undone say nothing. Of two groups of one iteration the worse one counts: the last.
+_UNDONE = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
+_NEWEST_RATES = (
+    sa.select(groups.c.task, groups.c.success_rate)
+    .where(groups.c.run == sa.bindparam("run"), ~_UNDONE)
+    .order_by(groups.c.iteration, groups.c.success_rate.desc())
+)
 
-    Groups are read once, and those of its newest iteration again: those of a run that goes on are never undone.
+
+def _success_by_task(connection: sa.Connection, index: EligibleIndex) -> Weights:
+    """[number of tasks], by the index's codes: success of the run's newest group of each; NaN: it has tried it never.
+
+    Whatever became of the group's members.
     """
-
-    def __init__(self, run: str) -> None:
-        undone = sa.exists().where(trajectories.c.group == groups.c.id, trajectories.c.state == ORPHANED)
-        # Of two groups of one iteration the worse one counts: the last to be read.
-        self._groups = (
-            sa.select(groups.c.task, groups.c.iteration, groups.c.success_rate)
-            .where(groups.c.run == run, ~undone)
-            .order_by(groups.c.iteration, groups.c.success_rate.desc())
-        )
-        self._rates = np.zeros(0)
-        self._iteration = -1
-
-    def refresh(self, connection: sa.Connection, index: EligibleIndex) -> bool:
-        """Whether anything has changed."""
-        tasks, before = index.codes["task"], self._rates
-        # What has no rows is not remembered, so that a task that gets some is asked for.
-        new = tasks.names[len(before) :]
-        parts = [groups.c.iteration >= self._iteration] if len(before) else []
-        parts += [groups.c.task.in_(chunk) for chunk in chunked(new)]
-        self._rates = np.concatenate([before, np.full(len(new), np.nan)])
-        for part in parts:
-            for task, iteration, rate in connection.execute(self._groups.where(part)):
-                self._iteration = max(self._iteration, iteration)
-                code = tasks.get(task)
-                if code >= 0:
-                    self._rates[code] = rate
-        return not np.array_equal(before, self._rates, equal_nan=True)
-
-    def solved(self, threshold: float) -> npt.NDArray[np.bool_]:
-        """[number of tasks]: whether each is retired, by the index's codes."""
-        return self._rates >= threshold
-
-
-Weights = npt.NDArray[np.float64]
+    tasks = index.codes["task"]
+    newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": index.run})))
+    return np.array([newest.get(name, np.nan) for name in tasks.names], np.float64)
 
 
 class EligibleRows:
@@ -115,18 +67,30 @@ class EligibleRows:
 
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
-        self.uses = Uses()
-        self.solved = SolvedTasks(run)
+        self.reserved = Counter[str]()
+        """Draws of updates still to come, of all runs, by row; asked under `max_uses` only."""
+        self.resting = frozenset[str]()
+        """Rows that the run has drawn in the iterations of its cooldown."""
+        self.success_by_task: Weights = np.zeros(0)
+        """By the index's codes; asked under `retire_solved` only."""
         self.changes = 0
         """Grows whenever a refresh finds something new."""
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since, as far as the request asks for it."""
+        limits, before = request.limits, self._moment()
         changed = self.index.refresh(connection)
-        changed |= self.uses.refresh(connection, request)
-        if request.limits.retire_solved is not None:
-            changed |= self.solved.refresh(connection, self.index)
-        self.changes += changed
+        if limits.max_uses is not None:
+            self.reserved = Counter(_texts(execute(connection, _RESERVED)))
+        if limits.cooldown > 0:
+            since = request.iteration - limits.cooldown
+            self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
+        if limits.retire_solved is not None:
+            self.success_by_task = _success_by_task(connection, self.index)
+        self.changes += changed or before != self._moment()
+
+    def _moment(self) -> tuple[object, ...]:
+        return self.reserved, self.resting, self.success_by_task.tobytes()
 
 
 def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tuple[str, Mask]]:
@@ -145,11 +109,11 @@ def rules(eligible: EligibleRows, limits: Limits, now: DrawClock) -> Iterator[tu
         relabelled = own & (columns["source"] == index.codes["source"].get(HINDSIGHT))
         yield "hindsight.window", ~relabelled | (now.iteration - columns["iteration"] <= limits.hindsight_window)
     if limits.retire_solved is not None:
-        yield "retire_solved", ~eligible.solved.solved(limits.retire_solved)[columns["task"]]
+        yield "retire_solved", ~(eligible.success_by_task >= limits.retire_solved)[columns["task"]]
     if limits.max_uses is not None:
-        yield "max_uses", columns["uses"] + eligible.uses.reserved(index) < limits.max_uses
+        yield "max_uses", columns["uses"] + _by_row(index, eligible.reserved) < limits.max_uses
     if limits.cooldown > 0:
-        yield "cooldown", ~eligible.uses.resting(index)
+        yield "cooldown", _by_row(index, dict.fromkeys(eligible.resting, 1)) == 0
 
 
 def of_source(index: EligibleIndex, names: tuple[str, ...], rows: slice | npt.NDArray[np.intp] = slice(None)) -> Mask:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,8 +22,6 @@ from replay.records import HINDSIGHT, group_of
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.tables import table
 from tests.fakes.records import RUN, FreshRows, add_run, new_store, policy, task
-from tests.fakes.replay_command import ask
-from tests.replay.exchange.test_teacher import save_model
 
 PAGE = ROOT / "docs/mixing.md"
 SMALL = ["run.iterations=20", "batch.trajectories=32", "batch.group_size=8", "batch.mini_batch=32"]
@@ -74,32 +70,18 @@ def stored(store: ReplayStore, rows: FreshRows, tasks: list[str]) -> None:
     store.append([task(name) for name in tasks], groups, members)
 
 
-def import_command() -> list[str]:
-    """The documented one for a teacher's conversations."""
-    (command,) = [c for block in blocks() for c in block.commands() if "replay import teacher.jsonl" in c]
-    return shlex.split(command, comments=True)[2:]
-
-
 @pytest.fixture(scope="module")
 def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """Mixed, solved and hopeless groups of the run, its hindsight, another run's rows, and a teacher's."""
-    run = tmp_path_factory.mktemp("run")
-    save_model(run / "start")
-    (run / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
-    with closing(add_run(new_store(run / "replay.sqlite"), "run-0")) as store:
+    path = tmp_path_factory.mktemp("run") / "replay.sqlite"
+    with closing(add_run(new_store(path), "run-0")) as store:
         for iteration in range(1, COLLECTED + 1):
             store.add_policy(policy(iteration))
             rates = (0.5,) * 12 + (1.0, 0.0)
             stored(store, FreshRows(iteration, rates, size=8), TASKS)
         stored(store, FreshRows(COLLECTED, (1.0,) * 40, size=1, attempt=1, source=HINDSIGHT), ["of hindsight"])
-        stored(store, FreshRows(1, (0.5,) * 12, size=8, run="run-0", source="earlier"), TASKS)
-    file = run / "teacher.jsonl"
-    said = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": str(n)}] for n in range(40)]
-    file.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in said))
-    words = [{"teacher.jsonl": str(file), "runs/quickstart-002": str(run)}.get(word, word) for word in import_command()]
-    result = ask(*words)
-    assert (result.exit_code, result.stderr) == (0, "")
-    with closing(ReplayStore.open(run / "replay.sqlite")) as store:
+        for iteration, source in enumerate(("earlier", "teacher"), start=1):
+            stored(store, FreshRows(iteration, (0.5,) * 12, size=8, run="run-0", source=source), TASKS)
         yield store
 
 

@@ -219,3 +219,23 @@ def iteration_record(iteration: int, *, replay: int, **changes: Any) -> Iteratio
     metrics = {"actor/grad_norm": iteration / 2}
     record = IterationRecord(RUN, iteration, iteration - 1, 8, 2, 8, replay, 0.2, optimizer_steps=2, metrics=metrics)
     return replace(record, **changes)
+
+
+def add_draw(
+    store: ReplayStore,
+    id: str,
+    *,
+    run: str = RUN,
+    iteration: int = 1,
+    slot: int = 0,
+    mean: float | None = None,
+    largest: float | None = None,
+    **kind: str,
+) -> None:
+    """A draw of a row, committed and replayed where `kind` says nothing else, with its mean and largest drift."""
+    names = {"stream": "replay", "state": "committed", **kind}
+    statement = (
+        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    sql(store, statement, run, iteration, slot, id, names["stream"], names["state"], mean, largest)

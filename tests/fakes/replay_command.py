@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import sqlalchemy as sa
 from click.testing import Result
@@ -55,24 +52,5 @@ def counted() -> Iterator[list[str]]:
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
     try:
         yield asked
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", note)
-
-
-@contextmanager
-def rows_read() -> Iterator[Counter[str]]:
-    """How many rows any database gives meanwhile, by the table that is read: each question is asked twice for it."""
-    found = Counter[str]()
-
-    def note(connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
-        table = re.match(r"SELECT .*? FROM (\w+)", " ".join(statement.split()))
-        if table is not None:
-            again = cursor.connection.cursor()
-            found[table[1]] += len(again.execute(statement, parameters).fetchall())
-            again.close()
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", note)
-    try:
-        yield found
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", note)

@@ -14,11 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Force, MostRows, Run, app, fail, opened, run_folder_of, say, say_json
+from agentloop.config.sections.loss import ReplayLossSection
 from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
-from replay.locate import run_identity, start_folder
+from replay.locate import start_folder
 from replay.questions.filters import condition
+from replay.records import RunRecord, stored_setting
 
 _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
 _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
@@ -94,8 +96,9 @@ def import_(
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
     report: ImportReport
     source: str | None
+    refused = 0
     with opened(run, read_only=False) as buffer, _progress_line() as show:
-        learner = buffer.run or (None if buffer.folder is None else run_identity(buffer.folder).id)
+        learner = buffer.own_run
         if are_conversations:
             from agentloop.algorithms.advantages import group_advantages
 
@@ -103,15 +106,16 @@ def import_(
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
             )
-            source = name or SOURCE
+            source, learner = name or SOURCE, teaching.run.id
             report = import_chat(buffer.store, file, teaching, name=source, skip_bad=skip_bad, progress=show)
         else:
             source = None if keep_source else name or "import"
-            report = import_file(buffer.store, file, name=source, learner=learner, skip_bad=skip_bad, progress=show)
-        if report.learner is not None:
+            report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, progress=show)
+        if learner is not None and learner in questions.run_names(buffer.store):
             named = [] if source is None else [source]
-            report.empty_sources = questions.empty_sources(buffer.store, report.learner, named=named)
-    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file))
+            report.empty_sources = questions.empty_sources(buffer.store, learner, named=named)
+            refused = report.without_log_probs if _refuses_missing(buffer.store.run(learner)) else 0
+    say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
 
 
 @app.command(
@@ -160,14 +164,22 @@ def _end_with(report: ExportReport, file: Path) -> NoReturn:
     raise typer.Exit(1 if report.left.corrupt else 0)
 
 
-def _import_text(report: ImportReport, file: Path) -> str:
+def _refuses_missing(run: RunRecord) -> bool:
+    """True if an update of the run stops at a replayed row without log-probs."""
+    loss = stored_setting(run.config, "loss.replay", dict) or {}
+    return ReplayLossSection.model_validate(loss).rejects_missing
+
+
+def _import_text(report: ImportReport, file: Path, refused: int) -> str:
     lines = [
         f"{report.inserted:,} rows imported from {file}, {report.duplicates:,} were there already, "
         f"{report.bad:,} bad rows left out"
     ]
-    if report.learner is not None:
-        others = [f", not from {count:,} of another {name}" for name, count in report.differing.items()]
-        lines.append(f"run {report.learner} can learn from {report.learnable:,} of them{''.join(others)}")
+    if refused:
+        lines.append(
+            f"{refused:,} rows have no log-probs, and the run's loss refuses them: set loss.replay.anchor: old, or "
+            "loss.replay.missing_log_probs"
+        )
     if report.clipped:
         lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
     lines += report.problems

@@ -15,7 +15,7 @@ from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.tables import row_table, share, table, yes_or_no
+from replay.tables import row_table, share, yes_or_no
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
@@ -34,7 +34,7 @@ def mix(
 ) -> None:
     """What the next batch of a run would be made of, by its settings or others. Nothing is drawn or changed.
 
-    Which rows can be drawn, which can't and why, and how they are spread.
+    Which rows can be drawn, which can't and why.
     """
     from agentloop.config.config_file import load_config, load_plain
 
@@ -79,10 +79,6 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield from answer["empty_sources"]
     if not batch["rows"]:
         return
-    for spread in answer["spreads"]:
-        if spread["name"] in ("staleness", "reward"):
-            bins = [[bin["label"], share(bin["batch"], 1), share(bin["buffer"], 1)] for bin in spread["bins"]]
-            yield "\n" + table([spread["name"], "replayed rows", "all eligible rows"], bins)
     yield f"\n{'what the run would draw' if batch['exact'] else 'an example'}:"
     yield row_table(
         batch["rows"],

@@ -63,7 +63,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
         "ages": _ages(rows),
         "steps": _steps(found["funnel"]),
-        "pictures": [_picture(spread) for spread in found["spreads"]] if rows else [],
     }
 
 
@@ -135,21 +134,6 @@ def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
         for step in steps
         if step["out"] or step["rule"] == "stored"
     ]
-
-
-def _picture(spread: Mapping[str, Any]) -> QueryResult:
-    """The batch above the buffer, to one scale, in percent: bars, what they show in words, and their tone."""
-    bins = [bin for bin in spread["bins"] if bin["rows"]]
-    largest = round(100 * max(max(bin["batch"], bin["buffer"]) for bin in bins), 1)
-    drawn = []
-    for which, of, tone in (("batch", "replayed rows", "replay"), ("buffer", "buffer", "plain")):
-        titles = [f"{bin['label']}: {bin[which]:.1%} of the {of}" for bin in bins]
-        bars = [
-            {"label": bin["label"], "count": 100 * bin[which], "title": title}
-            for bin, title in zip(bins, titles, strict=True)
-        ]
-        drawn.append((bars, f"{spread['name']} in the {of}: {', '.join(titles)}", tone))
-    return {"name": spread["name"], "largest": largest, "drawn": drawn}
 
 
 PAGE = Page("/mixing", "mixing.html", shows, tab="mixing")

@@ -52,7 +52,7 @@ def _by_version(rows: Sequence[QueryResult]) -> QueryResult:
     """Percent of successes by policy version, as bars, and what they show in words."""
     bars = []
     for row in rows:
-        name = str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}"
+        name = str(row["version"])
         title = f"policy {name}: {row['successes']:,} of {row['attempts']:,} attempts successful"
         bars.append({"label": name, "count": 100 * row["successes"] / row["attempts"], "title": title})
     at = [f"{bar['count']:.0f} % at {bar['label']}" for bar in (bars[0], bars[-1])]

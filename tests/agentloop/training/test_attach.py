@@ -48,7 +48,7 @@ def test_rows_of_an_attached_buffer_are_drawn_and_their_lineage_holds(first: Pat
     database = result.folder / "replay.sqlite"
     # The first iteration has no rows of its own yet: its 4 replayed ones are the other run's.
     assert rows(database, DRAWN.format("earlier")) == [(4,)]
-    assert f"attached {first} as earlier: 16 rows, 16 of them copied now; the run can learn from 16" in display.notes
+    assert f"attached {first} as earlier: 16 rows, 16 of them copied now" in display.notes
     assert rows(database, "select source, count(*) from trajectories group by 1") == [("earlier", 16), ("self", 12)]
     assert rows(database, "select distinct staleness from draws where stream = 'replay'") == [(None,)]
     assert rows(database, "pragma foreign_key_check") == []

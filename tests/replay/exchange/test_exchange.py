@@ -7,25 +7,19 @@ import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from context.authors import ENV, LLM, TEMPLATE, USER
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
-from replay.errors import DamagedDatabase
-from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
+from replay.exchange import export_file, import_file, jsonl, parquet
 from replay.exchange.row_format import Bundle
 from replay.questions.filters import condition
-from replay.records import TrajectoryRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.message_json import plain_text
 from tests.fakes.records import (
     AUTHORS,
     MESSAGES,
@@ -61,25 +55,6 @@ def filled(store: ReplayStore) -> ReplayStore:
     return store
 
 
-def everything(store: ReplayStore) -> list[Any]:
-    """What the two stores must agree on, but for the time of day."""
-    tables = {
-        "tasks": "hash, environment, payload",
-        '"groups"': "*",
-        "trajectories": ", ".join(sql_name(name) for name in TrajectoryRecord.__dataclass_fields__),
-        "segments": "*",
-        "messages": "trajectory, num_messages, checksum, said",
-        "runs": "id, name, config, authors, authors_hash, code_version, fingerprint",
-    }
-    found = {table: sql(store, f"select {columns} from {table}") for table, columns in tables.items()}
-    found["messages"] = [(*row, plain_text(said)) for *row, said in found["messages"]]
-    return [sorted(rows, key=repr) for rows in found.values()]
-
-
-def sql_name(field: str) -> str:
-    return "group_id" if field == "group" else field
-
-
 def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) -> None:
     with closing(new_store(location)) as store:
         filled(store)
@@ -90,7 +65,6 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
             with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
                 report = import_file(other, first, name=None)
                 assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
-                assert everything(other) == everything(store)
                 export_file(other, second)
             assert first.read_bytes() == second.read_bytes()
             rows.append([jsonl.encode(row) for row in (parquet if ending == "parquet" else jsonl).read(first)])
@@ -99,72 +73,49 @@ def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) 
         assert places == sorted(places)
 
 
-def text() -> st.SearchStrategy[str]:
-    """Any text that a database gives back: of two surrogates that make a pair, JSON makes one character."""
-    odd = st.text(st.characters(exclude_categories=[]), max_size=12)
-    return odd.filter(lambda value: json.loads(json.dumps(value)) == value)
+ODD = "\ud800 ' \x00 \ue000json: \U0001f600 \n\u2028é"
 
 
-@st.composite
-def bundles(draw: st.DrawFn) -> Bundle:
-    authors = draw(st.lists(st.sampled_from([TEMPLATE, USER, LLM, ENV]), min_size=1, max_size=8))
-    n = len(authors)
-    codes = np.array([AUTHORS.code(name) for name in authors], np.uint8)
-    sampled = st.floats(max_value=0, width=32, allow_nan=False, allow_infinity=False)
-    values = draw(st.lists(sampled, min_size=n, max_size=n))
+def odd_row() -> Bundle:
+    """What is odd in every place where something odd can stand."""
     sequence = TokenSequence(
-        np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n)), np.int32),
-        codes,
-        np.where(AUTHORS.is_action(codes), np.array(values, np.float32), np.float32(np.nan)),
-        np.where(AUTHORS.is_action(codes), 3, -1).astype(np.int32),
+        np.array([0, 2**31 - 1, 7, 8], np.int32),
+        np.array([AUTHORS.code(name) for name in (TEMPLATE, LLM, LLM, ENV)], np.uint8),
+        np.array([np.nan, -3.4028235e38, -1e-45, np.nan], np.float32),
+        np.array([-1, 3, 3, -1], np.int32),
     )
-    arguments = st.dictionaries(text(), st.one_of(text(), st.floats(allow_nan=False), st.integers(), st.none()))
-    calls = st.builds(ToolCall, text(), arguments, st.none() | text())
-    names = st.none() | text()
-    said = st.builds(Message, text(), text(), text(), st.tuples(calls), names, names, names, text())
-    row = trajectory(
-        draw(text()) or "a",
-        segments=(Segment(sequence), Segment(sequence, "template_rewrite", "hinted")),
-        reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
-        mean_entropy=draw(st.none() | st.floats(0, 10)),
-        stop_reason=draw(text()),
-    )
-    payload = draw(st.dictionaries(text(), st.recursive(text() | st.integers(), st.lists, max_leaves=4)))
+    values = {ODD: ODD, "f": 5e-324, "none": None, "whole": 2**70, "list": [1.5, {"": [True]}]}
+    calls = (ToolCall(ODD, values, None), ToolCall("", {}, ODD))
+    said = (Message(ODD, ODD, ODD, calls, ODD, ODD, ODD, ODD), Message(USER, "user", ""))
+    segments = (Segment(sequence), Segment(sequence, "template_rewrite", "hinted"))
+    row = trajectory(ODD, segments=segments, reward=-1.7976931348623157e308, mean_entropy=None, stop_reason=ODD)
+    run = replace(run_record(), config={ODD: [values]}, name=ODD)
     return Bundle(
-        replace(row, messages=tuple(draw(st.lists(said, max_size=2)))),
+        replace(row, messages=said),
         group(),
-        replace(task(), payload=payload),
-        replace(run_record(), config=payload, name=draw(text())),
-        tuple(replace(policy(version), tokenizer_hash=draw(text())) for version in (3,)),
+        replace(task(), payload=values),
+        run,
+        (replace(policy(3), tokenizer_hash=ODD),),
     )
 
 
-def assert_equal(found: Bundle, given: Bundle) -> None:
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_odd_row_comes_back_as_it_was(tmp_path: Path, ending: str) -> None:
+    given, path = odd_row(), tmp_path / f"rows.{ending}"
+    if ending == "parquet":
+        parquet.write(path, [given])
+        (found,) = (row for row in parquet.read(path) if isinstance(row, Bundle))
+    else:
+        line = jsonl.encode(given)
+        assert b"\n" not in line
+        found = jsonl.decode(line)
+    assert jsonl.encode(found) == jsonl.encode(given)
     assert (found.group, found.task, found.run, found.policies) == (given.group, given.task, given.run, given.policies)
     assert found.trajectory.messages == given.trajectory.messages
     assert repr(found.trajectory.record) == repr(given.trajectory.record)  # where NaN is NaN
     for mine, theirs in zip(found.trajectory.segments, given.trajectory.segments, strict=True):
         assert (mine.reason, mine.behavior_context) == (theirs.reason, theirs.behavior_context)
         assert mine.tokens.equals(theirs.tokens)
-
-
-@settings(max_examples=12, deadline=None)
-@given(bundles())
-def test_any_row_comes_back_from_a_line(bundle: Bundle) -> None:
-    line = jsonl.encode(bundle)
-    assert b"\n" not in line
-    assert_equal(jsonl.decode(line), bundle)
-    assert jsonl.encode(jsonl.decode(line)) == line
-
-
-@settings(max_examples=4, deadline=None)
-@given(rows=st.lists(bundles(), min_size=1, max_size=3))
-def test_any_rows_come_back_from_parquet(rows: list[Bundle], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("parquet") / "rows.parquet"
-    parquet.write(path, rows)
-    for found, bundle in zip(parquet.read(path), rows, strict=True):
-        assert isinstance(found, Bundle)
-        assert_equal(found, bundle)
 
 
 def test_log_probs_are_the_shortest_decimals_that_read_back_bit_by_bit() -> None:
@@ -180,10 +131,9 @@ def test_a_file_imported_twice_is_stored_once(file_store: ReplayStore, tmp_path:
     with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
         assert import_file(other, path, name="first").inserted == 20
         assert sql(other, "select distinct source, run from trajectories") == [("first", RUN)]
-        before = everything(other)
         report = import_file(other, path, name="second")
         assert (report.inserted, report.duplicates) == (0, 20)
-        assert everything(other) == before
+        assert sql(other, "select source, count(*) from trajectories group by 1") == [("first", 20)]
     report = import_file(file_store, path, name="home")
     assert (report.inserted, report.duplicates) == (0, 20)
     assert sql(file_store, "select distinct source from trajectories") == [("self",)]
@@ -228,13 +178,6 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
 
 
-def test_corrupt_row_is_left_out_by_name(file_store: ReplayStore, tmp_path: Path) -> None:
-    file_store.append([task()], [group()], [trajectory("a"), trajectory("b", slot=1)])
-    sql(file_store, "update segments set tokens = ? where trajectory = 'a'", bytes(9))
-    report = export_file(file_store, tmp_path / "rows.jsonl")
-    assert (report.rows, report.left.corrupt) == (1, {"a": "tokens with a wrong header"})
-
-
 def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets", reason="datasets is installed by make test")
@@ -247,24 +190,9 @@ def test_datasets_reads_both_formats(file_store: ReplayStore, tmp_path: Path, mo
         assert found["id"][:] == ["t0", "t1", "t2"]
         assert found[1]["segments"][1]["token_ids"] == SHORT.token_ids.tolist()
         assert found[2]["messages"][2]["tool_calls"][0]["name"] == "lookup"
-        if kind == "parquet":
-            kept = found.filter(lambda row: row["slot"] > 0)
-            kept.to_parquet(tmp_path / "kept.parquet")
-            with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
-                assert import_file(other, tmp_path / "kept.parquet").inserted == 2
-                assert everything(other)[3] == [row for row in everything(file_store)[3] if row[0] != "t0"]
-
-
-def test_parquet_says_what_it_needs(file_store: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ExchangeError, match=r"pip install 'agentloop-replay\[parquet\]'"):
-        export_file(file_store, tmp_path / "rows.parquet")
-    assert list(tmp_path.glob("*rows*")) == []
-
-
-def test_export_of_a_cell_that_nobody_wrote_is_refused_by_column(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    FreshRows(1).append_to(store)
-    sql(store, "update trajectories set id = x'ff' where slot = 0")
-    with pytest.raises(DamagedDatabase, match="got a value that nobody can have written in trajectories.id at "):
-        export_file(store, tmp_path / "out.jsonl")
+    found.filter(lambda row: row["slot"] > 0).to_parquet(tmp_path / "kept.parquet")
+    with closing(ReplayStore.create(tmp_path / "b.sqlite")) as other:
+        assert import_file(other, tmp_path / "kept.parquet", name=None).inserted == 2
+        export_file(other, tmp_path / "kept.jsonl")
+    lines = (tmp_path / "rows.jsonl").read_bytes().splitlines()
+    assert (tmp_path / "kept.jsonl").read_bytes().splitlines() == lines[1:]

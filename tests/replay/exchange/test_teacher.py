@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,7 @@ from replay.exchange import ExchangeError
 from replay.exchange.teacher import Teaching, import_chat, teaching_of
 from replay.records import Trajectory
 from tests.fakes import families as fakes
-from tests.fakes.altered_rows import altered
-from tests.fakes.records import AUTHORS, RUN, new_store, sql
+from tests.fakes.records import AUTHORS, RUN, sql
 
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "Look it up.", "parameters": {}}}]
 CALL = {"id": "call00001", "type": "function", "function": {"name": "lookup", "arguments": '{"key": "pearl"}'}}
@@ -47,13 +45,6 @@ def save_model(folder: Path, name: str = "chatml") -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(family.special_tokens))
     (folder / "chat_template.jinja").write_text(family.template_source)
     return folder
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("made") / "replay.sqlite"
-    new_store(path).close()
-    return path
 
 
 @pytest.fixture(params=["chatml", "llama3", "mistral"])
@@ -235,15 +226,6 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def test_a_shown_reply_before_the_first_trained_one_stays_a_message_of_its_own(
-    file_store: ReplayStore, tmp_path: Path
-) -> None:
-    shown = {"role": "assistant", "content": "Let me see.", "weight": 0}
-    path = written(tmp_path, {"messages": [*ASKED[1:], shown, ANSWER], "reward": 1})
-    import_chat(file_store, path, teaching(file_store, tmp_path))
-    assert [message.content for message in only_row(file_store).messages][1:] == ["Let me see.", "The code is 78."]
-
-
 def called(**function: Any) -> dict[str, Any]:
     return {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]}
 
@@ -292,36 +274,18 @@ def test_bad_conversation_is_named_and_nothing_is_stored(
     assert (report.inserted, report.bad) == (1, 1)
 
 
-def test_an_altered_conversation_is_imported_or_named(file_store: ReplayStore, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
-    whole = {"messages": [*ASKED, *logged], "tools": TOOLS, "reward": 1.0, "success": True}
-    made = teaching(file_store, tmp_path)
-    imported = named = 0
-    for _ in range(25):
-        rows = [altered(whole, chance) for _ in range(20)]
-        path = written(tmp_path, *rows)
-        report = import_chat(file_store, path, made, skip_bad=True)
-        assert report.rows + report.bad == len(rows)
-        assert len(report.problems) == report.bad
-        assert all(line.startswith(f"{path}:") and "\n" not in line for line in report.problems)
-        imported, named = imported + report.rows, named + report.bad
-    assert imported > 50 and named > 50
-
-
-@pytest.mark.parametrize("ending", ["json", "parquet", "txt"])
-def test_a_file_of_another_kind_is_refused_in_one_line(file_store: ReplayStore, tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"conversations.{ending}"
-    path.write_text(json.dumps([PLAIN]))
-    with pytest.raises(ExchangeError, match=r"^FILE must end in \.jsonl.*one row a line\.$"):
-        import_chat(file_store, path, teaching(file_store, tmp_path))
-
-
-def test_a_conversation_fits_the_context_of_the_run(file_store: ReplayStore, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refused(
+    file_store: ReplayStore, tmp_path: Path
+) -> None:
     made = teaching(file_store, tmp_path)
     small = replace(made, run=replace(made.run, config={"context": {"max_tokens": 20}}))
     with pytest.raises(ExchangeError, match="conversation must fit context.max_tokens"):
         import_chat(file_store, written(tmp_path, PLAIN), small)
+    for ending in ("json", "parquet", "txt"):
+        path = tmp_path / f"conversations.{ending}"
+        path.write_text(json.dumps([PLAIN]))
+        with pytest.raises(ExchangeError, match=r"^FILE must end in \.jsonl.*one row a line\.$"):
+            import_chat(file_store, path, made)
 
 
 def test_another_tokenizer_is_refused(file_store: ReplayStore, tmp_path: Path) -> None:

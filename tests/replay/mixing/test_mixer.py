@@ -79,18 +79,6 @@ def test_composition_is_the_declared_rule_over_100_iterations(
         assert abs(given - declared) <= Fraction(grain, 2)  # at every iteration, so at the last
 
 
-@pytest.mark.parametrize(
-    ("fraction", "unit", "counts"),
-    [
-        (1 / 3, "any", [8] * 6),  # 24 / 3
-        (0.9, "any", [22, 21, 22, 21, 22, 22]),  # 21.6 a time: 21.6, 43.2, 64.8, 86.4, 108, 129.6
-        (0.9, "group", [20, 24, 20, 24, 20, 20]),  # 5.4 groups of 4 a time: 5.4, 10.8, 16.2, 21.6, 27, 32.4
-    ],
-)
-def test_remainders_are_carried_from_iteration_to_iteration(fraction: float, unit: str, counts: list[int]) -> None:
-    assert [plan.replay for plan in plans(Mixer(rule_of(unit, fraction)), 6)] == counts
-
-
 @pytest.mark.parametrize("unit", ["any", "group"])
 @pytest.mark.parametrize(
     ("shortfall", "mode", "fresh"),
@@ -124,19 +112,39 @@ def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float,
         assert plan.num_tasks == 6
 
 
-def test_unit_trajectory_takes_what_a_task_has_and_collects_the_rest() -> None:
-    mixer = Mixer(rule_of("trajectory", 0.5))  # 2 of every 4
-    stored = {"task-0": 1, "task-1": 9, "task-2": 2}
-    (plan,) = plans(mixer, 1, Availability(rows=12, by_task=stored))
-    assert plan.picks == (Pick(1, task="task-0"), Pick(2, task="task-1"), Pick(2, task="task-2"))
-    assert plan.groups == ((0, 3), (1, 2), (2, 2), (3, 4), (4, 4), (5, 4))
-    assert (plan.planned_replay, plan.replay, plan.starved_groups) == (12, 5, 4)
+HALVES = {"self": 0.5, "earlier-run": 0.5}
+SHARED = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
+Groups = tuple[tuple[int, int], ...]
+SCARCE: list[tuple[MixRule, Availability, tuple[Pick, ...], Groups]] = [
+    # 2 of every 4: what a task has, and the rest is collected.
+    (rule_of("trajectory", 0.5), Availability(rows=12, by_task={"task-0": 1, "task-1": 9, "task-2": 2}),
+     (Pick(1, task="task-0"), Pick(2, task="task-1"), Pick(2, task="task-2")),
+     ((0, 3), (1, 2), (2, 2), (3, 4), (4, 4), (5, 4))),
+    # 2 of 24, none of most groups: the odd members go to tasks that have them.
+    (rule_of("trajectory", 1 / 12), Availability(rows=9, by_task={"task-3": 1, "task-5": 8}),
+     (Pick(1, task="task-3"), Pick(1, task="task-5")), ((0, 4), (1, 4), (2, 4), (3, 3), (4, 4), (5, 3))),
+    # 2 of 6 groups, replayed whole, are those whose task is stored; they take their slots all the same.
+    (rule_of("task", 1 / 3), Availability(rows=99, by_task={"task-1": 3, "task-2": 4, "task-4": 50}),
+     (Pick(4, task="task-2"), Pick(4, task="task-4")), ((0, 4), (1, 4), (3, 4), (5, 4))),
+    # A row that two sources fit is planned once.
+    (rule_of("any", 0.5, sources=HALVES), Availability(rows=9, by_source={"self": 9, "earlier-run": 9}),
+     (Pick(6, "self"), Pick(3, "earlier-run")), ((0, 4), (1, 4), (2, 4), (3, 3))),
+    (rule_of("trajectory", 0.5, sources=HALVES),
+     Availability(rows=1, by_task={"task-0": 1}, by_source_task=SHARED),
+     (Pick(1, "self", "task-0"),), ((0, 3), (1, 4), (2, 4), (3, 4), (4, 4), (5, 4))),
+    # A source that is empty is not filled by the other.
+    (rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}), Availability(rows=50, by_source={"self": 50}),
+     (Pick(9, "self"),), ((0, 4), (1, 4), (2, 4), (3, 3))),
+]  # fmt: skip
 
 
-def test_unit_trajectory_gives_the_odd_members_to_tasks_that_have_them() -> None:
-    mixer = Mixer(rule_of("trajectory", 1 / 12))  # 2 of 24: none of most groups
-    (plan,) = plans(mixer, 1, Availability(rows=9, by_task={"task-3": 1, "task-5": 8}))
-    assert plan.picks == (Pick(1, task="task-3"), Pick(1, task="task-5"))
+@pytest.mark.parametrize(("rule", "stock", "picks", "groups"), SCARCE)
+def test_what_is_scarce_goes_where_the_rule_says(
+    rule: MixRule, stock: Availability, picks: tuple[Pick, ...], groups: Groups
+) -> None:
+    (plan,) = plans(Mixer(rule), 1, stock)
+    assert (plan.picks, plan.groups) == (picks, groups)
+    assert plan.num_tasks == (6 if rule.unit != "any" else len(groups))
 
 
 @pytest.mark.parametrize("fraction", [0.25, 1 / 3, 0.5])
@@ -148,27 +156,6 @@ def test_unit_task_replays_the_stated_members_of_some_groups_and_none_of_the_oth
         assert Counter(size for _, size in plan.groups) == Counter({1: len(plan.picks), 4: 6 - len(plan.picks)})
         mixed += len(plan.picks)
         assert abs(3 * mixed - iteration * 24 * fraction) <= 1.5
-
-
-def test_unit_task_mixes_the_groups_whose_task_is_stored() -> None:
-    mixer = Mixer(rule_of("task", 1 / 3))  # 2 of 6 groups, replayed whole
-    (plan,) = plans(mixer, 1, Availability(rows=99, by_task={"task-1": 3, "task-2": 4, "task-4": 50}))
-    assert plan.picks == (Pick(4, task="task-2"), Pick(4, task="task-4"))
-    assert plan.groups == ((0, 4), (1, 4), (3, 4), (5, 4))
-    assert plan.num_tasks == 6  # the two that are replayed whole are gone through as well
-
-
-@pytest.mark.parametrize("unit", ["trajectory", "task"])
-def test_a_task_that_fills_two_slots_keeps_two_well_formed_groups(unit: str) -> None:
-    mixer = Mixer(rule_of(unit, 0.5))
-    stock = Availability(rows=5, by_task={"same": 5})
-    plan = mixer.plan(iteration=1, available=stock, tasks=["same", "a", "same", "b", "c", "d"])
-    replayed = [pick.count for pick in plan.picks]
-    assert {pick.task for pick in plan.picks} == {"same"}
-    assert sum(replayed) <= 5  # none is drawn twice
-    fresh = dict(plan.groups)
-    assert fresh.get(0, 0) + fresh.get(2, 0) + sum(replayed) == 2 * GROUP
-    assert [fresh[slot] for slot in (1, 3, 4, 5)] == [GROUP] * 4
 
 
 @pytest.mark.parametrize("unit", ["any", "trajectory", "task", "group"])
@@ -183,24 +170,6 @@ def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
         if unit in ("any", "trajectory"):
             assert abs(drawn["teacher"] - 0.3 * 12 * iteration) <= 1
     assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
-
-
-def test_a_row_that_two_sources_fit_is_planned_once() -> None:
-    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
-    (plan,) = plans(mixer, 1, Availability(rows=9, by_source={"self": 9, "earlier-run": 9}))
-    assert plan.picks == (Pick(6, "self"), Pick(3, "earlier-run"))
-    mixer = Mixer(rule_of("trajectory", 0.5, sources={"self": 0.5, "earlier-run": 0.5}))
-    both = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
-    (plan,) = plans(mixer, 1, Availability(rows=1, by_task={"task-0": 1}, by_source_task=both))
-    assert plan.picks == (Pick(1, "self", "task-0"),)
-    assert dict(plan.groups)[0] == GROUP - 1
-
-
-def test_a_source_that_is_empty_is_not_filled_by_the_other() -> None:
-    mixer = Mixer(rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}))
-    (plan,) = plans(mixer, 1, Availability(rows=50, by_source={"self": 50}))
-    assert plan.picks == (Pick(9, "self"),)
-    assert (plan.planned_sources, plan.fresh, plan.shortfall) == ({"self": 9, "teacher": 3}, 15, 3)
 
 
 stocks = st.builds(
@@ -263,26 +232,22 @@ def test_batches_of_replay_alone_take_nothing_from_the_shares_of_the_others(unit
     assert mixer.plan_replay_alone(7, Availability(rows=BATCH - 1, groups={GROUP: 5})) is None
 
 
-def test_replay_starts_at_an_iteration_or_a_share_of_the_run() -> None:
-    assert replayed(Mixer(rule_of("any", 0.5, start=StartRule(iteration=3))), 4) == [0, 0, 12, 12]
-    # Of 5 iterations, the third is half way.
-    assert replayed(Mixer(rule_of("any", 0.5, iterations=5, start=StartRule(progress=0.5))), 4) == [0, 0, 12, 12]
+START: list[tuple[dict[str, Any], list[int]]] = [
+    ({"start": StartRule(iteration=3)}, [0, 0, 12, 12]),
+    ({"start": StartRule(progress=0.5), "iterations": 5}, [0, 0, 12, 12]),  # of 5 iterations, the third is half way
+    ({"start": StartRule(success_rate=0.3, iteration=3)}, [0, 0, 12, 12]),  # reached once, in iteration 2
+    ({"start": StartRule(buffer=20)}, [0, 12, 6, 12]),  # it goes on when the buffer falls
+]
 
 
-def test_replay_starts_with_enough_in_the_buffer_and_goes_on_when_it_falls() -> None:
-    mixer = Mixer(rule_of("any", 0.5, start=StartRule(buffer=20)))
-    assert replayed(mixer, 1, available=Availability(rows=19)) == [0]
-    assert replayed(mixer, 1, available=Availability(rows=20)) == [12]
-    assert replayed(mixer, 1, available=Availability(rows=6)) == [6]
-
-
-def test_success_rate_latches_once_reached() -> None:
-    mixer = Mixer(rule_of("any", 0.5, start=StartRule(success_rate=0.3, iteration=3)))
-    drawn = []
-    for iteration, success in enumerate([0.2, 0.3, 0.1, None], start=1):
-        drawn += replayed(mixer, 1, first=iteration)
+@pytest.mark.parametrize(("rule", "counts"), START)
+def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], counts: list[int]) -> None:
+    mixer, drawn = Mixer(rule_of("any", 0.5, **rule)), []
+    for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
+        stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
+        drawn += replayed(mixer, 1, first=iteration, available=stock)
         mixer.feed(success_rate=success, ess_by_age={})
-    assert drawn == [0, 0, 12, 12]
+    assert drawn == counts
 
 
 RULE = EssRule(floor=0.5, lower_by=0.5, raise_by=2.0, least=0.1)

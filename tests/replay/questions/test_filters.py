@@ -25,7 +25,7 @@ from replay.storage.format.column_types import ESCAPE, is_storable, to_storable
 from replay.storage.format.schema import trajectories
 from replay.storage.validate import summarised
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, RUN, add_draw, group, new_store, policy, run_record, task, tokens, trajectory
 
 ODD = (
     "plain",
@@ -92,26 +92,11 @@ def odd_rows(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
         # The last one that counts, which was used by two runs, stands between an earlier and a reserved one.
         draws = [(RUN, 1, "committed", 0.5), (RUN_2, 2, "committed", 9.0), (RUN, 2, "committed", drift(index))]
         for run, iteration, state, mean in draws if index % 3 else []:
-            drawn = (
-                run,
-                iteration,
-                index,
-                to_storable(each.id),
-                "replay",
-                state,
-                mean,
-                None if mean is None else 2 * mean,
-            )
-            sql(store, DRAW, *drawn)
-        sql(store, DRAW, RUN, 3, index, to_storable(each.id), "replay", "reserved", None, None)
+            used = {"run": run, "iteration": iteration, "slot": index, "state": state}
+            add_draw(store, to_storable(each.id), **used, mean=mean, largest=None if mean is None else 2 * mean)
+        add_draw(store, to_storable(each.id), iteration=3, slot=index, state="reserved")
     yield store
     store.close()
-
-
-DRAW = (
-    "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?)"
-)
 
 
 def drift(index: int) -> float | None:
@@ -323,20 +308,16 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
         ("rewrd > 0.5", "name a field here, got 'rewrd'. Did you mean reward?"),
         ("reward > 'high'", "compare reward with a number, got \"'high'\". For example: reward > 0.5"),
         ("turns > 2.5", "compare turns with a whole number, got '2.5'. For example: turns < 8"),
-        ("reward < 1e999", "compare reward with a number, got '1e999'"),
         ("success > True", "compare success by ==, !=, in [...], is None, got 'success > True'."),
         (
             "task < 'a'",
             "compare task by ==, !=, in [...], '...' in task, task.startswith('...'), is None, got \"task < ",
         ),
-        ("'l' in tool", "compare tool by ==, !=, in [...], got \"'l' in tool\"."),
         ("task == None", "compare task with a text in quotes, got 'None'. Use `task is None`."),
         ("error is 'timeout'", "have None behind `is`, got \"'timeout'\". For example: error == 'name'"),
         ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
-        ("task == f'{run}'", "compare task with a text in quotes, got \"f'{run}'\"."),
         ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\"."),
         ("task == 'plain", 'be a Python expression, got "\'plain". Python says: unterminated string'),
-        ("reward > 1 tokens < 2", "be a Python expression, got 'tokens < 2'. Python says: invalid syntax"),
         ("reward", "compare reward, got 'reward'. For example: reward > 0.5"),
         ("success and 5", "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text"),
         ("__import__('os').system('ls')", "compare a field here, got \"__import__('os').system('ls')\"."),

@@ -2,22 +2,38 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
-from context.messages import Message
+from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
+from replay.questions.trajectory import MOST_SHORT, in_few_words
+from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
+from replay.storage.format.column_types import to_storable
 from tests.fakes.databases import Databases
-from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
-from tests.fakes.replay_command import ask
+from tests.fakes.records import (
+    LLM,
+    MESSAGES,
+    RUN,
+    add_draw,
+    group,
+    iterate,
+    new_store,
+    policy,
+    run_record,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
+from tests.fakes.replay_command import ask, counted
 
 UNPUBLISHED = "run-2"
 """A run without policies: how stale its rows are is unknown."""
@@ -68,37 +84,25 @@ def two_runs(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def add_draws(store: ReplayStore) -> None:
     """Of two rows of three, with drifts that several rows have."""
-    statement = (
-        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-        "values (?, 1, ?, ?, 'replay', 'committed', ?, ?)"
-    )
     for at, (id,) in enumerate(sql(store, "select id from trajectories order by id")):
         if (at + 1) % 3:
-            sql(store, statement, RUN, at, id, 1 + at % 4 / 4, 2.0 + at % 5)
+            add_draw(store, id, slot=at, mean=1 + at % 4 / 4, largest=2.0 + at % 5)
+
+
+COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
 
 
 def in_order(store: ReplayStore, query: Query) -> list[str]:
     """As Python sorts the rows; unknown values come last."""
-    names = "id, run, iteration, slot, reward, advantage, success, num_turns, num_tool_calls, num_tokens, uses"
-    listed = sql(store, f"select {names}, stop_reason, source, policy_version_min from trajectories")
-    columns = [*names.split(", "), "stop_reason", "source", "version"]
-    rows: list[dict[str, Any]] = [dict(zip(columns, values, strict=True)) for values in listed]
-    drifts = {id: found for id, *found in sql(store, "select trajectory, drift_mean, drift_max from draws")}
-    for each in rows:
-        each["staleness"] = None if each["run"] == UNPUBLISHED else NEWEST - each["version"]
-        each |= {name: each[f"num_{column}"] for name, column in COUNTED.items()}
-        each |= dict(zip(("drift", "drift_max"), drifts.get(each["id"], (None, None)), strict=True))
-    mine = [each for each in rows if query.run in (None, each["run"])]
-    value = query.sort.value
-    known = [each for each in mine if each[value] is not None]
-    unknown = [each for each in mine if each[value] is None]
+    rows = questions.page(store, Query(query.run), limit=1000)["rows"]
+    name = COUNTED.get(query.sort, query.sort.value)
     place: Callable[[dict[str, Any]], Any] = lambda each: [each[n] for n in ("iteration", "slot", "run", "id")]  # noqa: E731
-    known.sort(key=lambda each: (each[value], place(each)), reverse=not query.ascending)
+    known = [each for each in rows if each[name] is not None]
+    unknown = [each for each in rows if each[name] is None]
+    stored: Callable[[Any], Any] = lambda value: to_storable(value) if isinstance(value, str) else value  # noqa: E731
+    known.sort(key=lambda each: (stored(each[name]), place(each)), reverse=not query.ascending)
     unknown.sort(key=place, reverse=not query.ascending)
     return [each["id"] for each in known + unknown]
-
-
-COUNTED = {"turns": "turns", "tools": "tool_calls", "tokens": "tokens"}
 
 
 def ids(answer: questions.QueryResult) -> list[str]:
@@ -106,12 +110,16 @@ def ids(answer: questions.QueryResult) -> list[str]:
 
 
 def pages(store: ReplayStore, query: Query, limit: int, **options: Any) -> list[list[str]]:
-    answer = questions.page(store, query, limit=limit, **options)
-    found = [ids(answer)]
-    while answer["after"]:
-        answer = questions.page(store, query, limit=limit, after=answer["after"], **options)
-        found.append(ids(answer))
-    return found
+    """The ids of every page; walked back from the last one, they are the same."""
+    answers = [questions.page(store, query, limit=limit, **options)]
+    while answers[-1]["after"]:
+        answers.append(questions.page(store, query, limit=limit, after=answers[-1]["after"], **options))
+    assert answers[0]["before"] is None
+    for earlier, later in itertools.pairwise(answers) if all(each["complete"] for each in answers) else ():
+        back = questions.page(store, query, limit=limit, before=later["before"], **options)
+        assert ids(back) == ids(earlier)
+        assert (back["before"] is None) == (earlier is answers[0])
+    return [ids(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("sort", list(Sort))
@@ -132,67 +140,29 @@ def test_pages_joined_are_the_sorted_list_in_either_direction_with_ties_and_unkn
                 assert len(found) == -(-size // limit)
 
 
-@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.staleness, Sort.stop_reason])
-def test_pages_are_the_same_ones_backwards(two_runs: ReplayStore, sort: Sort) -> None:
-    query = Query(None, (), sort)
-    answers = [questions.page(two_runs, query, limit=8)]
-    while answers[-1]["after"]:
-        answers.append(questions.page(two_runs, query, limit=8, after=answers[-1]["after"]))
-    assert answers[0]["before"] is None
-    for earlier, later in itertools.pairwise(answers):
-        back = questions.page(two_runs, query, limit=8, before=later["before"])
-        assert ids(back) == ids(earlier)
-        assert ids(questions.page(two_runs, query, limit=8, after=back["after"])) == ids(later)
-        assert (back["before"] is None) == (earlier is answers[0])
-
-
-def test_no_row_is_lost_or_seen_twice_while_rows_are_appended(location: Location) -> None:
-    for sort in (Sort.iteration, Sort.reward, Sort.tokens):
-        for ascending in (False, True):
-            check_appended_between_pages(location, sort, ascending)
-
-
-def check_appended_between_pages(location: Location, sort: Sort, ascending: bool) -> None:
-    run = f"run-{sort.value}-{ascending}"
-    store = ReplayStore.create(location)
-    store.add_run(run_record(run))
-    append(store, run, range(0, SIZE, 2))
-    there = {row(index, run).id for index in range(0, SIZE, 2)}
-    query = Query(run, (), sort, ascending)
-    answer = questions.page(store, query, limit=4)
-    seen = ids(answer)
-    for new in range(1, SIZE, 2):
-        append(store, run, range(new, new + 1))
-        if answer["after"]:
-            answer = questions.page(store, query, limit=4, after=answer["after"])
-            seen += ids(answer)
-    assert answer["after"] is None
-    assert len(seen) == len(set(seen))
-    assert there <= set(seen)
-    store.close()
-
-
-@pytest.mark.parametrize("ascending", [False, True])
-@pytest.mark.parametrize("run", [RUN, None])
-def test_no_row_is_lost_or_seen_twice_while_policies_are_published(
-    store: ReplayStore, ascending: bool, run: str | None
+@pytest.mark.parametrize("sort", [Sort.iteration, Sort.reward, Sort.tokens, Sort.staleness])
+def test_no_row_is_lost_or_seen_twice_while_rows_are_appended_and_policies_published(
+    location: Location, sort: Sort
 ) -> None:
     """Each publish makes all rows of the run staler by one, also the one a page ended with."""
-    store.add_run(run_record(UNPUBLISHED))
-    store.add_policy(policy(NEWEST))
-    append(store, RUN, range(SIZE))
-    append(store, UNPUBLISHED, range(5))
-    query = Query(run, (), Sort.staleness, ascending)
-    wanted = in_order(store, query)
-    answer = questions.page(store, query, limit=8)
-    seen = [ids(answer)]
-    for version in range(NEWEST + 1, NEWEST + 10):
-        if answer["after"]:
-            store.add_policy(policy(version))
-            last, answer = answer, questions.page(store, query, limit=8, after=answer["after"])
-            assert ids(questions.page(store, query, limit=8, before=answer["before"])) == ids(last)
-            seen.append(ids(answer))
-    assert [id for page in seen for id in page] == wanted
+    with closing(new_store(location)) as store:
+        for ascending in (False, True):
+            run = f"run-{ascending}"
+            store.add_run(run_record(run))
+            store.add_policy(policy(NEWEST, run=run))
+            append(store, run, range(0, SIZE, 2))
+            query = Query(run, (), sort, ascending)
+            answer = questions.page(store, query, limit=4)
+            seen = ids(answer)
+            for new in range(1, SIZE, 2):
+                append(store, run, range(new, new + 1))
+                store.add_policy(policy(NEWEST + new, run=run))
+                if answer["after"]:
+                    answer = questions.page(store, query, limit=4, after=answer["after"])
+                    seen += ids(answer)
+            assert answer["after"] is None
+            assert len(seen) == len(set(seen))
+            assert {row(index, run).id for index in range(0, SIZE, 2)} <= set(seen)
 
 
 def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplayStore) -> None:
@@ -227,68 +197,33 @@ def test_search_for_a_text_goes_on_where_its_patience_ended(
     assert len(found) == SIZE / 3
 
 
-@contextmanager
-def statements(store: ReplayStore) -> Iterator[list[tuple[str, Any]]]:
-    """What is asked of the database meanwhile."""
-    engine = store._database._engine  # type: ignore[attr-defined]  # every kind has one
-    asked: list[tuple[str, Any]] = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        # `select 1` finds out whether the connection is still there.
-        if statement.lstrip().upper().startswith(("SELECT", "WITH")) and statement != "select 1":
-            asked.append((statement, parameters))
-
-    sa.event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield asked
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", note)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    store = new_store(tmp_path_factory.mktemp("plans") / "replay.sqlite")
+def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_path: Path) -> None:
+    store, found = new_store(tmp_path / "replay.sqlite"), []
     append(store, RUN, range(SIZE))
-    yield store
+    query = Query(RUN, ("success and reward > 0.1", "uses < 3"))
+    with counted() as asked:
+        questions.distributions(store, query)
+        questions.summary(store, RUN, filter=" and ".join(query.filters))
+        after = questions.page(store, Query(RUN, ()), limit=3)["after"]
+        questions.page(store, Query(RUN, (), ascending=True), limit=3, after=after)
+    with counted() as of_one:
+        iterate(store, 3, make_sampler("uniform", 0))
+        of_one.clear()
+        questions.iteration(store, RUN, 3)
+        found_task = questions.task(store, "task-1", RUN)
+        questions.task(store, "task-1", RUN, after=found_task["trajectories"][0]["id"])
+    for statement in filter(lambda each: each.startswith("SELECT"), asked):
+        plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
+        found += [step for *_, step in plan if "trajectories" in step.split()[1:2]]
+    for statement in filter(lambda each: each.startswith("SELECT"), of_one):
+        plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
+        assert not [step for *_, step in plan if step.startswith("SCAN") and "anon_" not in step], statement
+        assert not [step for *_, step in plan if "trajectories_by_run" in step], statement
     store.close()
-
-
-def plans(store: ReplayStore, ask: Callable[[], object]) -> list[str]:
-    with statements(store) as asked:
-        ask()
-    with store.reading() as connection:
-        found = [connection.exec_driver_sql(f"explain query plan {text}", given).all() for text, given in asked]
-    return ["; ".join(str(step[-1]) for step in each) for each in found]
-
-
-@pytest.mark.parametrize("ascending", [False, True])
-def test_page_of_a_run_is_read_off_its_index_without_sorting(file: ReplayStore, ascending: bool) -> None:
-    query = Query(RUN, (), ascending=ascending)
-    after = questions.page(file, query, limit=3)["after"]
-    first = plans(file, lambda: questions.page(file, query, limit=3))
-    assert first[1] == "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?)"
-    next_one = plans(file, lambda: questions.page(file, query, limit=3, after=after))
-    sign = ">" if ascending else "<"
-    place = f"(run=? AND (iteration,slot,id){sign}(?,?,?))"
-    # Behind where the row stands whose id was given.
-    assert "sqlite_autoindex_trajectories_1 (id=?)" in next_one[1]
-    assert next_one[2] == f"SEARCH trajectories USING COVERING INDEX trajectories_by_run {place}"
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        questions.distributions,
-        lambda store, query: questions.summary(store, query.run, filter=" and ".join(query.filters)),
-    ],
-)
-def test_what_is_counted_of_a_run_s_rows_is_read_off_its_index(
-    file: ReplayStore, ask: Callable[[ReplayStore, Query], object]
-) -> None:
-    found = plans(file, lambda: ask(file, Query(RUN, ("success and reward > 0.1", "uses < 3"))))
-    looks = [step for plan in found for step in plan.split("; ") if "trajectories" in step.split()[1:2]]
-    assert looks
-    assert all("USING COVERING INDEX trajectories_by_run" in step for step in looks), looks
+    index = "SEARCH trajectories USING COVERING INDEX trajectories_by_run (run=?"
+    # Behind where the row stands whose id was given; and the lines of a page by their ids.
+    assert f"{index} AND (iteration,slot,id)>(?,?,?))" in found and f"{index})" in found
+    assert all("COVERING INDEX trajectories_by_run" in step or "(id=?)" in step for step in found), found
 
 
 def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
@@ -306,3 +241,43 @@ def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
     assert len(both) == len({each["id"] for each in both}) == 15
     lengths = [each["num_tokens"] for each in both]
     assert lengths == sorted(lengths)
+
+
+CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
+
+
+@pytest.mark.parametrize(
+    ("conversation", "prompt", "answer"),
+    [
+        (MESSAGES, "Where is the key?", "in the drawer"),
+        ((Message("user", " two\n\n lines "), Message("assistant", "", tool_calls=(CALL,))), "two lines",
+         'lookup({"key": "é1"})'),
+        ((Message("user", "q"), Message("assistant", " ", reasoning="hm")), "q", "hm"),
+        ((Message("system", "rules"), Message("assistant", "yes")), "rules", "yes"),
+        ((Message("user", "q"), Message("tool", "done", author="env")), "q", None),
+        # An earlier conversation that the task brings along is part of what was asked.
+        ((Message("user", "old"), Message("assistant", "older", author="history"), Message("user", "new"),
+          Message("assistant", "newer", author="llm")), "new", "newer"),
+        ((Message("user", "q"), Message("assistant", "a"), Message("user", "go on"), Message("assistant", "b")), "q",
+         "b"),
+        ((Message("assistant", "first"),), None, "first"),
+        ((), None, None),
+        ((Message("user", "ab " * 1000), Message("assistant", "x" * 201)), ("ab " * 67)[:MOST_SHORT] + "...",
+         "x" * MOST_SHORT + "..."),
+    ],
+)  # fmt: skip
+def test_prompt_is_the_last_question_before_the_first_reply_and_answer_the_last_reply(
+    conversation: Sequence[Message], prompt: str | None, answer: str | None
+) -> None:
+    assert in_few_words(conversation) == {"prompt": prompt, "answer": answer}
+
+
+def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "replay.sqlite")
+    store.append([task()], [group()], [trajectory(name, slot=slot) for slot, name in enumerate("abc")])
+    sql(store, "delete from messages where trajectory = 'b'")
+    sql(store, "update messages set checksum = checksum + 1 where trajectory = 'c'")
+    none = {"prompt": None, "answer": None}
+    known = {"prompt": "Where is the key?", "answer": "in the drawer"}
+    assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
+    store.close()

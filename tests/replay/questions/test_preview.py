@@ -1,4 +1,4 @@
-"""What the next batch would be: against the draw that is then made, and by hand."""
+"""What the next batch would be, against the draw that is then made and by hand; and which sources can give nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from replay import ReplayError, ReplayStore
-from replay.config import StoredConfig
+from replay import ReplayError, ReplayStore, Rows, Sampler, questions
+from replay.config import StoredConfig, stored_config
+from replay.mixing.mixer import Mixer
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.questions.preview_settings import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, iterate, new_store, set_state, sql
+from tests.fakes.records import RUN, FreshRows, add_run, iterate, new_store, set_state, sql
 from tests.fakes.replay_command import preview_of
 
 THREE = {"fraction": str(3 / 128), "successful_only": "false"}
@@ -101,20 +102,6 @@ def test_plan_tells_planned_and_achieved(three_iterations: ReplayStore) -> None:
     assert (nothing["plan"]["replay"], nothing["batch"]["rows"]) == (0, [])
 
 
-def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite")
-    configure(tmp_path / "replay.sqlite", {"environment": {"task_pool": 1}})
-    answer = before(store, unit="trajectory", fraction="0.25", successful_only="false")
-    # 16 groups of 2 replayed members; the one task there is has 24 rows, which fill 12 of the groups.
-    assert (answer["plan"]["planned_replay"], answer["plan"]["replay"]) == (32, 24)
-    assert (answer["plan"]["assumed_tasks"], answer["plan"]["new_tasks"]) == (16, 0)
-    assert {row["task"] for row in answer["batch"]["rows"]} == {"task-1"}
-    configure(tmp_path / "replay.sqlite", {"environment": {"task_pool": 100}})
-    answer = before(store, unit="trajectory", fraction="0.25", successful_only="false")
-    assert (answer["plan"]["replay"], answer["plan"]["new_tasks"]) == (0, 16)  # 99 tasks come before it does again
-    store.close()
-
-
 @pytest.mark.parametrize(
     ("given", "field", "message"),
     [
@@ -143,32 +130,6 @@ def test_a_wrong_setting_is_told_beside_its_control(
     assert message in raised.value.errors[field]
 
 
-@pytest.mark.parametrize(
-    ("config", "key"),
-    [
-        ({"batch": {"trajectories": "many"}}, "batch.trajectories"),
-        ({"replay": {"wobble": 2}}, "replay.wobble"),
-        ({"replay": {"unit": "trajectory"}}, "environment.task_pool must be a number"),
-    ],
-)
-def test_a_stored_configuration_that_is_none_is_refused(tmp_path: Path, config: dict[str, Any], key: str) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    configure(tmp_path / "replay.sqlite", config)
-    with pytest.raises(ReplayError, match=f"configuration of run run-1 must be one that a run was started with.*{key}"):
-        before(store, fraction="0.5")
-    store.close()
-
-
-def test_a_sampler_of_ones_own_is_not_run(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite", 1)
-    configure(tmp_path / "replay.sqlite", {"replay": {"sampler": "mine.py:Mine"}})
-    with pytest.raises(WrongSettings) as raised:
-        before(store)
-    assert "without running its file, got mine.py:Mine" in raised.value.errors["sampler"]
-    assert before(store, sampler="uniform")["settings"]["sampler"] == "uniform"
-    store.close()
-
-
 def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
     own = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.0}, "sampler": "recency", "max_uses": 3}
     stored = StoredConfig.model_validate({"replay": own | {"sampler_options": {"half_life": 2.0}}})
@@ -178,6 +139,57 @@ def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
     assert found.sampler_options == {"half_life": 4}
     # Options are those of their sampler alone.
     assert changed(stored, {"sampler": "uniform", "recency.half_life": "4"}).replay.sampler_options == {}
+
+
+def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Path) -> None:
+    store = lived(tmp_path / "replay.sqlite")
+    # 16 groups of 2 replayed members. One task there is has 24 rows, which fill 12 groups; 99 others come before it.
+    for pool, replay, new in ((1, 24, 0), (100, 0, 16)):
+        configure(tmp_path / "replay.sqlite", {"environment": {"task_pool": pool}})
+        answer = before(store, unit="trajectory", fraction="0.25", successful_only="false")
+        plan = answer["plan"]
+        assert (plan["planned_replay"], plan["replay"], plan["assumed_tasks"], plan["new_tasks"]) == (
+            32,
+            replay,
+            16,
+            new,
+        )
+        assert {row["task"] for row in answer["batch"]["rows"]} == ({"task-1"} if replay else set())
+    store.close()
+
+
+def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(tmp_path: Path) -> None:
+    store = lived(tmp_path / "replay.sqlite", 1)
+    refused = "configuration of run run-1 must be one that a run was started with.*"
+    for replay, message in (
+        ({"wobble": 2}, rf"{refused}replay.wobble"),
+        ({"unit": "trajectory"}, rf"{refused}environment.task_pool must be a number"),
+        ({"sampler": "mine.py:Mine"}, "without running its file, got mine.py:Mine"),
+        ({"shortfall": "error"}, "replay.fraction must be .* got 8 of 32 rows in iteration 2"),
+    ):
+        configure(tmp_path / "replay.sqlite", {"replay": {**replay, "fraction": 0.25}})
+        with pytest.raises(ReplayError, match=message) as raised:
+            before(store, successful_only="false")
+        if "shortfall" in replay:
+            assert isinstance(raised.value, WrongSettings) and list(raised.value.errors) == ["fraction"]
+    store.close()
+
+
+def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) -> None:
+    store, sampler = new_store(tmp_path / "replay.sqlite"), make_sampler("uniform", 3)
+    configure(tmp_path / "replay.sqlite", {"replay": {"fraction": 0.5, "controller": "ess"}})
+    mixer = Mixer(stored_config(store.run(RUN)).mix_rule())
+    recorded = [{"1": 0.93, "2-3": 0.47}, {"1": 0.91, "2-3": 0.38, "4-7": 0.12}, {"1": 0.95, "2-3": 0.61}, {}]
+    planned = []
+    for iteration, ess in enumerate(recorded, start=1):
+        iterate(store, iteration, sampler)
+        by_age = {f"actor/replay/ess/age_{age}": value for age, value in ess.items()}
+        store.add_metrics(RUN, iteration, {"replay/controller_factor": mixer.factor, **by_age})
+        mixer.feed(success_rate=0.5, ess_by_age=ess)
+        planned.append(before(store)["plan"]["factor"])
+        assert planned[-1] == mixer.factor
+    assert planned == pytest.approx([0.5, 0.25, 0.275, 0.3025])  # halved twice, then raised by a tenth
+    store.close()
 
 
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
@@ -191,11 +203,74 @@ def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
     store.close()
 
 
-def test_spreads_are_shares_of_the_batch_and_of_the_buffer(three_iterations: ReplayStore) -> None:
-    answer = before(three_iterations, **THREE, max_staleness="1", sampler="uniform")
-    by_name = {spread["name"]: spread["bins"] for spread in answer["spreads"]}
-    assert [(bin["label"], bin["rows"]) for bin in by_name["staleness"]] == [("1", 8), ("2-3", 16)]
-    assert [bin["batch"] for bin in by_name["staleness"]] == [1.0, 0.0]
-    # 2 + 1 of 8 rows succeed; groups of rates 0.5 and 0.25 are of one size.
-    assert [(bin["label"], bin["buffer"]) for bin in by_name["reward"]] == [("0", 15 / 24), ("1", 9 / 24)]
-    assert [(bin["label"], bin["buffer"]) for bin in by_name["difficulty"]] == [("0.25", 0.5), ("0.5", 0.5)]
+WINS = FreshRows(1, rates=(1.0,), run="wins", source="teacher")
+"""A group of four successes from elsewhere, advantage 0.5 each."""
+LOST = FreshRows(1, rates=(0.0,), run="lost", source="teacher")
+TASKS = {"environment": {"task_pool": 4}, "batch": {"trajectories": 8, "group_size": 4}}
+
+
+def said(tmp_path: Path, *rows: FreshRows, config: dict[str, Any] | None = None, **replay: Any) -> list[str]:
+    """The sentences about a run of those `replay` settings, whose own rows and imported ones are `rows`."""
+    store = new_store(tmp_path / "replay.sqlite")
+    for part in rows:
+        add_run(store, part.run)
+        part.append_to(store)
+    stored = {**(config or {}), "replay": {"fraction": 0.5, **replay}}
+    sql(store, "update runs set config = ? where id = ?", json.dumps(stored), RUN)
+    found = questions.empty_sources(store, RUN)
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "replay", "source", "reason"),
+    [
+        ([WINS], {"sources": {"techer": 0.5, "self": 0.5}}, "techer", "no row has it, but rows have 'teacher'"),
+        ([], {"sources": {"teacher": 1.0}}, "teacher", "no row has it yet: import or attach some"),
+        ([], {"attach": {"earlier": "elsewhere"}}, "earlier", "no row has it yet: import or attach some"),
+        ([WINS], {"sources": {"self": 1.0}, "attach": {"teacher": "x"}}, "teacher",
+         "replay.sources leaves out the last of its 4 rows"),
+        ([WINS], {"unknown_staleness": "refuse"}, "teacher",
+         "replay.unknown_staleness leaves out the last of its 4 rows"),
+        ([LOST], {}, "teacher", "replay.successful_only leaves out the last of its 4 rows"),
+        ([WINS], {"sampler": "recency"}, "teacher",
+         "replay.sampler recency needs staleness, unknown of its 4 rows"),
+        ([WINS], {"unit": "group", "successful_only": False}, "teacher",
+         "replay.unit group takes whole groups of 8, and its 4 rows make up none"),
+    ],
+)  # fmt: skip
+def test_a_source_that_can_give_nothing_is_named_with_the_reason(
+    tmp_path: Path, rows: list[FreshRows], replay: dict[str, Any], source: str, reason: str
+) -> None:
+    assert said(tmp_path, *rows, **replay) == [f"source {source!r} can give nothing: {reason}."]
+
+
+def test_a_source_that_can_give_something_or_is_still_to_be_collected_is_not_named(tmp_path: Path) -> None:
+    assert said(tmp_path, hindsight={"enable": True}, sources={"self": 0.5, "hindsight": 0.5}) == []
+    assert said(tmp_path, FreshRows(1), WINS) == []
+    assert said(tmp_path, config=TASKS, unit="trajectory") == []
+
+
+def test_rows_without_a_weight_and_rows_of_other_tasks_are_named(tmp_path: Path) -> None:
+    said(tmp_path, FreshRows(1), WINS)
+    sql(tmp_path / "replay.sqlite", "update trajectories set advantage = 0 where source = 'teacher'")
+    reason = "replay.sampler success gives none of its 4 rows a weight; uniform would"
+    assert said(tmp_path) == [f"source 'teacher' can give nothing: {reason}."]
+    sql(tmp_path / "replay.sqlite", "update trajectories set advantage = 0.5")
+    sql(tmp_path / "replay.sqlite", "update trajectories set task = 'another' where source = 'teacher'")
+    reason = "replay.unit trajectory takes rows of tasks that the run collects, and none of its 4 rows is of one so far"
+    assert said(tmp_path, config=TASKS, unit="trajectory") == [f"source 'teacher' can give nothing: {reason}."]
+
+
+class Never(Sampler):
+    """A sampler of somebody's own."""
+
+    def weights(self, rows: Rows) -> Any:
+        return 0.0 * rows.reward
+
+
+def test_a_sampler_of_ones_own_is_asked_where_it_is_given(tmp_path: Path) -> None:
+    assert said(tmp_path, WINS, sampler="own.py:Never") == []
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        (sentence,) = questions.empty_sources(store, RUN, sampler=Never(0))
+    assert sentence.startswith("source 'teacher' can give nothing: replay.sampler Never gives none of its 4 rows")

@@ -11,13 +11,10 @@ import pytest
 
 from context.authors import ENV, HISTORY, LLM, MEMORY, TEMPLATE, USER
 from context.tokens.token_sequence import Segment
-from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
-from replay.errors import ContentGone
+from replay import ReplayError, ReplayStore, questions
 from replay.questions import Sort
 from replay.records import FRESH, DrawRecord
 from replay.sampling.samplers import make_sampler
-from replay.storage.databases import Location
-from replay.storage.format import schema
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
@@ -76,7 +73,14 @@ def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
     assert states == {"eligible": 32, "orphaned": 8}
     assert [answer["draws"][name] for name in ("fresh", "replay", "reserved")] == [32, 9, 3]
     assert answer["stop_reasons"] == {"final": 40}
-    assert questions.summary(resumed_run, "another run")["trajectories"] == 0
+    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
+    assert answer["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
+    newer = questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"]
+    assert newer == {"mean": 1.5, "max": 2, "known": 16}
+    nothing = questions.summary(resumed_run, "another run")
+    json.dumps(nothing, allow_nan=False)
+    assert (nothing["trajectories"], nothing["reward_mean"], nothing["states"]) == (0, None, {})
+    assert nothing["staleness"] == {"mean": None, "max": None, "known": 0}
 
 
 def test_trajectory_has_its_tokens_as_numbers_and_every_use(resumed_run: ReplayStore) -> None:
@@ -92,21 +96,6 @@ def test_trajectory_has_its_tokens_as_numbers_and_every_use(resumed_run: ReplayS
     assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == sql(resumed_run, plain, most["id"])
     assert len(answer["uses"]) == most["uses"] + 1 >= 2  # once as a fresh row
     assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
-
-
-def test_summary_tells_how_stale_the_buffer_is(resumed_run: ReplayStore) -> None:
-    # Eight rows that can be drawn of each of policies 0 to 3, where 4 is the newest: 1, 2, 3 and 4 publishes ago.
-    assert questions.summary(resumed_run)["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
-    newer = questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"]
-    assert newer == {"mean": 1.5, "max": 2, "known": 16}
-    assert questions.summary(resumed_run, "another run")["staleness"] == {"mean": None, "max": None, "known": 0}
-
-
-def test_summary_of_an_empty_buffer_is_json_without_numbers_that_are_none(location: Location) -> None:
-    answer = questions.summary(new_store(location))
-    json.dumps(answer, allow_nan=False)
-    numbers = (answer["trajectories"], answer["tokens"], answer["reward_mean"], answer["states"])
-    assert numbers == (0, 0, None, {})
 
 
 def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
@@ -142,35 +131,16 @@ def test_metrics_of_a_long_run_are_told_in_points_of_several_iterations(store: R
     loss = questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(2, 5))
     assert loss == {"loss": [(1, 1.5), (4, 5.0)]}
     assert questions.metric_series(store, RUN, merged=3, names=["loss"], within=range(1)) == {"loss": [(0, 8.0)]}
-
-
-@pytest.mark.parametrize(("last", "merged"), [((), 1), ((256,), 1), ((257,), 2), ((512, 3), 2), ((513,), 4)])
-def test_so_many_iterations_make_a_point_that_curves_stay_short(
-    store: ReplayStore, last: tuple[int, ...], merged: int
-) -> None:
+    # By name, and by how the name begins.
+    store.add_metrics(RUN, 1, {"losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
+    found = questions.metric_series(store, RUN, names=["losses", "nothing"], families=["ess/age_", "stop/"])
+    assert found == {"losses": [(1, 2.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
+    # Curves of at most 256 points.
     store.add_run(run_record("run-2"))
-    for run, iteration in zip((RUN, "run-2"), last, strict=False):
-        store.add_metrics(run, iteration, {"loss": 1.0})
-    assert questions.merging(store, [RUN, "run-2"]) == merged
+    for newest, merged in ((256, 1), (257, 2), (512, 2), (513, 4)):
+        store.add_metrics("run-2", newest, {"loss": 1.0})
+        assert questions.merging(store, [RUN, "run-2"]) == merged
     assert questions.merging(store, [RUN, "run-2"], range(100, 356)) == 1
-    assert questions.merging(store, [RUN, "run-2"], range(100)) == 1
-
-
-def test_metrics_are_chosen_by_name_and_by_how_the_name_begins(store: ReplayStore) -> None:
-    store.add_metrics(RUN, 1, {"loss": 1.0, "losses": 2.0, "ess/age_1": 3.0, "ess/age-1": 4.0, "stop/%": 5.0})
-    found = questions.metric_series(store, RUN, names=["loss", "nothing"], families=["ess/age_", "stop/"])
-    assert found == {"loss": [(1, 1.0)], "ess/age_1": [(1, 3.0)], "stop/%": [(1, 5.0)]}
-
-
-def test_questions_of_one_run_leave_others_out(store: ReplayStore) -> None:
-    store.add_run(run_record("run-2"))
-    FreshRows(1).append_to(store)
-    FreshRows(1, run="run-2").append_to(store)
-    assert questions.summary(store)["trajectories"] == 8
-    assert questions.summary(store, "run-2")["trajectories"] == 4
-    assert {row["run"] for row in listed(store, "run-2")} == {"run-2"}
-    # run-2 has no policy: how stale its rows are is unknown, not 0.
-    assert {row["staleness"] for row in listed(store, "run-2")} == {None}
 
 
 class Bytes:
@@ -226,12 +196,9 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
     assert questions.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
 
 
-def test_tokens_know_the_turn_they_were_said_in(split: ReplayStore) -> None:
+def test_tokens_know_their_turn_and_those_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
     turns = [questions.tokens(split, "a", position)["turns"] for position in range(3)]
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
-
-
-def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
     whole = questions.tokens(split, "a", 2, codec_of=in_bytes)
     part = questions.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
     assert (part["first"], part["total"]) == (2, 6)
@@ -245,7 +212,9 @@ def test_tokens_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
         questions.tokens(split, "a", 3)
 
 
-def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: ReplayStore) -> None:
+def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(
+    split: ReplayStore, store: ReplayStore
+) -> None:
     answer = questions.tokens(split, "b")
     json.dumps(answer, allow_nan=False)
     # Behavior log-probs are -0.5, -1.0, -1.5: log drifts 0, -0.5 and 101.5, which is clamped to 20 nats.
@@ -254,6 +223,15 @@ def test_tokens_of_a_scored_row_have_current_log_probs_and_clamped_drift(split: 
     assert answer["scored_by"] == {"run": RUN, "policy_version": 4}
     unscored = questions.tokens(split, "a")
     assert (unscored["current_log_probs"], unscored["drift"], unscored["scored_by"]) == (None, None, None)
+    store.append([task()], [group()], [trajectory("a", num_turns=3)])
+    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
+    sql(store, "update token_scores set log_probs = ?", bytes(40))
+    damaged = questions.tokens(store, "a")
+    assert (damaged["score_problem"], damaged["drift"]) == ("log_probs with a wrong header", None)
+    assert damaged["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
+    assert damaged["turns"] == [None] * 6  # there are fewer replies than turns
+    (segment,) = questions.trajectory(store, "a")["segments"]
+    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
 def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begins(store: ReplayStore) -> None:
@@ -265,26 +243,6 @@ def test_character_of_several_tokens_stands_with_the_first_wherever_a_range_begi
     for first in range(20, 40):
         found = questions.tokens(store, "a", first=first, count=15, codec_of=in_bytes)
         assert found["texts"] == texts[first : first + 15]
-
-
-def test_overview_of_a_corrupt_row_tells_the_error_and_no_content(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    sql(store, "update segments set tokens = ?", bytes(40))
-    answer = questions.overview(store, "a")
-    assert answer["problem"] == {"kind": "corrupt", "reason": "tokens with a wrong header"}
-    assert (answer["record"], answer["segments"], answer["messages"]) == (None, [], [])
-    with pytest.raises(CorruptTrajectory):
-        questions.tokens(store, "a")
-
-
-def test_overview_of_a_forgotten_row_keeps_its_numbers(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    store.forget(schema.trajectories.c.id == "a", dry_run=False)
-    answer = questions.overview(store, "a")
-    assert answer["problem"] == {"kind": "reclaimed", "reason": "forgotten"}
-    assert (answer["reclaimed"]["reward"], answer["segments"], answer["messages"]) == (1.0, [], [])
-    with pytest.raises(ContentGone):
-        questions.tokens(store, "a")
 
 
 def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(store: ReplayStore) -> None:
@@ -302,52 +260,20 @@ def test_questions_about_a_trajectory_take_as_many_statements_whatever_its_size(
     assert counts[0] == counts[1] <= 21
 
 
-def test_runs_are_read_with_one_tokenizer_where_both_name_the_same(store: ReplayStore) -> None:
-    for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
-        store.add_run(run_record(run))
-        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
-    store.add_run(run_record("untold"))
-    others = (RUN, "run-2", "run-3", "untold", "none")
-    assert [questions.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False, False]
-
-
 def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
-    store.add_run(replace(run_record("run-2"), name="another"))
+    for run, tokenizer in (("run-2", "tok"), ("run-3", "other")):
+        store.add_run(replace(run_record(run), name="another"))
+        store.add_policy(policy(0, run=run, tokenizer=tokenizer))
+    others = (RUN, "run-2", "run-3", "none")
+    assert [questions.same_tokenizer(store, RUN, other) for other in others] == [True, True, False, False]
     FreshRows(1).append_to(store)
     for iteration, success in ((0, 0.25), (4, 0.5), (8, float("nan"))):
         store.add_metrics(RUN, iteration, {"eval/success": success, "rollout/success": 1.0})
     found = {row["id"]: row for row in questions.runs(store)}
-    assert list(found) == ["run-2", RUN]  # by name
+    assert list(found) == ["run-2", "run-3", RUN]  # by name
     assert list(questions.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
     assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
-
-
-def test_progress_of_a_run_without_a_folder_is_told_by_its_newest_policy(store: ReplayStore) -> None:
-    run = replace(run_record(), config={"run": {"iterations": 4}})
-    assert questions.progress(store, run) | {"seconds_since": 0} == {
-        "state": "live",
-        "iteration": 0,
-        "iterations": 4,
-        "logged": -1,
-        "mark": "-1.0",
-        "seconds_since": 0,
-    }
-    store.add_metrics(RUN, 4, {"time/iteration": 2.0, "loss": 1.0})
-    found = questions.progress(store, run)
-    assert (found["state"], found["iteration"], found["mark"]) == ("finished", 4, "4.2")
-    assert questions.progress(store, run_record("run-2"))["state"] == "imported"
-
-
-def test_damaged_scores_are_told_and_not_shown(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a")])
-    store.add_scores(RUN, 1, {("a", 0): np.zeros(6, np.float32)})
-    sql(store, "update token_scores set log_probs = ?", bytes(40))
-    answer = questions.tokens(store, "a")
-    assert (answer["score_problem"], answer["drift"]) == ("log_probs with a wrong header", None)
-    assert answer["behavior_log_probs"] == [None, None, -0.5, -1.0, None, -1.5]
-    (segment,) = questions.trajectory(store, "a")["segments"]
-    assert (segment["score_problem"], segment["current_log_probs"]) == ("log_probs with a wrong header", None)
 
 
 def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
@@ -356,8 +282,3 @@ def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
     answer = questions.tokens(resumed_run, most["id"])
     assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
     assert last["makes_policy_version"] == last["iteration"]
-
-
-def test_tokens_of_a_row_with_more_turns_than_replies_have_none(store: ReplayStore) -> None:
-    store.append([task()], [group()], [trajectory("a", num_turns=3)])
-    assert questions.tokens(store, "a")["turns"] == [None] * 6

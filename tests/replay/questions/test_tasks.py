@@ -1,19 +1,35 @@
-"""All tasks beside each other."""
+"""One task, all tasks side by side, and what one update learned from and did: one answer each."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from replay import ReplayStore, questions
+from replay import ReplayError, ReplayStore, questions
 from replay.questions import TaskSort
+from replay.records import EVICTED, FRESH, ORPHANED, REPLAY, DrawRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.databases import Databases
-from tests.fakes.records import RUN, group, iterate, new_store, run_record, set_state, sql, task, trajectory
+from tests.fakes.records import (
+    RUN,
+    FreshRows,
+    add_draw,
+    group,
+    iterate,
+    iteration_record,
+    new_store,
+    run_record,
+    set_state,
+    sql,
+    task,
+    trajectory,
+)
 from tests.fakes.replay_command import ask
 
 OTHER = "run-2"
@@ -29,19 +45,11 @@ def store(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Ite
         add_group(store, name, outcomes, iteration=iteration)
     add_group(store, "easy", (False,), iteration=9, run=OTHER)
     # Of the draws one is fresh, and one was never used.
-    drawn = [
-        ("hard-0", "replay", "committed", 1.5, 2.0),
-        ("hard-1", "replay", "committed", 2.5, 9.0),
-        ("half-0", "replay", "committed", None, None),
-        ("easy-0", "fresh", "committed", 1.0, 1.0),
-        ("easy-0", "replay", "reserved", None, None),
-    ]
-    for slot, (id, *found) in enumerate(drawn):
-        statement = (
-            "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
-            "values (?, 5, ?, ?, ?, ?, ?, ?)"
-        )
-        sql(store, statement, RUN, slot, id, *found)
+    add_draw(store, "hard-0", slot=0, mean=1.5, largest=2.0)
+    add_draw(store, "hard-1", slot=1, mean=2.5, largest=9.0)
+    add_draw(store, "half-0", slot=2)
+    add_draw(store, "easy-0", slot=3, stream="fresh", mean=1.0, largest=1.0)
+    add_draw(store, "easy-0", slot=4, state="reserved")
     yield store
     store.close()
 
@@ -101,12 +109,14 @@ def test_evicted_attempts_count_and_those_of_an_undone_iteration_do_not(location
     for iteration in (1, 2, 3):
         iterate(with_gone, iteration, make_sampler("uniform", 0), count=4)
     ((replayed,),) = sql(with_gone, "select count(*) from draws where stream = 'replay' and state = 'committed'")
-    # Both groups of the first iteration go, 2 successes of 4 and 1 of 4; then a row of the last one is undone.
+    # Both groups of the first iteration go, 2 successes of 4 and 1 of 4; those of the last one are undone.
     with_gone.prune(RUN, rows=schema.trajectories.c.iteration == 1, dry_run=False)
-    ((undone, solved),) = sql(with_gone, "select id, success from trajectories where iteration = 3 limit 1")
-    set_state(with_gone, undone, "orphaned")
+    for (undone,) in sql(with_gone, "select id from trajectories where iteration = 3"):
+        set_state(with_gone, undone, "orphaned")
     (row,) = questions.task_list(with_gone, RUN)["rows"]
-    assert (row["attempts"], row["successes"], row["eligible"]) == (23, 9 - bool(solved), 15)
+    assert (row["attempts"], row["successes"], row["eligible"]) == (16, 6, 8)
+    whole = questions.task(with_gone, row["hash"], RUN)
+    assert [whole[name] for name in ("attempts", "successes", "eligible")] == [16, 6, 8]
     assert row["replayed"] == replayed
     with_gone.close()
 
@@ -122,3 +132,116 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     assert printed[3].endswith("'Where is the key?'")
     assert printed[-1] == "2 more: add --limit 4"
     assert json.loads(ask("tasks", where, "--json").stdout) == questions.task_list(store, limit=20)
+
+
+def trained(location: Location, *, drawn: int = 3) -> ReplayStore:
+    store = new_store(location)
+    sampler = make_sampler("uniform", 3)
+    for iteration in (1, 2, 3):
+        iterate(store, iteration, sampler, count=drawn)
+    return store
+
+
+def test_iteration_has_its_neighbours_the_policy_it_made_and_its_metrics(location: Location) -> None:
+    store = trained(location)
+    first, second, third = (questions.iteration(store, RUN, number) for number in (1, 2, 3))
+    assert [(a["previous"], a["next"], a["last"]) for a in (first, second, third)] == [
+        (None, 2, 3),
+        (1, 3, 3),
+        (2, None, 3),
+    ]
+    assert second["policy"] == {"version": 2, "checkpoint": None}
+    assert second["metrics"] == {"actor/grad_norm": 1.0}
+    assert second["fraction"] == 0.2
+    with pytest.raises(ReplayError, match="from 1 to 3, got 4"):
+        questions.iteration(store, RUN, 4)
+
+
+def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing(location: Location) -> None:
+    store = trained(location)
+    answer = questions.iteration(store, RUN, 3)
+    by_slot = {row["slot"]: row for row in answer["trajectories"]}
+    assert sorted(slot for each in answer["groups"] for slot in each["slots"]) == sorted(by_slot)
+    for each in answer["groups"]:
+        assert {by_slot[slot]["group"] for slot in each["slots"]} == {each["id"]}
+        assert {by_slot[slot]["stream"] for slot in each["slots"]} == {each["stream"]}
+    assert [(len(g["slots"]), g["stream"], g["degenerate"]) for g in answer["groups"]][:2] == [(4, FRESH, False)] * 2
+    born = dict(sql(store, "select id, advantage from trajectories"))
+    assert all(row["stored_advantage"] == born[row["trajectory"]] for row in answer["trajectories"])
+    sql(store, "update groups set reward_std = 0.0 where id = ?", answer["groups"][0]["id"])
+    again = questions.iteration(store, RUN, 3)["groups"]
+    assert [(group["degenerate"], group["teaches"]) for group in again][:2] == [(True, True), (False, True)]
+    sql(store, "update draws set advantage = 0.0 where iteration = 3 and slot < 4")
+    assert [group["teaches"] for group in questions.iteration(store, RUN, 3)["groups"]][:2] == [False, True]
+
+
+def test_an_iteration_outlives_the_content_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(trained(path)) as store:
+        before = questions.iteration(store, RUN, 2)
+    assert ask("forget", str(path), "--where", "iteration < 3", "--yes").exit_code == 0
+    with closing(ReplayStore.open(path, read_only=True)) as store:
+        after = questions.iteration(store, RUN, 2)
+    assert {row["state"] for row in after["trajectories"]} == {EVICTED}
+    for row in (*before["trajectories"], *after["trajectories"]):
+        del row["state"], row["state_reason"]
+    assert after == before
+
+
+def tried(location: Location) -> ReplayStore:
+    """The same task in three iterations, 1, 2 and 4 of 4 successful; of the last only one row is left to draw."""
+    store = new_store(location)
+    for iteration, rate in ((1, 0.25), (2, 0.5), (3, 1.0)):
+        FreshRows(iteration, rates=(rate,)).append_to(store)
+    sql(store, 'update "groups" set reward_mean = success_rate')
+    for (id,) in sql(store, "select id from trajectories where iteration = 3 and member > 0"):
+        set_state(store, id, EVICTED)
+    return store
+
+
+def test_task_has_its_attempts_by_group_by_policy_and_by_difficulty(location: Location) -> None:
+    store = tried(location)
+    answer = questions.task(store, "task")
+    assert (answer["hash"], answer["environment"], answer["payload"]["hops"]) == ("task-1", "lookup_chain", 2)
+    assert (answer["attempts"], answer["successes"], answer["reward_mean"]) == (12, 7, pytest.approx(7 / 12))
+    assert (answer["eligible"], answer["first_iteration"], answer["last_iteration"], answer["runs"]) == (9, 1, 3, 1)
+    found = [(v["version"], v["attempts"], v["successes"]) for v in answer["versions"]]
+    assert found == [(0, 4, 1), (1, 4, 2), (2, 4, 4)]
+    assert [(g["iteration"], g["successes"], g["size"], g["eligible"]) for g in answer["groups"]] == [
+        (3, 4, 4, 1),
+        (2, 2, 4, 4),
+        (1, 1, 4, 4),
+    ]
+    assert [(b["successes"], b["groups"], b["eligible"], b["newest"]) for b in answer["difficulty"]] == [
+        (1, 1, 4, False),
+        (2, 1, 4, False),
+        (4, 1, 1, True),
+    ]
+    assert answer["prompt"] and answer["prompt"][-1]["role"] != "assistant"
+    json.dumps(answer, allow_nan=False)
+
+
+def test_task_counts_what_updates_drew_of_it_and_not_what_a_resume_undid(location: Location) -> None:
+    store = tried(location)
+    ((id,),) = sql(store, "select id from trajectories where iteration = 1 and member = 0")
+    rows = [DrawRecord(RUN, 2, slot, str(id), REPLAY, probability=None, staleness=1) for slot in (0, 1)]
+    store.reserve_fresh(rows)
+    store.commit(iteration_record(2, replay=2), rows, sampler_state={})
+    answer = questions.task(store, "task-1", RUN)
+    assert answer["replayed"] == 2
+    assert [group["replayed"] for group in answer["groups"]] == [0, 0, 2]
+    assert {row["id"]: row["uses"] for row in answer["trajectories"]}[id] == 2
+    for (other,) in sql(store, "select id from trajectories where iteration = 3"):
+        set_state(store, other, ORPHANED)
+    after = questions.task(store, "task-1", RUN)
+    assert (after["attempts"], after["orphaned"], after["last_iteration"]) == (8, 4, 2)
+    assert len(after["trajectories"]) == 12
+    assert questions.task(store, "task-1", "other")["attempts"] == 0
+
+
+def test_tasks_of_no_or_several_hashes_are_refused(location: Location) -> None:
+    store = tried(location)
+    store.append([task("task-2")], [], [])
+    for prefix, which in (("nope", "none"), ("", "none"), ("task-", "more than one: task-1, task-2")):
+        with pytest.raises(ReplayError, match=f"HASH must be the beginning of one task's hash in .* begins {which}"):
+            questions.task(store, prefix)

@@ -50,10 +50,26 @@ def shares(weights: list[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def test_recency_halves_every_half_life_and_leaves_out_what_has_no_staleness() -> None:
-    # Staleness 10 10 8 8 6 6 4 4 2 and unknown: 2^-5, 2^-5, 2^-4, ..., over 2 (1/32 + 1/16 + 1/8 + 1/4) + 1/2 = 23/16.
-    expected = [1 / 46, 1 / 46, 1 / 23, 1 / 23, 2 / 23, 2 / 23, 4 / 23, 4 / 23, 8 / 23, 0.0]
-    assert shares(weighed("recency", {"half_life": 2.0})) == pytest.approx(expected)
+WEIGHTS: list[tuple[str, dict[str, Any], list[float]]] = [
+    # Staleness 10 10 8 8 6 6 4 4 2, and unknown of the other run's.
+    ("recency", {"half_life": 2.0}, [2**-5, 2**-5, 2**-4, 2**-4, 2**-3, 2**-3, 2**-2, 2**-2, 2**-1, 0.0]),
+    ("fifo_window", {"window": 6}, [0.0] * 4 + [1.0] * 5 + [0.0]),  # iterations 6 to 11
+    ("success", {}, [0.0, 0.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]),  # what is hard, and nothing of constants
+    ("max_variance_group", {}, [0.0, 0.0, 0.1875, 0.1875, 0.25, 0.25, 0.1875, 0.1875, 0.0, 0.0]),  # p (1 - p)
+    ("advantage", {"exponent": 2.0}, [0, 0, 2.25, 0.25, 1.0, 1.0, 0.25, 4.0, 0, 0]),
+    ("advantage", {"exponent": 0.0}, [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]),
+    # exp(-(k - 4)^2 / 2) for k = 0, 2, 4, 6, 8; exp(-(k - 4)^2 / 8).
+    ("difficulty", {}, np.repeat(np.exp([-8.0, -2.0, 0.0, -2.0, -8.0]), 2).tolist()),
+    ("difficulty", {"sigma": 2.0}, np.repeat(np.exp([-2.0, -0.5, 0.0, -0.5, -2.0]), 2).tolist()),
+    ("difficulty", {"mode": "hard"}, [1.0, 1.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]),
+    ("difficulty", {"mode": "easy"}, [0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0]),
+    ("difficulty", {"mode": "uniform_buckets"}, [0.5] * 10),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "expected"), WEIGHTS)
+def test_rows_weigh_by_the_formula_of_their_sampler(name: str, options: dict[str, Any], expected: list[float]) -> None:
+    assert weighed(name, options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +80,6 @@ def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, 
         far = columns()["policy_version"] + version - 11
         later = weighed(name, options, DrawClock(version, version), policy_version=far)
         assert shares(later) == pytest.approx(shares(weighed(name, options)))
-
-
-def test_fifo_window_weighs_the_newest_iterations_alike() -> None:
-    # Iterations 6 to 11.
-    assert weighed("fifo_window", {"window": 6}) == [0.0] * 4 + [1.0] * 5 + [0.0]
-
-
-def test_success_weighs_what_is_hard_and_gives_constant_groups_nothing() -> None:
-    # Success rates 0, 1/4, 1/2, 3/4 and 1.
-    assert weighed("success") == [0.0, 0.0, 0.75, 0.75, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
-    # A hopeless group of graded rewards has advantages to learn from.
-    assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("elsewhere", [{"own": np.full(10, False)}, {"group_size": np.full(10, 1)}])
@@ -90,40 +94,6 @@ def test_success_estimates_what_is_hard_where_no_group_of_the_run_says_it(elsewh
     assert weighed("success", advantage=np.zeros(10), **elsewhere) == [0.0] * 10
 
 
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        # exp(-(k - 4)^2 / 2) for k = 0, 2, 4, 6, 8.
-        ({}, [math.exp(-8), math.exp(-2), 1.0, math.exp(-2), math.exp(-8)]),
-        # exp(-(k - 4)^2 / 8).
-        ({"sigma": 2.0}, [math.exp(-2), math.exp(-0.5), 1.0, math.exp(-0.5), math.exp(-2)]),
-        ({"mode": "hard"}, [1.0, 0.75, 0.5, 0.25, 0.0]),
-        ({"mode": "easy"}, [0.0, 0.25, 0.5, 0.75, 1.0]),
-        ({"mode": "uniform_buckets"}, [0.5] * 5),
-    ],
-)
-def test_difficulty_weighs_by_the_successes_of_the_group(options: dict[str, Any], expected: list[float]) -> None:
-    assert weighed("difficulty", options) == pytest.approx([weight for weight in expected for _ in range(2)])
-
-
-def test_reward_weighs_exponentially() -> None:
-    weights = weighed("reward", {"temperature": 0.5})
-    assert weights[2] / weights[0] == pytest.approx(math.exp(2))
-    assert np.isfinite(weighed("reward", reward=np.full(10, -1e300))).all()
-
-
-def test_max_variance_group_weighs_the_variance_of_rewards() -> None:
-    # p (1 - p) for p = 0, 1/4, 1/2, 3/4, 1.
-    expected = [0.0, 0.0, 0.1875, 0.1875, 0.25, 0.25, 0.1875, 0.1875, 0.0, 0.0]
-    assert weighed("max_variance_group") == pytest.approx(expected)
-
-
-def test_advantage_weighs_its_size_and_never_what_has_none() -> None:
-    weights = weighed("advantage", {"exponent": 2.0})
-    assert weights == pytest.approx([0, 0, 2.25, 0.25, 1.0, 1.0, 0.25, 4.0, 0, 0])
-    assert weighed("advantage", {"exponent": 0.0}) == [0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
-
-
 def test_freshness_ages_another_samplers_weights() -> None:
     options = {"sampler": "advantage", "options": {"exponent": 1.0}, "tau": 2.0}
     # |A| exp(-staleness / 2), relative to the row of advantage 1 and staleness 6.
@@ -134,7 +104,11 @@ def test_freshness_ages_another_samplers_weights() -> None:
     assert make_sampler("freshness", 0, options).correction(0.4, 10) == pytest.approx(4.0**-0.4)
 
 
-def test_unknown_priorities_weigh_nothing_and_are_told() -> None:
+def test_rewards_weigh_exponentially_and_odd_rows_what_can_be_known_of_them() -> None:
+    assert weighed("success", group_reward_std=np.full(10, 0.1))[:2] == [1.0, 1.0]  # hopeless, of graded rewards
+    rewarded = weighed("reward", {"temperature": 0.5})
+    assert rewarded[2] / rewarded[0] == pytest.approx(math.exp(2))
+    assert np.isfinite(weighed("reward", reward=np.full(10, -1e300))).all()
     _, unknown = make_sampler("entropy", 0).weigh(Rows(columns(), slice(None), NOW))
     assert np.flatnonzero(unknown).tolist() == [1, 6]
     _, unknown = make_sampler("recency", 0).weigh(Rows(columns(), slice(None), NOW))
@@ -233,23 +207,21 @@ def test_entropy_of_the_current_policy_is_measured_and_what_it_cannot_tell_is_le
     assert found == [0.1, 0.2]
 
 
-def test_options_are_checked() -> None:
-    with pytest.raises(
-        ValueError, match=r"sampler_options must hold options of recency, got 'halflife'. Did you mean half_life"
-    ):
-        make_sampler("recency", 0, {"halflife": 2})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.half_life must be greater than 0, got -1"):
-        make_sampler("recency", 0, {"half_life": -1})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"):
-        make_sampler("difficulty", 0, {"mode": "hardest"})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.window must be a valid integer, got 2.5"):
-        make_sampler("fifo_window", 0, {"window": 2.5})
-    with pytest.raises(ValueError, match=r"must hold options of uniform, got 'x'. There is none"):
-        make_sampler("uniform", 0, {"x": 1})
-    with pytest.raises(ValueError, match=r"pool must be a number when policy is current, got None"):
-        make_sampler("entropy", 0, {"policy": "current", "pool": None})
-    with pytest.raises(ValueError, match=r"replay.sampler_options.sampler must be one of uniform, .*, got 'entropy'"):
-        make_sampler("freshness", 0, {"sampler": "entropy"})
+WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("recency", {"halflife": 2}, "must hold options of recency, got 'halflife'. Did you mean half_life"),
+    ("recency", {"half_life": -1}, r"replay.sampler_options.half_life must be greater than 0, got -1"),
+    ("difficulty", {"mode": "hardest"}, r"replay.sampler_options.mode must be 'gaussian', .*, got 'hardest'"),
+    ("fifo_window", {"window": 2.5}, r"replay.sampler_options.window must be a valid integer, got 2.5"),
+    ("uniform", {"x": 1}, r"must hold options of uniform, got 'x'. There is none"),
+    ("entropy", {"policy": "current", "pool": None}, "pool must be a number when policy is current, got None"),
+    ("freshness", {"sampler": "entropy"}, r"sampler must be one of uniform, .*, got 'entropy'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), WRONG_OPTIONS)
+def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_sampler(name, 0, options)
 
 
 class Longest(Sampler):
@@ -263,7 +235,7 @@ class Longest(Sampler):
         return rows.num_action_tokens**self.options.power
 
 
-def test_class_of_ones_own_is_a_sampler() -> None:
+def test_class_of_ones_own_is_a_sampler_with_its_options() -> None:
     weights, _ = make_sampler(Longest, 0, {"power": 2.0}).weigh(Rows(columns(), slice(None), NOW))
     assert weights.tolist() == [float((at + 5) ** 2) for at in range(10)]
     assert make_sampler(Longest, 0).state()["name"] == "Longest"

@@ -57,9 +57,6 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert "replayed   3 of 3 planned (2.3 % configured)" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["eligible", "24", "0"] in lines
-    # Of staleness 1 are the 8 rows of iteration 3, and 15 of the 24 failed.
-    assert [line[-2:] for line in lines if line[:1] == ["1"] and line[-1:] == ["%"]][:1] == [["33.3", "%"]]
-    assert [line[-2:] for line in lines if line[:1] == ["0"] and line[-1:] == ["%"]][-1:] == [["62.5", "%"]]
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
