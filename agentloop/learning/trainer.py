@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from agentloop.learning.batch import (
 from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
-from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.memory import choose_checkpointing, memory_suffices
@@ -64,9 +64,10 @@ class _Log(StepLog):
     kl_losses: list[float] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
-        metrics = self.step_metrics("actor")
+        """What `step_metrics` leaves out."""
+        metrics: dict[str, float] = {}
         if self.sampling_gap is not None:
-            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
+            metrics = {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.kl_losses:
@@ -154,11 +155,10 @@ class Trainer:
 
         Said at first, and when it changes.
         """
-        if self._actor.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._actor.device)
         passes = self._actor.passes
-        if passes.recomputes or self._ranks.several:
+        if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
             return None
+        torch.cuda.reset_peak_memory_stats(self._actor.device)
         tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
         note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
         if self._critic is not None:
@@ -183,9 +183,9 @@ class Trainer:
         metrics |= correction
         if before_steps is not None:
             before_steps(scored)
-        rates = self._begin(iteration)
-        totals = UpdateTotals(scored.batch.replayed)
         log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
+        totals = UpdateTotals(scored.batch.replayed)
+        rates = self._begin(iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(batch, iteration):
             chosen = torch.isin(
@@ -193,11 +193,11 @@ class Trainer:
             )
             mini = scored.select(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
-        metrics |= log.metrics() | rates
-        if self._critic is not None:
-            metrics |= critic_log.metrics()
-        metrics |= self._feed_kl(scored)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        metrics |= log.step_metrics("actor") | log.metrics() | rates
+        if self._critic is not None:
+            metrics |= critic_log.step_metrics("critic") | critic_log.metrics()
+        metrics |= self._feed_kl(scored)
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
@@ -210,12 +210,14 @@ class Trainer:
             rates["critic/learning_rate"] = self._critic.begin(iteration=iteration)
         return rates
 
-    def _plan(self, batch: Batch, iteration: int) -> Iterator[list[int]]:
+    def _plan(self, batch: Batch, iteration: int) -> list[list[int]]:
         """The trajectories of each optimizer step."""
         groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
+        plan: list[list[int]] = []
         for epoch in range(self._config.batch.ppo_epochs):
             seed = (self._config.run.seed, iteration, epoch)
-            yield from plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
+            plan += plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
+        return plan
 
     def _step_both(
         self, mini: ScoredBatch, totals: UpdateTotals, logs: tuple[_Log, CriticLog], *, iteration: int
@@ -253,7 +255,7 @@ class Trainer:
         batch = build_batch(rows, self._authors)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.add_drift(scored.drift())
+        totals.add_drift(drift_of(scored))
         return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -328,15 +330,15 @@ class Trainer:
                 )
             log.skipped_bad_gradient += 1
             return
-        totals.merge(step_totals)
         limit = self._config.kl.early_stop
         if limit is not None and step.moved is not None and step.moved > limit:
             self._optimizer.clear_gradients()
             log.held, log.held_steps = True, log.held_steps + 1
-            return
-        if self._config.kl.loss_coef > 0:
-            log.kl_losses.append(step.kl)
-        log.apply(self._optimizer, norm)
+        else:
+            if self._config.kl.loss_coef > 0:
+                log.kl_losses.append(step.kl)
+            log.apply(self._optimizer, norm)
+        totals.merge(step_totals)
 
 
 def _rewards_here(config: RunConfig) -> bool:

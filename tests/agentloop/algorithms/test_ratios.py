@@ -4,14 +4,8 @@ from typing import get_args
 import pytest
 import torch
 
-from agentloop.algorithms.log_probs import (
-    LOG_RATIO_BOUND,
-    Drift,
-    EssWeights,
-    effective_sample_size,
-    log_ratios,
-    trajectory_drift,
-)
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
+from agentloop.learning.update_stats import Drift, EssWeights, effective_sample_size, trajectory_drift
 from replay.questions.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
 
 

@@ -148,10 +148,10 @@ import torch
 from agentloop.algorithms.objectives import PolicyLoss
 
 def tempered(inputs, *, power=1.0):
-    return -inputs.advantages * inputs.log_ratios().exp() ** power
+    return -inputs.advantages * inputs.log_ratios.exp() ** power
 
 def flagged(inputs):
-    loss = -inputs.advantages * inputs.log_ratios().exp()
+    loss = -inputs.advantages * inputs.log_ratios.exp()
     return PolicyLoss(loss, torch.ones_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask))
 
 def summed(inputs):
