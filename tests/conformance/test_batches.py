@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
@@ -21,39 +18,6 @@ from tests.fakes.batch_rows import (
     tiny_actor,
     trainer,
 )
-
-
-def aggregated(losses: Tensor, mask: Tensor, mode: Any) -> list[float]:
-    """What each row adds to the loss, every row a trajectory of its own."""
-    weights = token_weights(
-        mask,
-        torch.arange(len(mask)),
-        replay_mask=torch.zeros(len(mask), dtype=torch.bool),
-        mode=mode,
-        norm_length=None,
-        normalise="joint",
-        replay_weight=1.0,
-    )
-    result: list[float] = (losses * weights).sum(dim=1).tolist()
-    return result
-
-
-def test_token_mean_weighs_tokens_however_the_rows_are_cut_into_passes() -> None:
-    """10 tokens of loss 1 and 1000 of loss 0: 10 / 1010 = 0.0099. A mean of two rows' means would be 0.5."""
-    mask = torch.zeros(2, 1000, dtype=torch.bool)
-    mask[0, :10] = mask[1] = True
-    losses = mask * torch.tensor([[1.0], [0.0]])
-    short, long = aggregated(losses, mask, "token-mean")
-    assert short + long == pytest.approx(10 / 1010, abs=1e-15)
-    assert round(short + long, 4) == 0.0099
-    assert sum(aggregated(losses, mask, "seq-mean-token-mean")) == pytest.approx(0.5)  # (10 / 10 + 0 / 1000) / 2
-
-
-def test_row_without_a_trained_token_is_in_no_mean() -> None:
-    """Two rows of losses 1, 3 and 5, and one that was cut short: (2 + 5) / 2 = 3.5, not 7 / 3 and not NaN."""
-    mask = torch.tensor([[True, True], [True, False], [False, False]])
-    losses = torch.tensor([[1.0, 3.0], [5.0, 0.0], [9.0, 9.0]])
-    assert sum(aggregated(losses, mask, "seq-mean-token-mean")) == pytest.approx(3.5)
 
 
 def stored_with(rows: list[BatchRow], rewards: list[float]) -> list[float]:

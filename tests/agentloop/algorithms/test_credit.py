@@ -26,12 +26,6 @@ def test_turn_rewards_divide_by_a_deviation_over_trajectories() -> None:
     assert relative(SHORT, SHORT, LONG, normalise_std=True) == pytest.approx([0.25 / scale], rel=1e-12)
 
 
-def test_turn_rewards_of_one_turn_each_are_grpos() -> None:
-    members = [Member(0.0, turn_rewards=(reward,)) for reward in (1.0, 0.0, 0.0, 1.0)]
-    scale = math.sqrt(1 / 3) + 1e-6
-    assert relative(members[0], *members, normalise_std=True) == pytest.approx([0.5 / scale], rel=1e-12)
-
-
 def test_turn_rewards_that_tell_nothing_are_exactly_zero() -> None:
     same = [Member(0.0, turn_rewards=(0.3,) * count) for count in (1, 2, 7)]
     for member in same:
@@ -65,12 +59,6 @@ def test_turn_rewards_of_one_success_are_bounded_however_nearly_equal_the_others
     assert 0.8 * math.sqrt(8 * turns + 1) < found < math.sqrt(8 * turns + 1)
 
 
-def test_turn_advantages_add_up_what_follows_discounted() -> None:
-    # last: 2 + 0.5 x 3 = 3.5; second: 0.5 x 1 + 0.9 x 3.5 = 3.65; first: 0.5 x -1 + 0.9 x 3.65 = 2.785
-    given = turn_advantages(2.0, [-1.0, 1.0, 3.0], gamma=0.9, coef=0.5)
-    assert given == pytest.approx([2.785, 3.65, 3.5], rel=1e-12)
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.97, 1.0])
 def test_turn_advantages_are_the_double_sum(gamma: float) -> None:
     rng = np.random.default_rng(1)
@@ -81,10 +69,6 @@ def test_turn_advantages_are_the_double_sum(gamma: float) -> None:
             for k in range(turns)
         ]
         assert turn_advantages(outcome, terms, gamma=gamma, coef=0.7) == pytest.approx(expected, rel=1e-9)
-
-
-def test_turn_advantages_without_turn_rewards_are_that_of_the_trajectory() -> None:
-    assert turn_advantages(0.3, [0.0] * 5, gamma=1.0, coef=1.0) == [0.3] * 5
 
 
 def mask(text: str) -> np.ndarray:

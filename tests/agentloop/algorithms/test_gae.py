@@ -58,49 +58,11 @@ def test_gae_equals_the_written_sum(seed: int, gamma: float, gae_lambda: float) 
     assert not found[~mask].any()
 
 
-def one(rewards: list[float], values: list[float], mask: str, *, behind: float = 0.0, lam: float = 0.5) -> list[float]:
-    found = gae(
-        torch.tensor([rewards], dtype=torch.float64),
-        torch.tensor([values], dtype=torch.float64),
-        response_mask=torch.tensor([[letter == "l" for letter in mask]]),
-        trajectory=torch.tensor([0]),
-        bootstrap=torch.tensor([behind], dtype=torch.float64),
-        gamma=1.0,
-        gae_lambda=lam,
-    )
-    result: list[float] = found[0].tolist()
-    return result
-
-
-def test_gae_skips_tokens_of_tools_as_if_they_were_not_there() -> None:
-    # Deltas of the three action tokens: 0.5 - 0.2 = 0.3, 0.9 - 0.5 = 0.4, 1 - 0.9 = 0.1; lambda 0.5:
-    # A_2 = 0.1, A_1 = 0.4 + 0.05 = 0.45, A_0 = 0.3 + 0.225 = 0.525.
-    without = one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll")
-    assert without == pytest.approx([0.0, 0.525, 0.45, 0.1])
-    tools = one([0, 0, 7.0, 7.0, 0, 1.0], [0, 0.2, -9.0, 9.0, 0.5, 0.9], "uleell")
-    assert tools == pytest.approx([0.0, 0.525, 0.0, 0.0, 0.45, 0.1])
-
-
-def test_gae_of_a_cut_off_episode_goes_on_with_the_value_it_was_left_at() -> None:
-    # Ended: delta = 0 + 0 - 0.6. Cut off in a state worth 0.8: 0 + 0.8 - 0.6.
-    assert one([0, 0], [0, 0.6], "ul") == pytest.approx([0.0, -0.6])
-    assert one([0, 0], [0, 0.6], "ul", behind=0.8) == pytest.approx([0.0, 0.2])
-
-
-def test_gae_with_lambda_one_is_return_less_value_and_with_lambda_zero_one_delta() -> None:
-    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=1.0) == pytest.approx([0.0, 0.8, 0.5, 0.1])
-    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=0.0) == pytest.approx([0.0, 0.3, 0.4, 0.1])
-
-
 def test_score_stands_at_the_last_action_token_over_all_rows() -> None:
     mask = torch.tensor([[False, True, True, False], [False, True, False, False], [False, False, False, False]])
     # Trajectory 0 has rows 0 and 1; trajectory 1 says nothing.
     rewards = at_last_action_token(torch.tensor([0.75, 0.5]), mask, torch.tensor([0, 0, 1]))
     assert rewards.tolist() == [[0.0] * 4, [0.0, 0.75, 0.0, 0.0], [0.0] * 4]
-
-
-def test_gae_of_a_batch_without_action_tokens_is_zero() -> None:
-    assert one([1.0, 1.0], [1.0, 1.0], "ue") == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
 
 from agentloop.config import ModelSection, RunConfig
 from agentloop.config.config_file import load_config
@@ -112,60 +110,7 @@ def test_context_that_can_not_be_made_is_refused_at_its_line(
     assert message in found
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"loss": {"fresh": {"anchor": "behavior"}}}, "loss.fresh.anchor must be old when context.strategy is hint"),
-        ({"replay": {"fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
-        (
-            {"replay": {"schedule": {"shape": "linear", "final": 0.5}}},
-            "loss.replay.anchor must be old when context.strategy is hint",
-        ),
-        ({"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.strategy is hint"),
-    ],
-)
-def test_hinted_rows_are_kept_from_what_needs_their_log_probs(sections: dict[str, Any], message: str) -> None:
-    RunConfig.model_validate({"context": {"strategy": "hint"}})
-    with pytest.raises(ValidationError, match=message):
-        RunConfig.model_validate({"context": {"strategy": "hint"}, **sections})
-
-
 TRAINED = {"authors": [{"name": "human_edit", "action": True, "trained": True}]}
-UNTRAINED = {"authors": [{"name": "subagent:planner", "action": True}]}
-
-
-@pytest.mark.parametrize(
-    ("context", "sections", "message"),
-    [
-        (
-            TRAINED,
-            {"loss": {"fresh": {"anchor": "behavior"}}},
-            "loss.fresh.anchor must be old when context.authors has a",
-        ),
-        (
-            TRAINED,
-            {"replay": {"fraction": 0.5}},
-            "loss.replay.anchor must be old when context.authors has a trained author, 'human_edit', whose log-probs "
-            r"count as missing, got behavior. Set loss.replay.anchor: old, or loss.replay.missing_log_probs.",
-        ),
-        (TRAINED, {"kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.authors has an action author"),
-        (
-            UNTRAINED,
-            {"kl": {"reward_coef": 0.1}},
-            "kl.reward_coef must be 0 when .*'subagent:planner', whose log-probs",
-        ),
-    ],
-)
-def test_registered_speakers_are_kept_from_what_needs_their_log_probs(
-    context: dict[str, Any], sections: dict[str, Any], message: str
-) -> None:
-    RunConfig.model_validate({"context": context, "replay": {"fraction": 0.5}, "loss": {"replay": {"anchor": "old"}}})
-    with pytest.raises(ValidationError, match=message):
-        RunConfig.model_validate({"context": context, **sections})
-
-
-def test_action_author_that_is_not_trained_needs_no_anchor() -> None:
-    RunConfig.model_validate({"context": UNTRAINED, "replay": {"fraction": 0.5}})
 
 
 def test_registered_speakers_have_no_log_probs() -> None:
@@ -195,19 +140,6 @@ def test_training_control_is_that_of_the_section() -> None:
         {"keep_turns": [0, -1], "blackout": ["</think>"], "blackout_after_end": True}
     )
     assert section.training_control() == TrainingControl((0, -1), (), ("</think>",), True)
-
-
-@pytest.mark.parametrize(
-    ("values", "complaint"),
-    [
-        ({"stop_strings": ["Observation:", ""]}, "context.stop_strings must hold texts of at least one character"),
-        ({"template_args": {"enable-thinking": False}}, "context.template_args must have names of variables"),
-        ({"template_args": {"day": date(2026, 5, 1)}}, "context.template_args.day must be a JSON value"),
-    ],
-)
-def test_arguments_and_stop_strings_that_do_nothing_are_refused(values: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValidationError, match=complaint):
-        ContextSection.model_validate(values)
 
 
 def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:

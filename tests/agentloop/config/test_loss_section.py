@@ -2,9 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from agentloop.errors import UserError
@@ -73,49 +71,6 @@ def test_options_of_one_objective_do_not_follow_another_one(
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        (
-            {"loss": {"norm_length": 7.0}},
-            "loss.norm_length must be null when loss.aggregation is token-mean, got 7. Remove",
-        ),
-        ({"loss": {"aggregation": "seq-mean-token-sum-norm"}}, "loss.norm_length must be a number of tokens"),
-        (
-            {"kl": {"loss_gradient": "importance", "loss_estimator": "k2"}},
-            "kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, .*, got k2",
-        ),
-        ({"kl": {"reward_coef": 0.1, "horizon": 500}}, "kl.horizon must be left at 10000 when kl.target is null"),
-        ({"reward": {"on_error": "drop"}}, r"reward.on_error must be left at stop when reward.functions is \[\]"),
-        ({"reward": {"timeout_s": 5.0}}, r"reward.timeout_s must be left at 60.0 when reward.functions is \[\], got 5"),
-        (
-            {"tasks": {"curriculum_decay": 0.9}},
-            "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9",
-        ),
-        (
-            {"tasks": {"curriculum": "easy_first", "curriculum_floor": 0.2}},
-            "tasks.curriculum_floor must be left at 0.1 when tasks.curriculum is easy_first, got 0.2",
-        ),
-    ],
-)
-def test_option_of_a_part_that_is_off_is_refused(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        run_config(**sections)
-
-
-def test_coefficient_can_be_swept_through_zero() -> None:
-    for coef in (0.0, 0.1):
-        run_config(kl={"reward_coef": coef, "reward_estimator": "k3"})
-        run_config(kl={"loss_coef": coef, "loss_estimator": "k1", "loss_gradient": "importance"})
-
-
-def test_v_trace_without_a_critic_is_not_taken_for_the_one_with_a_critic() -> None:
-    stream = {"correction": {"kind": "v_trace", "ratio_high": 1.0}}
-    run_config(loss={"fresh": stream})
-    with pytest.raises(ValidationError, match="loss.fresh.correction.kind must not be v_trace when algorithm is ppo"):
-        RunConfig.model_validate({"algorithm": "ppo", "loss": {"fresh": stream}})
-
-
-@pytest.mark.parametrize(
     ("stream", "needed"),
     [
         ({"anchor": "behavior"}, True),
@@ -127,20 +82,6 @@ def test_v_trace_without_a_critic_is_not_taken_for_the_one_with_a_critic() -> No
 )
 def test_stream_knows_whether_a_behavior_log_prob_enters_a_ratio(stream: dict[str, Any], needed: bool) -> None:
     assert StreamLossSection.model_validate(stream).needs_behavior == needed
-
-
-@pytest.mark.parametrize("way", [{"missing_log_probs": "recompute"}, {"objective": "bc"}, {"anchor": "old"}])
-def test_rows_of_hints_may_be_replayed_where_their_log_probs_are_not_needed(way: dict[str, Any]) -> None:
-    hinted: dict[str, Any] = {"context": {"strategy": "hint"}, "replay": {"fraction": 0.5}}
-    with pytest.raises(ValidationError, match="or loss.replay.missing_log_probs"):
-        RunConfig.model_validate(hinted)
-    RunConfig.model_validate({**hinted, "loss": {"replay": way}})
-
-
-def test_correction_of_rows_without_log_probs_is_refused_by_its_own_name() -> None:
-    loss = {"fresh": {"correction": {"kind": "mask", "ratio_high": 2.0}}}
-    with pytest.raises(ValidationError, match="loss.fresh.correction.kind must be none when context.strategy is hint"):
-        RunConfig.model_validate({"context": {"strategy": "hint"}, "loss": loss})
 
 
 OWN = """
