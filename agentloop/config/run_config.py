@@ -54,8 +54,7 @@ class RunConfig(Section):
     algorithm: Literal[
         "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
     ] = Field(
-        "grpo",
-        description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md.",
+        "grpo", description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md."
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")

@@ -329,22 +329,12 @@ def _shares_of(mini: ScoredBatch, config: RunConfig) -> _Shares:
 
 
 def _backward(
-    actor: Actor,
-    micro: ScoredBatch,
-    config: RunConfig,
-    *,
-    losses: StreamLosses,
-    shares: _Shares,
-    totals: UpdateTotals,
+    actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: StreamLosses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
     """One forward-backward pass: [6] its share of the loss, of the KL, and what `_moved` counts."""
     batch, section = micro.batch, config.loss
     log_probs, entropies = actor.log_probs(
-        batch.token_ids,
-        batch.attention_mask,
-        batch.response_mask,
-        batch.temperature,
-        entropy=section.entropy_coef > 0,
+        batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
     )
     inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
     result = heterogeneous_loss(

@@ -83,13 +83,7 @@ class Trainer:
     """Updates the actor's weights in place and owns its optimizer. Its only randomness is the seeded plan."""
 
     def __init__(
-        self,
-        actor: Actor,
-        config: RunConfig,
-        *,
-        authors: AuthorTable,
-        reference: Actor | None,
-        ranks: Ranks = ALONE,
+        self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
         for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):

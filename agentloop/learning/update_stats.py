@@ -58,12 +58,7 @@ class Drift:
 
 
 def trajectory_drift(
-    old_log_probs: Tensor,
-    behavior_log_probs: Tensor,
-    *,
-    response_mask: Tensor,
-    trajectory: Tensor,
-    count: int,
+    old_log_probs: Tensor, behavior_log_probs: Tensor, *, response_mask: Tensor, trajectory: Tensor, count: int
 ) -> Drift:
     """Drift of `count` trajectories; `trajectory` [B] is each row's. Unknown log-probs are left out."""
     known = response_mask & ~behavior_log_probs.isnan()

@@ -82,8 +82,7 @@ class LoraSection(Section):
 
 class ModelSection(Section):
     path: str | None = Field(
-        None,
-        description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first.",
+        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first."
     )
     revision: str | None = Field(None, description="Commit of a hub model.")
     device: Literal["auto", "cpu", "cuda"] = Field(

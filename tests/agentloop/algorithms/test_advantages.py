@@ -6,14 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from agentloop.algorithms.advantages import (
-    RULES,
-    Member,
-    advantages,
-    group_advantages,
-    normalised,
-    whitened,
-)
+from agentloop.algorithms.advantages import RULES, Member, advantages, group_advantages, normalised, whitened
 
 ALGORITHMS = tuple(RULES)
 COMPARING = ("grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline")
@@ -89,56 +82,7 @@ def test_advantages_refuse_rewards_that_are_not_finite(algorithm: str, bad: floa
 
 
 # Deviations are sqrt(variance + 1e-8), variance with n - 1.
-ROOT_THIRD, ROOT_HALF = math.sqrt(1 / 3 + 1e-8), math.sqrt(1 / 2 + 1e-8)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        # Telling: 1, -1, 3: mean 1, variance (0 + 4 + 4) / 2 = 4.
-        ([1.0, 0.0, -1.0, 3.0, 0.0], [0, 0, -2 / math.sqrt(4 + 1e-8), 2 / math.sqrt(4 + 1e-8), 0]),
-        ([1.0, 1.0, 0.0], [0, 0, 0]),
-        ([1.0, 0.0, 0.0], [0, 0, 0]),
-        ([0.0, 0.7], [0, 0]),
-        ([0.7], [0]),
-        ([0.3] * 7, [0] * 7),
-        ([0.0, 0.0], [0, 0]),
-        ([], []),
-        # Mean 1 - 1e-6 / 3, variance 1e-12 / 3, which is rounding: 0.333e-6 / 1e-4.
-        ([1.0, 1.0, 0.999999], [1 / 300, 1 / 300, -2 / 300]),
-    ],
-)
-def test_whitening_where_groups_are_compared_leaves_zeros_out(values: list[float], expected: list[float]) -> None:
-    assert normalised(values, centre=True, zero_is_measured=False) == pytest.approx(expected, rel=1e-4, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        # Mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3.
-        ([1.0, 1.0, 0.0], [1 / 3 / ROOT_THIRD, 1 / 3 / ROOT_THIRD, -2 / 3 / ROOT_THIRD]),
-        ([1.0, 0.0, 0.0], [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
-        ([1.0, 0.0], [0.5 / ROOT_HALF, -0.5 / ROOT_HALF]),
-        ([1.0, 1.0, 1.0], [0, 0, 0]),
-        ([0.0, 0.0, 0.0], [0, 0, 0]),
-        ([1.0], [0]),
-        ([0.0], [0]),
-        ([1.0, 1.0, 0.999999], [1 / 300, 1 / 300, -2 / 300]),
-    ],
-)
-def test_whitening_of_rewards_takes_a_zero_for_a_measurement(values: list[float], expected: list[float]) -> None:
-    found = normalised(values, centre=True, zero_is_measured=True)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
-
-
-def test_scaling_divides_alone_and_leaves_equal_values_as_they_are() -> None:
-    scale = math.sqrt(4 + 1e-8)
-    scaled = normalised([1.0, 0.0, -1.0, 3.0], centre=False, zero_is_measured=False)
-    assert scaled == pytest.approx([1 / scale, 0, -1 / scale, 3 / scale], abs=1e-12)
-    assert normalised([1.0, 0.0], centre=False, zero_is_measured=True) == pytest.approx([1 / ROOT_HALF, 0.0])
-    for equal in ([0.3] * 3, [0.0, 0.7], [0.0, 0.0]):
-        assert normalised(equal, centre=False, zero_is_measured=False) == equal
-    assert normalised([1.0, 1.0], centre=False, zero_is_measured=True) == [1.0, 1.0]
+ROOT_THIRD = math.sqrt(1 / 3 + 1e-8)
 
 
 def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
@@ -149,3 +93,30 @@ def test_advantages_over_groups_are_whitened_by_all_of_them_together() -> None:
     assert whitened(values, [range(6)] * 6) == pytest.approx(expected, abs=1e-12)
     assert whitened(values, [range(6)] * 6)[4:] == [0.0, 0.0]
     assert whitened([0.0] * 4, [range(4)] * 4) == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "centre", "zero_is_measured", "expected"),
+    [
+        # Where groups are compared zeros are no signal: of 1, -1, 3 the mean is 1, the variance (0 + 4 + 4) / 2 = 4.
+        ([1.0, 0.0, -1.0, 3.0, 0.0], True, False, [0, 0, -2 / math.sqrt(4 + 1e-8), 2 / math.sqrt(4 + 1e-8), 0]),
+        ([1.0, 0.0, 0.0], True, False, [0, 0, 0]),
+        ([0.3] * 7, True, False, [0] * 7),
+        ([], True, False, []),
+        # Mean 1 - 1e-6 / 3, variance 1e-12 / 3, which is rounding: 0.333e-6 / 1e-4.
+        ([1.0, 1.0, 0.999999], True, False, [1 / 300, 1 / 300, -2 / 300]),
+        # A zero that is measured: mean 1/3, variance 1/3.
+        ([1.0, 0.0, 0.0], True, True, [2 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD, -1 / 3 / ROOT_THIRD]),
+        ([1.0, 1.0, 1.0], True, True, [0, 0, 0]),
+        ([0.0], True, True, [0]),
+        # Scaling divides alone, and leaves equal values as they are.
+        ([1.0, 0.0, -1.0, 3.0], False, False, [1 / math.sqrt(4 + 1e-8), 0, -1 / math.sqrt(4 + 1e-8), 1.5]),
+        ([1.0, 0.0], False, True, [1 / math.sqrt(1 / 2 + 1e-8), 0]),
+        ([0.0, 0.7], False, False, [0.0, 0.7]),
+    ],
+)
+def test_advantages_of_a_batch_are_whitened_or_scaled_as_written(
+    values: list[float], centre: bool, zero_is_measured: bool, expected: list[float]
+) -> None:
+    found = normalised(values, centre=centre, zero_is_measured=zero_is_measured)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)

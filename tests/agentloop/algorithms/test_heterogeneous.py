@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.heterogeneous import StreamLoss, heterogeneous_loss
+from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.objectives import OBJECTIVES, Objective
 from tests.agentloop.algorithms.written_objectives import random_rows, written
 
@@ -74,3 +74,35 @@ def test_tokens_of_unknown_behavior_get_the_objective_for_missing_log_probs(name
     (gradient,) = torch.autograd.grad(result.policy.loss.sum(), carried)
     np.testing.assert_allclose(result.policy.loss.detach().numpy(), parts[0][0] + parts[1][0], rtol=1e-6, atol=1e-14)
     np.testing.assert_allclose(gradient.numpy(), parts[0][1] + parts[1][1], rtol=1e-6, atol=1e-14)
+
+
+def test_importance_weights_that_require_grad_raise() -> None:
+    rows, stream = random_rows(0), StreamLoss(objective("surrogate"))
+    everywhere = torch.ones(40, dtype=torch.bool)
+    weights = torch.ones(rows.mask.shape, requires_grad=True)
+    inputs = rows.inputs(torch.tensor(rows.log_probs))
+    with pytest.raises(ValueError, match="importance_weights must be detached"):
+        heterogeneous_loss(inputs, replay_mask=everywhere, fresh=stream, replay=stream, importance_weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "replay", "hinted", "expected"),
+    [
+        ("old", "behavior", None, [1.0, 3.0, 6.0, 7.0]),
+        ("behavior", "old", None, [2.0, 4.0, 5.0, 7.0]),
+        ("old", "old", "behavior", [1.0, 4.0, 5.0, 7.0]),
+    ],
+)
+def test_anchor_is_chosen_by_the_kind_of_row_and_old_log_probs_stand_in_for_unknown_ones(
+    fresh: Any, replay: Any, hinted: Any, expected: list[float]
+) -> None:
+    """A fresh row, a hinted one, a replayed one, and a replayed one of unknown behavior."""
+    anchors = anchor_log_probs(
+        torch.tensor([[1.0], [3.0], [5.0], [7.0]]),
+        torch.tensor([[2.0], [4.0], [6.0], [float("nan")]]),
+        replay_mask=torch.tensor([False, False, True, True]),
+        fresh=fresh,
+        replay=replay,
+        hinted=None if hinted is None else (torch.tensor([False, True, False, False]), hinted),
+    )
+    assert anchors[:, 0].tolist() == expected

@@ -98,6 +98,9 @@ def one_token(name: str, log_prob: float, anchor: float, advantage: float, **opt
 
 
 LN2 = math.log(2)
+E3, S3 = math.exp(-3), 1 + math.exp(-3)
+NEAR = {"divergence_low": 0.15, "divergence_high": 0.15, "ratio_high": 20.0}
+NEARER = {"divergence_low": 0.05, "divergence_high": 0.05, "ratio_high": 20.0}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,15 @@ LN2 = math.log(2)
         ("cispo", -1.0, -1.0 - LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (2.0, -2.0)),  # -2 x 1 x -1
         ("cispo", -1.0, -1.0 - 3 * LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (5.0, -5.0)),  # r = 8: 5, and moves
         ("cispo", -1.0, -1.0 + LN2, -1.0, {"ratio_low": 0.8, "ratio_high": 5}, (-0.8, 0.8)),  # r = 0.5: 0.8
+        ("sapo", -1.0, -1.0 - 2 * LN2, 1.0, {"tau_positive": 1, "tau_negative": 1}, (-4 / S3, -16 * E3 / S3**2)),
+        # Probabilities 0.3 -> 0.5: risen by 0.2; 0.3 log(0.3 / 0.5) + 0.7 log(0.7 / 0.5) = 0.082. Good: no further.
+        ("dppo_tv", math.log(0.5), math.log(0.3), 1.0, NEAR, (0.0, 0.0)),
+        ("dppo_kl", math.log(0.5), math.log(0.3), 1.0, NEARER, (0.0, 0.0)),
+        ("dppo_tv", math.log(0.5), math.log(0.3), -1.0, NEAR, (5 / 3 * math.log(0.5), 5 / 3)),  # bad: always
+        ("dppo_kl", math.log(0.5), math.log(0.3), -1.0, NEARER, (5 / 3 * math.log(0.5), 5 / 3)),
+        # 0.001 -> 0.06: by 0.059; divergence 0.0567.
+        ("dppo_tv", math.log(0.06), math.log(0.001), 1.0, NEAR, (-20 * math.log(0.06), -20.0)),  # r = 60, at most 20
+        ("dppo_kl", math.log(0.06), math.log(0.001), 1.0, NEARER, (0.0, 0.0)),
         ("luffy", math.log(0.1), math.nan, 1.0, {"gamma": 0.1}, (-0.5, -0.25)),  # 0.1 / 0.2; 0.01 / 0.04
         ("luffy", 0.0, math.nan, -2.0, {"gamma": 0.25}, (1.6, 0.32)),  # 2 / 1.25; 2 x 0.25 / 1.5625
         ("exgrpo", -1.0, -1.0, 1.0, {"beta": 0.1}, (-1 / 1.1, -0.1 / 1.21)),  # 12 times weaker than -1

@@ -16,10 +16,9 @@ from agentloop.environments import load_environment
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import load_model
-from agentloop.rollouts.actors import make_parser, stop_strings
-from context import Author, ChatTemplate, HermesParser, Message
+from agentloop.rollouts.actors import stop_strings
+from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
-from context.tokens.control import TrainingControl
 from tests.fakes.runs import ROOT, save_qwen2
 from tests.soak.test_learning import STRATEGIES as CASES
 
@@ -113,18 +112,6 @@ def test_context_that_can_not_be_made_is_refused_at_its_line(
 TRAINED = {"authors": [{"name": "human_edit", "action": True, "trained": True}]}
 
 
-def test_registered_speakers_have_no_log_probs() -> None:
-    table = ContextSection.model_validate(TRAINED).author_table()
-    assert table.author("human_edit") == Author("human_edit", action=True, trained=True, behavior=False)
-
-
-def test_demonstration_is_registered_as_it_is_built_in() -> None:
-    rows = [{"name": "demonstration", "action": True, "trained": True}]
-    section = ContextSection.model_validate({"authors": rows})
-    assert section.author_table().authors == ContextSection().author_table().authors
-    assert [author.name for author in section.registered_authors()] == ["demonstration"]
-
-
 def test_registered_authors_follow_the_built_in_ones() -> None:
     section = ContextSection.model_validate(
         {"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]}
@@ -133,13 +120,6 @@ def test_registered_authors_follow_the_built_in_ones() -> None:
     assert [author.name for author in table.authors[-2:]] == ["judge", "subagent:planner"]
     assert table.code("judge") == len(ContextSection().author_table().authors)
     assert (table.authors[-2].action, table.authors[-2].shown, table.authors[-1].shown) == (False, False, True)
-
-
-def test_training_control_is_that_of_the_section() -> None:
-    section = ContextSection.model_validate(
-        {"keep_turns": [0, -1], "blackout": ["</think>"], "blackout_after_end": True}
-    )
-    assert section.training_control() == TrainingControl((0, -1), (), ("</think>",), True)
 
 
 def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:
@@ -163,16 +143,6 @@ def test_arguments_reach_the_template_of_the_loaded_model(tmp_path: Path) -> Non
     assert loaded.fingerprint["template"] != load_model(ModelSection(), folder).fingerprint["template"]
 
 
-def test_parser_may_be_a_class_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("from context import HermesParser\nclass Mine(HermesParser): ...\nclass Other: ...\n")
-    assert isinstance(make_parser(f"{file}:Mine", ""), HermesParser)
-    with pytest.raises(UserError, match=r"context.parser must have parse\(self, text, \*, stopped\)"):
-        make_parser(f"{file}:Other", "")
-    with pytest.raises(UserError, match="context.parser must name a class"):
-        make_parser(f"{file}:Mne", "")
-
-
 ASKING = """
 from agentloop import Environment, Task
 from context import Message
@@ -182,8 +152,7 @@ class Judged(Environment):
         self.message = Message(role, "Yes.", author=author)
 
     def make_task(self, rng):
-        judged = Message("user", "Do it well.", author="judge")
-        return Task((Message("user", "Do it."), Message("assistant", "Done."), judged, self.message, judged))
+        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), self.message))
 
     def reward(self, task, messages):
         return 1.0
@@ -191,42 +160,27 @@ class Judged(Environment):
 REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, behavior=False))
 
 
-@pytest.fixture
-def judged(tmp_path: Path) -> str:
-    (tmp_path / "judged.py").write_text(ASKING)
-    return f"{tmp_path / 'judged.py'}:Judged"
-
-
-def test_task_keeps_registered_authors(judged: str) -> None:
-    task = load_environment(judged, {}, REGISTERED).make_task(random.Random(0))
-    assert [message.author for message in task.messages()] == ["user", "initialization", "judge", "human_edit", "judge"]
-
-
 @pytest.mark.parametrize(
-    ("options", "registered", "message"),
+    ("options", "registered", "refused"),
     [
-        (
-            {},
-            (),
-            r":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 2. There",
-        ),
-        (
-            {"author": "human_edt"},
-            REGISTERED,
-            "got 'human_edt' in message 3. Did you mean human_edit[?] Or register it.",
-        ),
-        ({"author": "demonstration"}, REGISTERED, "got 'demonstration' in message 3. .* Or register it."),
+        ({}, REGISTERED, None),
+        ({}, (), ":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 1. There"),
+        ({"author": "human_edt"}, REGISTERED, "got 'human_edt' in message 2. Did you mean human_edit[?]"),
         (
             {"role": "user"},
             REGISTERED,
-            ":Judged.make_task must give messages by 'human_edit' the role assistant, for action: true says .*, "
-            "got 'user' in message 3. Change the role, or register it with action: false.",
+            "by 'human_edit' the role assistant, for action: true .*, got 'user' in message 2",
         ),
     ],
 )
-def test_task_with_a_message_nobody_can_have_written_is_told_at_the_start(
-    judged: str, options: dict[str, str], registered: tuple[Author, ...], message: str
+def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
+    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str | None
 ) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        load_environment(judged, options, registered)
-    assert "\n" not in str(raised.value)
+    (tmp_path / "judged.py").write_text(ASKING)
+    name = f"{tmp_path / 'judged.py'}:Judged"
+    if refused is None:
+        task = load_environment(name, options, registered).make_task(random.Random(0))
+        assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
+    else:
+        with pytest.raises(UserError, match=refused):
+            load_environment(name, options, registered)

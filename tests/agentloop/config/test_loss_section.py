@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 
 from agentloop.config.config_file import load_config
-from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from agentloop.errors import UserError
 from agentloop.learning.gradients import stream_losses
 from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
@@ -70,20 +69,6 @@ def test_options_of_one_objective_do_not_follow_another_one(
     assert replay.objective.model_dump() == objective
 
 
-@pytest.mark.parametrize(
-    ("stream", "needed"),
-    [
-        ({"anchor": "behavior"}, True),
-        ({"anchor": "old"}, False),
-        ({"anchor": "behavior", "objective": "luffy"}, False),  # its behavior probability is 1
-        ({"anchor": "behavior", "objective": "topr"}, True),
-        ({"anchor": "old", "objective": "reinforce", "correction": {"kind": "mask", "ratio_high": 2.0}}, True),
-    ],
-)
-def test_stream_knows_whether_a_behavior_log_prob_enters_a_ratio(stream: dict[str, Any], needed: bool) -> None:
-    assert StreamLossSection.model_validate(stream).needs_behavior == needed
-
-
 OWN = """
 import torch
 from agentloop.algorithms.objectives import PolicyLoss
@@ -145,10 +130,3 @@ def test_objective_that_its_file_lacks_is_refused_before_training(tmp_path: Path
     config = run_config(loss={"replay": own(tmp_path, "temperd")})
     with pytest.raises(UserError, match="loss.replay.objective must name a function of .* Did you mean tempered"):
         stream_losses(config.loss)
-
-
-@pytest.mark.parametrize("stream", ["fresh", "replay"])
-@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
-def test_every_objective_can_be_configured_for_either_stream(name: str, stream: str) -> None:
-    config = run_config(loss={stream: {"objective": name, "anchor": "behavior"}})
-    assert stream_losses(config.loss)

@@ -156,10 +156,7 @@ REFUSED: list[tuple[Sections, str]] = [
         {"replay": {"schedule": {"shape": "linear", "final": 0.1, "begin": 0.5, "end": 0.5}}},
         "replay.schedule.end must be above begin",
     ),
-    (
-        {"replay": {"schedule": {"shape": "linear", "final": 0.1, "end": 20}}},
-        "replay.schedule.over must be iterations",
-    ),
+    ({"replay": {"schedule": {"shape": "linear", "final": 0.1, "end": 20}}}, "replay.schedule.over must be iterations"),
     ({"replay": {"unit": "trajectory"}}, "environment.task_pool must be a number when replay.unit is"),
     ({"replay": {"complete_zero_variance": True}}, "environment.task_pool must be a number when"),
     (
@@ -180,10 +177,7 @@ REFUSED: list[tuple[Sections, str]] = [
         "replay.task_members must be at least replay.fraction x batch.group_size (0.5 x 8), got 3",
     ),
     ({"replay": {"task_members": 3}}, "replay.task_members must be left out when replay.unit is any, got 3"),
-    (
-        {"replay": {"sources": {"self": 0.7, "teacher": 0.2}}},
-        "replay.sources must have shares above 0 that sum to 1",
-    ),
+    ({"replay": {"sources": {"self": 0.7, "teacher": 0.2}}}, "replay.sources must have shares above 0 that sum to 1"),
     (
         merged(POOL, {"replay": {"complete_zero_variance": True, "mode": "observe"}}),
         "replay.complete_zero_variance must be false when replay.mode is observe",

@@ -41,26 +41,6 @@ def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], cours
     assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
 
 
-def test_rule_holds_what_is_declared() -> None:
-    rule = config(
-        {
-            "fraction": 0.5,
-            "unit": "task",
-            "task_members": 4,
-            "sources": {"self": 0.75, "teacher": 0.25},
-            "start": {"iteration": 2, "success_rate": 0.1},
-            "controller": "ess",
-            "ess": {"floor": 0.6},
-            "shortfall": "shrink",
-        }
-    ).mix_rule()
-    assert (rule.trajectories, rule.group_size, rule.num_groups) == (32, 8, 4)
-    assert (rule.unit, rule.task_members, rule.sources) == ("task", 4, {"self": 0.75, "teacher": 0.25})
-    assert (rule.start.iteration, rule.start.success_rate, rule.start.buffer) == (2, 0.1, 0)
-    assert (rule.controller, rule.ess.floor, rule.ess.lower_by) == ("ess", 0.6, 0.5)
-    assert (rule.shortfall, rule.mode, rule.iterations) == ("shrink", "train", 5)
-
-
 def test_limits_of_draws_are_those_of_the_configuration() -> None:
     limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
     assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)

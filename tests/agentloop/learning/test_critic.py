@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.gae import at_last_action_token, gae
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import ScoredBatch, build_batch, score
@@ -19,7 +18,6 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
-from tests.context.strategies.test_strategies import SAID, AskThenGoOn, started
 from tests.fakes.batch_rows import (
     AUTHORS,
     batch_row,
@@ -126,49 +124,6 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
             assert result.critic.returns[cell].item() == pytest.approx(advantage + values[k], rel=1e-9)
             assert result.critic.rewards[cell].item() == pytest.approx(rewards[k], rel=1e-9)
     assert line == len(result.batch.trajectory)
-
-
-def test_questions_asked_aside_are_in_the_order_of_time() -> None:
-    episode = started(AskThenGoOn())
-    episode.play(SAID[:3], tool_role=True)
-    item = row("t", *episode.context.segments())
-    batch = build_batch([item], AUTHORS)
-    rewards = at_last_action_token(torch.tensor([1.0]), batch.response_mask, batch.trajectory)
-    sampled = [token for call in episode.calls for token in call.sampled]  # reply, answer, reply, answer, ...
-    assert batch.token_ids[batch.response_mask].tolist() == sampled
-    assert rewards[batch.response_mask].tolist() == [0.0] * (len(sampled) - 1) + [1.0]
-    # One token after another: with gamma 0.5 and no critic each is worth half of what follows it.
-    advantages = gae(
-        rewards,
-        torch.zeros_like(rewards),
-        response_mask=batch.response_mask,
-        trajectory=batch.trajectory,
-        bootstrap=torch.zeros(1),
-        gamma=0.5,
-        gae_lambda=1.0,
-    )
-    halved = [0.5**k for k in reversed(range(len(sampled)))]
-    assert advantages[batch.response_mask].tolist() == pytest.approx(halved)
-
-
-def test_advantage_a_replayed_row_was_stored_with_does_not_matter() -> None:
-    actor, results = tiny_actor(), []
-    for stored in (0.0, 7.0):
-        rows = [replace(item, advantage=stored) if item.stream == "replay" else item for item in episodes()]
-        results.append(with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0))
-    assert torch.equal(results[0].batch.advantages, results[1].batch.advantages)
-    assert results[0].batch.advantages[results[0].batch.replay_mask].any()
-
-
-def test_whitened_fresh_advantages_have_mean_zero_and_deviation_one_and_ignore_the_replayed() -> None:
-    actor, found = tiny_actor(), []
-    for replayed in (0, 3):
-        rows = episodes()[: 6 + replayed]
-        batch = with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0).batch
-        found.append(batch.advantages[batch.loss_mask & ~batch.replay_mask[:, None]])
-    torch.testing.assert_close(found[0], found[1])
-    assert float(found[0].mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(found[0].std()) == pytest.approx(1.0, abs=1e-6)
 
 
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
@@ -301,12 +256,6 @@ def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it(
     assert float(whole[head:].abs().max()) > 1e-3
 
 
-def test_critic_on_its_own_backbone_leaves_the_policys_gradient_alone() -> None:
-    actor = tiny_actor()
-    value_gradient(actor, episodes(), ppo())
-    assert all(p.grad is None for p in actor.model.parameters())
-
-
 def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:
     learner = trainer(tiny_actor(), ppo(critic={"optimizer": section, "train_on": "both"}, batch={"mini_batch": 4}))
     return learner, [ended(item, 1e300, "answered") for item in episodes()]
@@ -334,23 +283,3 @@ def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
     free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))
     assert "actor/held_steps" not in free.update(episodes(), iteration=1).metrics
-
-
-def test_metrics_of_the_critic_are_there_and_only_with_one() -> None:
-    result = trainer(tiny_actor(), ppo(batch={"mini_batch": 4})).update(episodes(), iteration=1)
-    names = {name.removeprefix("critic/") for name in result.metrics if name.startswith("critic/")}
-    assert names == {
-        "vf_loss",
-        "vf_clipfrac",
-        "grad_norm",
-        "explained_variance",
-        "value_mean",
-        "return_mean",
-        "learning_rate",
-        "skipped_no_signal",
-        "skipped_bad_gradient",
-    }
-    assert result.advantages.keys() == {f"t{i}" for i in range(9)}
-    without = trainer(tiny_actor(), run_config(batch={"mini_batch": 4})).update(episodes(), iteration=1)
-    assert not any(name.startswith("critic/") for name in without.metrics)
-    assert without.advantages == {}

@@ -35,11 +35,7 @@ def drifting(*ratios: list[float]) -> Drift:
         mask[row, : len(values)] = True
         logs[row, : len(values)] = torch.tensor(values, dtype=torch.float64).log()
     return trajectory_drift(
-        logs - 30.0,
-        torch.full_like(logs, -30.0),
-        response_mask=mask,
-        trajectory=torch.arange(rows),
-        count=rows,
+        logs - 30.0, torch.full_like(logs, -30.0), response_mask=mask, trajectory=torch.arange(rows), count=rows
     )
 
 

@@ -40,12 +40,6 @@ def test_learning_rate_follows_its_schedule(settings: dict[str, Any], expected: 
     assert rates(5, **settings) == pytest.approx(expected, abs=1e-7)
 
 
-def test_learning_rate_of_a_run_of_one_iteration_and_beyond_the_end() -> None:
-    assert rates(1) == [1.0]
-    section = OptimizerSection(learning_rate=1.0, schedule="linear", final_factor=0.1)
-    assert learning_rate(section, iteration=50, iterations=5) == pytest.approx(0.1)
-
-
 def layer(dtype: torch.dtype = torch.float32, value: float = 1.0) -> nn.Linear:
     model = nn.Linear(3, 1, bias=False, dtype=dtype)
     nn.init.constant_(model.weight, value)
@@ -319,24 +313,6 @@ def test_gradients_of_2048_half_precision_passes_add_up_as_in_float64() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_sharded_gradients_of_half_precision_passes_add_up_as_in_float64(one_rank: DeviceMesh) -> None:
-    plain, model = small(torch.bfloat16), sharded(one_rank, torch.bfloat16)
-    WeightOptimizer(model, section("adamw"))
-    sums = summed_in_float64(plain)
-    passes(plain, 64)
-    passes(model, 64)
-    exact = flat(sums[position] for position in sorted(sums))
-    assert float((flat(p.grad for p in model.parameters()) - exact).norm() / exact.norm()) < 1e-5
-
-
-def test_gradients_of_full_precision_weights_are_summed_as_they_are() -> None:
-    for dtype in (torch.float32, torch.float64):
-        model = small(dtype)
-        WeightOptimizer(model, section("adamw"))
-        model(torch.arange(5)).sum().backward()
-        assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}
-
-
 def test_weights_that_a_pass_left_whole_are_refused(one_rank: DeviceMesh) -> None:
     model = small(torch.float32)
     model.register_parameter("outermost", nn.Parameter(torch.zeros(1)))
@@ -359,16 +335,6 @@ def test_optimizer_that_looks_at_whole_matrices_is_refused_for_sharded_weights(o
 
 
 # States that don't fit
-
-
-def test_state_before_the_first_step_is_loaded_as_such() -> None:
-    optimizer = WeightOptimizer(layer(), OptimizerSection())
-    assert optimizer.state() == {}
-    model = layer()
-    used = WeightOptimizer(model, OptimizerSection())
-    train(model, used, 1)
-    used.load_state({})
-    assert used.state() == {}
 
 
 def test_state_of_another_model_is_refused() -> None:
