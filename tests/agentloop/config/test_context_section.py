@@ -169,7 +169,7 @@ REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, be
         (
             {"role": "user"},
             REGISTERED,
-            "by 'human_edit' the role assistant, for action: true .*, got 'user' in message 2",
+            "by 'human_edit' the role assistant, for action: true .*, got 'user'",
         ),
     ],
 )

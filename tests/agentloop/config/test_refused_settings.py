@@ -45,7 +45,7 @@ REFUSED: list[tuple[Sections, str]] = [
     # collection
     (
         {"collection": {"max_staleness": 1}},
-        "collection.max_staleness must be left out when collection.by is loop, got 1",
+        "collection.max_staleness must be left at 0 when collection.by is loop, got 1",
     ),
     (merged(WORKERS, {"rollout": {"engine": "local"}}), "rollout.engine must be vllm"),
     ({**WORKERS, "algorithm": "remax"}, "algorithm must be grpo when collection.by is workers, got remax"),
@@ -110,12 +110,12 @@ REFUSED: list[tuple[Sections, str]] = [
     ),
     (
         {"optimizer": {"name": "sgd", "betas": [0.8, 0.9]}},
-        "optimizer.betas must be left out when optimizer.name is sgd, which has none, got [0.8, 0.9]. Remove it",
+        "optimizer.betas must be left at [0.9, 0.95] when optimizer.name is sgd, got [0.8, 0.9]. It would change",
     ),
-    ({"optimizer": {"momentum": 0.5}}, "optimizer.momentum must be left out when optimizer.name is adamw"),
+    ({"optimizer": {"momentum": 0.5}}, "optimizer.momentum must be left at 0.95 when optimizer.name is adamw"),
     (
         {"algorithm": "ppo", "critic": {"optimizer": {"name": "adafactor", "momentum": 0.5}}},
-        "critic.optimizer.momentum must be left out when critic.optimizer.name is adafactor",
+        "critic.optimizer.momentum must be left at 0.95 when critic.optimizer.name is adafactor",
     ),
     # tokens of unknown behavior
     (

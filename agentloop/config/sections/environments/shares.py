@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from agentloop.config.model_defaults import check_unused
 from agentloop.config.sections.dataset import TasksSection
 from agentloop.config.sections.environments.environment_section import EnvironmentSection
 from agentloop.config.sections.environments.named_sections import read_sections
-from replay.setting_types import PositiveFloat, Section
+from replay.setting_types import PositiveFloat
 
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
@@ -58,7 +59,8 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
             check(config)
         return
     for name, section in (("environment", config.environment), ("tasks", config.tasks)):
-        _refuse_set(name, section)
+        keys = type(section).model_fields
+        check_unused(section, keys, where=name, when="environments has some, each of which has its own")
     parts = environment_parts(config)
     rows = [part.environment.is_rows for part in parts]
     if any(rows) and not all(rows):
@@ -74,16 +76,6 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
                 check(alone)
             except ValueError as error:
                 raise ValueError(said_of(part.name, str(error))) from error
-
-
-def _refuse_set(name: str, section: Section) -> None:
-    for key, field in type(section).model_fields.items():
-        given, default = getattr(section, key), field.get_default(call_default_factory=True)
-        if given != default:
-            raise ValueError(
-                f"{name}.{key} must be left at {default} when environments has some, each of which has its own, got "
-                f"{given}. Move it there."
-            )
 
 
 def said_of(name: str | None, problem: str) -> str:
