@@ -168,9 +168,8 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None
-    free = next(
-        (path[:length] for length in range(1, len(path)) if isinstance(schema_entries().get(path[:length]), Key)), None
-    )
+    above = (path[:length] for length in range(1, len(path)))
+    free = next((key for key in above if isinstance(schema_entries().get(key), Key)), None)
     if free is not None:  # a key inside a free mapping: environment.options.hops
         inner = path[len(free) :]
         entry = schema_entries()[free]

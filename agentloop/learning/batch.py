@@ -80,7 +80,9 @@ class Batch(TokenRows):
         tokens = torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
         trained, has_signal = sum_by_trajectory(tokens, self.trajectory, count) > 0
         streams = torch.stack([~replayed, replayed])
-        shares = (streams & has_signal).sum(dim=1).clamp_min(1).double() / (streams & trained).sum(dim=1).clamp_min(1)
+        shares: Tensor = (streams & has_signal).sum(dim=1).clamp_min(1).double() / (streams & trained).sum(
+            dim=1
+        ).clamp_min(1)
         return shares[self.replay_mask.long()]
 
     def objective_input(
