@@ -206,14 +206,11 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
-    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none
-    twice.
+    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none twice.
 
-    `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are
-    spread as evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Replayed
-    trajectories follow them in proportion, so that every mini-batch has the batch's fresh:replay split within
-    one trajectory; with fewer groups than mini-batches that is impossible, and they are spread evenly. Which
-    go where depends on `seed` alone.
+    `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are distributed as
+    evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Each has the batch's fresh:replay
+    split within one trajectory, where there are groups for all. Which go where depends on `seed` alone.
     """
     count = -(-len(groups) // size)
     if count == 0:

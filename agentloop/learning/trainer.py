@@ -113,19 +113,11 @@ class Trainer:
         each of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`,
         `kl.early_stop`).
 
-        A step without a signal (no advantage but 0 and no KL or entropy term, or a gradient of exactly 0)
-        leaves weights, moments and step counts as they are; so does one with a NaN or infinite loss or
-        gradient.
-
-        Metrics: `pg_loss` of a stream is its token loss under the configured aggregation with the stream's
-        own denominator, mean over optimizer steps; without replay, KL and entropy term it is the optimised
-        loss. Clip fractions are over all trained tokens of the stream; `ratio_*` and `approx_kl`, the mean of
-        (r - 1) - log r against the anchor, over those that had a gradient pass. Before the first step:
-        `drift_*` and `ess` (of the replay stream also by age) over action tokens, and `actor/entropy`, the mean
-        over the fresh rows' action tokens. `grad_norm` is before clipping.
+        A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
+        moments and step counts as they are. docs/reading-a-run.md explains the metrics.
 
         Rows that are `scored` need no pass for their old log-probs. Where those are found to be further than
-        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins anew with recomputed ones.
+        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins again with recomputed ones.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
         UserError where a GPU's memory ends, and, before anything has changed, UnknownAnchor for a trained token without
