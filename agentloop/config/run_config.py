@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
-from agentloop.config.sections.environments.environment_section import EnvironmentSection
-from agentloop.config.sections.environments.shares import (
+from agentloop.config.sections.environments import (
     EnvironmentPart,
+    EnvironmentSection,
     EnvironmentShares,
     check_environments,
     environment_parts,
