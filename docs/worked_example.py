@@ -28,7 +28,7 @@ from agentloop.environments.run_environments import RunEnvironments
 from agentloop.learning.batch import ScoredBatch, build_batch, score_batch
 from agentloop.learning.critic_update import with_values
 from agentloop.learning.gradients import accumulate_gradients, stream_losses
-from agentloop.learning.update_stats import UpdateTotals, row_stats
+from agentloop.learning.update_stats import UpdateTotals, drift_of, row_stats
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer
@@ -166,7 +166,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     policy.table.requires_grad_()
     step = accumulate_gradients(policy, scored, config, losses=stream_losses(config.loss), totals=totals)
 
-    stats = row_stats(scored.drift(), totals, batch.trajectory_ids)
+    stats = row_stats(drift_of(scored), totals, batch.trajectory_ids)
     records = [replace(row.draw, advantage=row.advantage, **asdict(stats[row.trajectory.id])) for row in rows]
     store.commit(IterationRecord("worked", 2, 1, 1, 1, 1, 1, 0.5, 1), records, sampler_state=sampler.state())
     right, wrong = store.read([*(row.id for row in earlier.trajectories), *(row.id for row in fresh.trajectories)])
@@ -217,14 +217,14 @@ def of_log_probs(scored: ScoredBatch, loss: HeterogeneousLoss) -> dict[str, Any]
         "anchor": anchors,
         "current": anchors + loss.log_ratios,
         "ref": scored.ref_log_probs,
-        "drift": scored.token_log_drift().exp(),
+        "drift": drift_of(scored).token_logs.exp(),
         "advantage": batch.advantages,
         "ratio": loss.log_ratios.exp(),
         "clipped": loss.policy.clipped,
         "loss": loss.policy.loss,
     }
     found = {name: array[mask].tolist() for name, array in arrays.items()}
-    return found | {"ess": scored.drift().effective_sample_size(batch.replayed, "token")}
+    return found | {"ess": drift_of(scored).effective_sample_size(batch.replayed, "token")}
 
 
 def of_critic(scored: ScoredBatch) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentloop.algorithms.advantages import group_advantages
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
-from agentloop.algorithms.log_probs import trajectory_drift
 from agentloop.algorithms.objectives import ppo_clip
 from agentloop.learning.batch import build_batch
+from agentloop.learning.update_stats import trajectory_drift
 from agentloop.models.actor import Actor
 from context import ChatTemplate, ContextManager, Message, Renderer, Reply, TokenCodec, ToolCall, default_authors
 from replay import DrawRequest, Limits, Pick, ReplayStore, group_of, make_sampler

@@ -130,7 +130,7 @@ def heterogeneous_loss(
 
     Raises ValueError if the weights require grad: a gradient through them would be another objective.
     """
-    loss = torch.zeros_like(inputs.log_probs)
+    loss, log_ratios = torch.zeros_like(inputs.log_probs), inputs.log_ratios
     clipped, lower = torch.zeros_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask)
     kinds = [(~replay_mask, fresh), (replay_mask, replay)]
     if hinted is not None:
@@ -138,19 +138,22 @@ def heterogeneous_loss(
     for rows, stream in kinds:
         positions = rows.nonzero()[:, 0]
         if len(positions):
-            part = _stream_loss(inputs.rows(positions), stream)
+            chosen = inputs.rows(positions)
+            if stream.missing is None:
+                part = stream.objective(chosen)
+            else:
+                part = _two_objectives(chosen, stream.objective, stream.missing)
             loss = loss.index_copy(0, positions, part.loss)
             clipped[positions], lower[positions] = part.clipped, part.clipped_lower
     if importance_weights is not None:
         if importance_weights.requires_grad:
             raise ValueError("importance_weights must be detached, got a tensor that requires grad. Call .detach().")
         loss = loss * torch.where(inputs.loss_mask, importance_weights.to(loss.dtype), 0.0)
-    return HeterogeneousLoss(PolicyLoss(loss, clipped, lower), inputs.log_ratios().detach())
+    return HeterogeneousLoss(PolicyLoss(loss, clipped, lower), log_ratios.detach())
 
 
-def _stream_loss(inputs: ObjectiveInput, stream: StreamLoss) -> PolicyLoss:
-    if stream.missing is None:
-        return stream.objective(inputs)
+def _two_objectives(inputs: ObjectiveInput, objective: Objective, missing: Objective) -> PolicyLoss:
+    """`missing` for the tokens whose behavior policy is unknown, `objective` for the others."""
     known = inputs.behavior_log_probs.isfinite()
-    one, other = stream.objective(inputs.only(known)), stream.missing(inputs.only(~known))
+    one, other = objective(inputs.only(known)), missing(inputs.only(~known))
     return PolicyLoss(one.loss + other.loss, one.clipped | other.clipped, one.clipped_lower | other.clipped_lower)

@@ -1,9 +1,8 @@
-"""Log-probs of tokens, ratios that stay finite, and how far by them the policy has moved away from its data."""
+"""Log-probs of tokens, and ratios of them that stay finite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,8 +52,6 @@ def entropies(scores: Tensor) -> Tensor:
 LOG_RATIO_BOUND = 20.0
 """Nats. e^20 is still far from the float32 limit; beyond the bound a ratio carries no gradient."""
 
-EssWeights = Literal["mean", "sequence", "token"]
-
 
 def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Tensor:
     """clamp(log_probs - anchor_log_probs, -20, 20) where `mask`, 0 elsewhere; nats.
@@ -67,67 +64,7 @@ def log_ratios(log_probs: Tensor, anchor_log_probs: Tensor, mask: Tensor) -> Ten
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-@dataclass(frozen=True)
-class Drift:
-    """exp(old_log_probs - behavior_log_probs) over each trajectory's action tokens; all [N] float64."""
-
-    tokens: Tensor
-    """Action tokens whose behavior log-prob is known; where this is 0 the other arrays say nothing."""
-    sum: Tensor
-    max: Tensor
-    weight: Tensor
-    """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
-    sequence_weight: Tensor
-    """exp(their sum, clamped to 20 nats): the importance weight of the whole trajectory."""
-    squares: Tensor
-    """Sum of exp(2 d)."""
-    kl_sum: Tensor
-    """Sum of exp(d) - d - 1 with d = the log drift: estimates KL(behavior || old)."""
-
-    def effective_sample_size(self, trajectories: Tensor, weights: EssWeights) -> float:
-        """(sum w)^2 / (n sum w^2) over some trajectories, each with a token, chosen by [N] bool or by their indices.
-
-        n counts trajectories, and w is the geometric mean of a trajectory's ratios (`mean`) or their product
-        (`sequence`); or n counts tokens, and w is each one's own ratio (`token`).
-        """
-        if weights == "token":
-            tokens, total, squares = (part[trajectories].sum() for part in (self.tokens, self.sum, self.squares))
-            return float(total**2 / (tokens * squares))
-        return effective_sample_size((self.weight if weights == "mean" else self.sequence_weight)[trajectories])
-
-
-def trajectory_drift(
-    old_log_probs: Tensor,
-    behavior_log_probs: Tensor,
-    *,
-    response_mask: Tensor,
-    trajectory: Tensor,
-    count: int,
-) -> Drift:
-    """Drift of `count` trajectories; `trajectory` [B] is each row's. Unknown log-probs are left out."""
-    known = response_mask & ~behavior_log_probs.isnan()
-    log_drift = log_ratios(old_log_probs, behavior_log_probs, known).double()
-    tokens = sum_by_trajectory(known.double(), trajectory, count)
-    sum_log = sum_by_trajectory(log_drift, trajectory, count)
-    highest = torch.where(known, log_drift, -torch.inf).amax(dim=1)
-    start = torch.full((count,), -torch.inf, dtype=torch.float64, device=highest.device)
-    return Drift(
-        tokens=tokens,
-        sum=sum_by_trajectory(log_drift.exp() * known, trajectory, count),
-        max=start.scatter_reduce(0, trajectory, highest, "amax").exp(),
-        weight=(sum_log / tokens.clamp_min(1)).exp(),
-        sequence_weight=sum_log.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
-        squares=sum_by_trajectory((2 * log_drift).exp() * known, trajectory, count),
-        kl_sum=sum_by_trajectory(log_drift.expm1() - log_drift, trajectory, count),
-    )
-
-
-def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (N sum w^2) of [N] positive weights: 1 when all are equal, 1 / N when one has all."""
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
-
-
 def sum_by_trajectory(values: Tensor, trajectory: Tensor, count: int) -> Tensor:
-    """[count] float64: sums of [B, T] values over all rows of each trajectory."""
-    total = torch.zeros(count, dtype=torch.float64, device=values.device)
-    return total.index_add_(0, trajectory, values.double().sum(dim=1))
+    """[..., count] float64: sums of [..., B, T] values over all rows of each trajectory."""
+    sums = values.double().sum(dim=-1)
+    return sums.new_zeros(*sums.shape[:-1], count).index_add_(-1, trajectory, sums)

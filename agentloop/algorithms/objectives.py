@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -70,6 +71,7 @@ class ObjectiveInput(TokenRows):
             whole = getattr(self, name).to(self.log_probs.dtype)
             object.__setattr__(self, name, torch.where(self.loss_mask, whole, zero))
 
+    @cached_property
     def log_ratios(self) -> Tensor:
         """[B, T] nats: clamp(log_probs - anchors, -20, 20); beyond the bound a ratio carries no gradient."""
         return log_ratios(self.log_probs, self.anchors, self.loss_mask)
@@ -81,7 +83,9 @@ class ObjectiveInput(TokenRows):
     def rows(self, positions: Tensor) -> ObjectiveInput:
         """Some of the rows."""
         names = ("log_probs", "anchors", "behavior_log_probs", "advantages", "loss_mask", "trajectory", "signal_share")
-        return replace(self, **{name: getattr(self, name)[positions] for name in names})
+        chosen = replace(self, **{name: getattr(self, name)[positions] for name in names})
+        vars(chosen)["log_ratios"] = self.log_ratios[positions]  # made once, whatever the number of parts
+        return chosen
 
     def trajectory_sum(self, values: Tensor) -> Tensor:
         """[B, 1]: the sum of [B, T] values over the trained tokens of the row's whole trajectory, with gradient."""
@@ -108,7 +112,7 @@ _LEAST_PROBABILITY = 1e-8
 
 def surrogate(inputs: ObjectiveInput) -> PolicyLoss:
     """-A r: the surrogate that TRPO maximises (Schulman et al. 2015, arXiv 1502.05477), without its constraint."""
-    return unclipped(-inputs.advantages * inputs.log_ratios().exp())
+    return unclipped(-inputs.advantages * inputs.log_ratios.exp())
 
 
 def ppo_clip(inputs: ObjectiveInput, *, clip_low: float, clip_high: float, dual_clip: float | None) -> PolicyLoss:
@@ -118,7 +122,7 @@ def ppo_clip(inputs: ObjectiveInput, *, clip_low: float, clip_high: float, dual_
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where A < 0 at most -A dual_clip; None turns the dual clip
     off. Gradient remains where A > 0 and r < 1 + clip_high, and where A < 0 and 1 - clip_low < r < dual_clip.
     """
-    ratios = inputs.log_ratios().exp()
+    ratios = inputs.log_ratios.exp()
     whole = clipped_surrogate(ratios, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
     if dual_clip is None:
         return whole
@@ -141,7 +145,7 @@ def cispo(inputs: ObjectiveInput, *, ratio_low: float, ratio_high: float) -> Pol
     The weight is bounded and no token loses its gradient. The bounds are those of the ratio itself, not of its
     distance from 1; the paper sets no lower one.
     """
-    ratios = inputs.log_ratios().exp().detach()
+    ratios = inputs.log_ratios.exp().detach()
     weights = ratios.clamp(ratio_low, ratio_high)
     clipped = (weights != ratios) & (inputs.advantages != 0)
     return PolicyLoss(-weights * inputs.advantages * inputs.log_probs, clipped, torch.zeros_like(clipped))
@@ -177,7 +181,7 @@ def _within(inputs: ObjectiveInput, moved: Tensor, *, low: float, high: float, r
     """-w A log_prob but where A > 0 and `moved` > high, or A < 0 and `moved` < -low; w = min(r, ratio_high)."""
     outside = torch.where(inputs.advantages > 0, moved > high, moved < -low)
     outside &= inputs.advantages != 0
-    weights = inputs.log_ratios().exp().detach().clamp_max(ratio_high)
+    weights = inputs.log_ratios.exp().detach().clamp_max(ratio_high)
     loss = -weights * inputs.advantages * inputs.log_probs
     return PolicyLoss(torch.where(outside, torch.zeros_like(loss), loss), outside, torch.zeros_like(outside))
 
@@ -189,7 +193,7 @@ def gspo(inputs: ObjectiveInput, *, clip_low: float, clip_high: float) -> Policy
     In the paper's token form: s_t = sg(s) exp(d_t - sg(d_t)), of equal value, lets every token have its own
     advantage, and has the same gradient where all are equal. The paper's average is seq-mean-token-mean.
     """
-    differences = inputs.log_ratios()
+    differences = inputs.log_ratios
     mean = inputs.trajectory_mean(differences.detach())
     ratios = (mean + differences - differences.detach()).exp()
     return clipped_surrogate(ratios, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
@@ -201,7 +205,7 @@ def gmpo(inputs: ObjectiveInput, *, log_ratio_low: float, log_ratio_high: float)
     A log-ratio d is min(d, log_ratio_high) where A > 0, max(d, -log_ratio_low) where A < 0, and 0 where A = 0: a
     geometric mean of PPO's clipped tokens. The paper's average is seq-mean-token-mean.
     """
-    differences, a = inputs.log_ratios(), inputs.advantages
+    differences, a = inputs.log_ratios, inputs.advantages
     bounded = torch.where(a > 0, differences.clamp_max(log_ratio_high), differences.clamp_min(-log_ratio_low))
     bounded = torch.where(a == 0, torch.zeros_like(bounded), bounded)
     clipped = ((bounded != differences) & (a != 0)).detach()
@@ -217,7 +221,7 @@ def sapo(inputs: ObjectiveInput, *, tau_positive: float, tau_negative: float) ->
     """
     positive = inputs.advantages > 0
     tau = torch.where(positive, tau_positive, tau_negative).to(inputs.log_probs.dtype)
-    return unclipped(-inputs.advantages * 4 / tau * _sigmoid(tau * (inputs.log_ratios().exp() - 1)))
+    return unclipped(-inputs.advantages * 4 / tau * _sigmoid(tau * (inputs.log_ratios.exp() - 1)))
 
 
 def exgrpo(inputs: ObjectiveInput, *, beta: float) -> PolicyLoss:
@@ -226,7 +230,7 @@ def exgrpo(inputs: ObjectiveInput, *, beta: float) -> PolicyLoss:
     The anchor must be `behavior`. Its gradient -A beta w / (w + beta)^2 is largest at w = beta: a large w limits
     itself. At w = 1 and beta = 0.1 it is 0.1 / 1.21 = 0.083 of an unclipped token's.
     """
-    return unclipped(-inputs.advantages * _sigmoid(inputs.log_ratios() - math.log(beta)))
+    return unclipped(-inputs.advantages * _sigmoid(inputs.log_ratios - math.log(beta)))
 
 
 def luffy(inputs: ObjectiveInput, *, gamma: float) -> PolicyLoss:
@@ -267,7 +271,7 @@ def topr(inputs: ObjectiveInput, *, ratio_high: float) -> PolicyLoss:
     R = exp(sum of the trajectory's log-ratios), a product of tokens as in the paper: what the policy hardly does any
     more is not pushed down further.
     """
-    log_weights = inputs.trajectory_sum(inputs.log_ratios().detach())
+    log_weights = inputs.trajectory_sum(inputs.log_ratios.detach())
     negative = inputs.advantages < 0
     weights = torch.where(negative, log_weights.clamp_max(math.log(ratio_high)).exp(), torch.ones_like(log_weights))
     clipped = negative & (log_weights > math.log(ratio_high))

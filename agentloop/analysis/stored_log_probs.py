@@ -13,11 +13,11 @@ import sqlalchemy as sa
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import effective_sample_size, trajectory_drift
 from agentloop.config import RunConfig
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, build_batch, score
+from agentloop.learning.update_stats import effective_sample_size, trajectory_drift
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel

@@ -43,8 +43,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def _loaded(
     given: Mapping[str, Any], places: dict[KeyPath, str], overrides: Sequence[str], *, source: str
 ) -> RunConfig:
+    """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
+
+    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
+    """
+    place = _place_in(places, source)
+
     def laid(*, has_model: bool) -> dict[str, Any]:
-        values = _laid_over_defaults(given, _place_in(places, source), has_model=has_model)
+        values = defaults_of(to_plain(RunConfig()), has_model=has_model)
+        _lay_over(values, given, (), place)
         for override in overrides:
             _apply(override, values, places)
         return values
@@ -52,8 +59,8 @@ def _loaded(
     values = laid(has_model=False)
     if values["model"]["path"] is not None:  # which only the last override may say
         values = laid(has_model=True)
-    _check_given(values, (), _place_in(places, source))
-    return _validated(values, _place_in(places, source))
+    _check_given(values, (), place)
+    return _validated(values, place)
 
 
 def _check_given(values: Mapping[str, Any], above: KeyPath, place: Place) -> None:
@@ -72,8 +79,9 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
 
     `quickstart`, where there is no such file: the one of that name that comes with agentloop.
     """
-    source = str(path)
-    document = read_yaml(_text_of(_file_of(path)), source)
+    source, own = str(path), _OWN / f"{path.name}.yaml"
+    built_in = path.parent == Path() and own.is_file() and not path.exists()
+    document = read_yaml(_text_of(own if built_in else path), source)
     given = {} if document.value is None else document.value
     if not isinstance(given, dict):
         found = shown(given)
@@ -84,11 +92,6 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
 def is_config_file(name: str) -> bool:
     """Whether a word can only mean the file of a configuration."""
     return name.endswith((".yaml", ".yml"))
-
-
-def _file_of(path: Path) -> Path:
-    own = _OWN / f"{path.name}.yaml"
-    return own if path.parent == Path() and own.is_file() and not path.exists() else path
 
 
 def load_over(
@@ -116,41 +119,25 @@ def _text_of(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
+        return content.decode("utf-8-sig", errors="strict" if len(content) <= MAX_BYTES else "ignore")
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
         own = ", ".join(sorted(file.stem for file in _OWN.glob("*.yaml")))
         raise UserError(
             f"{path}: the file must be there to read, got: {reason}. Check the path; these are built in: {own}."
         ) from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{path}: the file must be at most {MAX_BYTES} bytes, got more. Shorten it.")
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = content[error.start]
-        rule = f"the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
-        raise UserError(f"{path}:{line}: {rule}") from None
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+        raise UserError(
+            f"{path}:{line}: the file must be UTF-8 text, got byte 0x{byte:02x}. Save it as UTF-8."
+        ) from None
 
 
 def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
     def place(path: KeyPath) -> str:
-        for length in range(len(path), 0, -1):
-            if path[:length] in places:
-                return places[path[:length]]
-        return source
+        return next((places[path[:n]] for n in range(len(path), 0, -1) if path[:n] in places), source)
 
     return place
-
-
-def _laid_over_defaults(given: Mapping[str, Any], place: Place, *, has_model: bool) -> dict[str, Any]:
-    """`given` over the defaults, key by key: a section that names one key keeps the defaults of its others.
-
-    pydantic alone would fill `loss: {replay: {anchor: old}}` from the class's defaults, which may be another section's.
-    """
-    values = defaults_of(to_plain(RunConfig()), has_model=has_model)
-    _lay_over(values, given, (), place)
-    return values
 
 
 def _lay_over(values: dict[str, Any], given: Mapping[str, Any], above: KeyPath, place: Place) -> None:
@@ -181,7 +168,8 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None
-    free = next((path[:length] for length in range(1, len(path)) if _is_key(path[:length])), None)
+    above = (path[:length] for length in range(1, len(path)))
+    free = next((key for key in above if isinstance(schema_entries().get(key), Key)), None)
     if free is not None:  # a key inside a free mapping: environment.options.hops
         inner = path[len(free) :]
         entry = schema_entries()[free]
@@ -192,17 +180,11 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     for name in reversed(free or path):
         value = {name: value}
     _lay_over(values, value, (), lambda _: source)
-    places[path] = source
-    for key in [key for key in places if key[: len(path)] == path]:
-        places[key] = source
+    places |= dict.fromkeys([path, *(key for key in places if key[: len(path)] == path)], source)
 
 
 def _without_password(text: str) -> str:
     return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
-
-
-def _is_key(path: KeyPath) -> bool:
-    return isinstance(schema_entries().get(path), Key)
 
 
 def _with_inner(there: Any, above: KeyPath, names: KeyPath, value: Any, source: str) -> Any:
@@ -218,16 +200,13 @@ def _with_inner(there: Any, above: KeyPath, names: KeyPath, value: Any, source: 
 
 
 def _unknown(path: KeyPath) -> str:
-    dotted = shown(".".join(path))
-    known = dotted_keys()
-    # A key some sections too high is the first of its name below, the nearest; then what is spelled alike.
+    """A known key of the same name, the one least deep below the same section first; else one that is spelled alike."""
+    dotted, known = shown(".".join(path)), dotted_keys()
     above = "".join(f"{name}." for name in path[:-1])
+    last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
     below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
-    below.sort(key=lambda key: key.count("."))
-    similar = below[0] if below else nearest(dotted, known)
-    if similar is None:  # a key in the wrong section or at the top: compare the last part alone
-        last = {key.rpartition(".")[2]: key for key in reversed(known)}
-        similar = last.get(nearest(dotted.rpartition(".")[2], last, cutoff=0.8) or "")
+    similar = min(below, key=lambda key: key.count("."), default=None) or nearest(dotted, known)
+    similar = similar or last.get(nearest(path[-1], last, cutoff=0.8) or "")
     advice = f"Did you mean {similar}?" if similar else _keys_of(path[:-1])
     return f"{dotted} must be a known key, got an unknown one. {advice}"
 
@@ -264,8 +243,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
             break
         path, value = (*path, part), value[part]
     entry = schema_entries().get(path)
-    inside = tuple(_inside(details["loc"][len(path) :], value))
-    if inside:
+    if inside := tuple(_inside(details["loc"][len(path) :], value)):
         unknown = details["type"] == "extra_forbidden"
         rule = "be a known key" if unknown else details["msg"].partition("should ")[2] or "be given"
         got = "an unknown one" if unknown else _quoted(details["input"])
@@ -275,7 +253,14 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
         default = entry.default_with(values["model"]["path"])
         return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
-    return _rule_of_several(details, path, place)
+    # A rule over several keys, said by the model in the agreed form: placed at the first key it names, which may lie in
+    # a free mapping or a list, such as context.options.budget.
+    message = str(details.get("ctx", {}).get("error", details["msg"]))
+    named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
+    parts = [part[:length] for part in named for length in range(len(part), 0, -1)]
+    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else _ENTRIES)]
+    path = next((key for key in keys if place(key) != place(())), path)
+    return path, f"{place(path)}: {message}"
 
 
 def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
@@ -284,19 +269,6 @@ def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
         if isinstance(value, Mapping) and part in value:
             yield str(part)
             value = value[part]
-
-
-def _rule_of_several(details: ErrorDetails, section: KeyPath, place: Place) -> tuple[KeyPath, str]:
-    """A rule over several keys, said by the model in the agreed form; placed at the first key it names."""
-    message = str(details.get("ctx", {}).get("error", details["msg"]))
-    named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
-    # What is named may lie in a free mapping or a list: context.options.budget.
-    parts = [path[:length] for path in named for length in range(len(path), 0, -1)]
-    keys = [path for path in parts if isinstance(schema_entries().get(path), Key if len(path) == 1 else _ENTRIES)]
-    nowhere = place(())
-    written = [path for path in keys if place(path) != nowhere]
-    path = written[0] if written else section
-    return path, f"{place(path)}: {message}"
 
 
 def _quoted(value: object) -> str:

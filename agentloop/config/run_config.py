@@ -12,9 +12,9 @@ from pydantic import Field, model_validator
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
-from agentloop.config.sections.environments.environment_section import EnvironmentSection
-from agentloop.config.sections.environments.shares import (
+from agentloop.config.sections.environments import (
     EnvironmentPart,
+    EnvironmentSection,
     EnvironmentShares,
     check_environments,
     environment_parts,
@@ -54,8 +54,7 @@ class RunConfig(Section):
     algorithm: Literal[
         "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
     ] = Field(
-        "grpo",
-        description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md.",
+        "grpo", description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md."
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")

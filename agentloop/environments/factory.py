@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.adapters.adapter import Adapter
 from agentloop.environments.adapters.gymnasium_text import GymnasiumText
 from agentloop.environments.adapters.openenv import OpenEnv

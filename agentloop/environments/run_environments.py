@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.environments.shares import EnvironmentPart, said_of
+from agentloop.config.sections.environments import EnvironmentPart, said_of
 from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task

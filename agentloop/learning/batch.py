@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.log_probs import Drift, log_ratios, sum_by_trajectory, trajectory_drift
+from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objectives import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
@@ -76,14 +76,14 @@ class Batch(TokenRows):
 
         1 / their number where there is none: then nothing is divided by it but zeros.
         """
-        count = self.num_trajectories
-        trained = sum_by_trajectory(self.loss_mask, self.trajectory, count) > 0
-        has_signal = sum_by_trajectory(self.loss_mask & (self.advantages != 0), self.trajectory, count) > 0
-        shares = [
-            has_signal[stream].sum().clamp_min(1).double() / trained[stream].sum().clamp_min(1)
-            for stream in (~self.replayed, self.replayed)
-        ]
-        return torch.where(self.replay_mask, shares[1], shares[0])
+        replayed, count = self.replayed, self.num_trajectories
+        tokens = torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
+        trained, has_signal = sum_by_trajectory(tokens, self.trajectory, count) > 0
+        streams = torch.stack([~replayed, replayed])
+        shares: Tensor = (streams & has_signal).sum(dim=1).clamp_min(1).double() / (streams & trained).sum(
+            dim=1
+        ).clamp_min(1)
+        return shares[self.replay_mask.long()]
 
     def objective_input(
         self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
@@ -206,14 +206,11 @@ def bound_negative(row: BatchRow, share: float) -> BatchRow:
 
 
 def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence[int]) -> list[list[int]]:
-    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none
-    twice.
+    """Positions of the trajectories of each of the ceil(len(groups) / size) mini-batches; none lost, none twice.
 
-    `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are
-    spread as evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Replayed
-    trajectories follow them in proportion, so that every mini-batch has the batch's fresh:replay split within
-    one trajectory; with fewer groups than mini-batches that is impossible, and they are spread evenly. Which
-    go where depends on `seed` alone.
+    `groups` names the group of each fresh trajectory, None for a replayed one. Groups stay whole and are distributed as
+    evenly as their sizes allow, so a mini-batch can be larger or smaller than `size`. Each has the batch's fresh:replay
+    split within one trajectory, where there are groups for all. Which go where depends on `seed` alone.
     """
     count = -(-len(groups) // size)
     if count == 0:
@@ -309,23 +306,6 @@ class ScoredBatch:
             None if ref is None else ref[positions, :width],
             None if critic is None else critic.select(positions, width),
             None if weights is None else weights[positions, :width],
-        )
-
-    def token_log_drift(self) -> Tensor:
-        """old - behavior of every action token, [B, T] nats, clamped; NaN elsewhere and where behavior is not known."""
-        batch = self.batch
-        known = batch.response_mask & ~batch.behavior_log_probs.isnan()
-        logs = log_ratios(self.old_log_probs, batch.behavior_log_probs.to(self.old_log_probs.dtype), known)
-        return torch.where(known, logs, torch.nan)
-
-    def drift(self) -> Drift:
-        """The drift of every trajectory of the batch."""
-        return trajectory_drift(
-            self.old_log_probs,
-            self.batch.behavior_log_probs,
-            response_mask=self.batch.response_mask,
-            trajectory=self.batch.trajectory,
-            count=self.batch.num_trajectories,
         )
 
 

@@ -48,7 +48,8 @@ class CriticLog(StepLog):
     trained: int = 0
 
     def metrics(self) -> dict[str, float]:
-        metrics = self.step_metrics("critic")
+        """What `step_metrics` leaves out."""
+        metrics: dict[str, float] = {}
         if self.losses:
             metrics["critic/vf_loss"] = sum(self.losses) / len(self.losses)
         if self.trained:

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from agentloop.algorithms.corrections import Correction, correct
-from agentloop.algorithms.heterogeneous import (
-    Normalise,
-    StreamLoss,
-    anchor_log_probs,
-    heterogeneous_loss,
-    token_weights,
-)
+from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss, unclipped
@@ -236,39 +230,25 @@ def accumulate_gradients(
     which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is. Several ranks share the passes;
     the sharded gradients and the result are sums over all of them.
     """
-    batch = mini.batch
-    totals.begin_step(batch.loss_mask, batch.trajectory)
-    weights = _weights(batch, config, normalise=config.loss.normalise, replay_weight=config.replay.weight)
-    own_weights = _weights(batch, config, normalise="per_stream", replay_weight=1.0)
+    batch, shares = mini.batch, _shares_of(mini, config)
     # Summed on the device: reading a number would make every pass wait.
-    loss, kl = torch.zeros(2, dtype=torch.float64, device=actor.device)
-    moved = torch.zeros((2, 2), dtype=torch.float64, device=actor.device)
+    sums = torch.zeros(6, dtype=torch.float64, device=actor.device)
     contributing = _contributing(batch, config, losses)
-    signal_share = batch.signal_share
-    max_tokens = config.batch.micro_batch_tokens
-    cuts = _passes(batch, contributing, losses, max_tokens=max_tokens, packs=actor.packs)
+    cuts = _passes(batch, contributing, losses, max_tokens=config.batch.micro_batch_tokens, packs=actor.packs)
     for cut in ranks.share(cuts):
         positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
         micro = mini.select(positions)
         if cut is None:
             _idle_pass(actor, micro.batch)
-            continue
-        width = micro.batch.token_ids.shape[1]
-        pass_loss, pass_kl, pass_moved = _backward(
-            actor,
-            micro,
-            config,
-            losses=losses,
-            shares=_Shares(weights[positions, :width], own_weights[positions, :width], signal_share[positions]),
-            totals=totals,
-        )
-        loss += pass_loss
-        kl += pass_kl
-        moved += pass_moved
-    sums = ranks.sum(torch.cat([loss[None], kl[None], moved.flatten()])).tolist()
-    totals.sum_over(ranks)
-    distances = [(sums[2], sums[3]), (sums[4], sums[5])]
-    return StepLoss(sums[0], sums[1], next((s / n for s, n in distances if n), None))
+        else:
+            part = shares.select(positions, micro.batch.token_ids.shape[1])
+            sums += _backward(actor, micro, config, losses=losses, shares=part, totals=totals)
+    totals.count_step(batch.loss_mask, batch.trajectory)
+    if ranks.several:
+        totals.sum_over(ranks)
+    loss, kl, *fresh, replayed, tokens = ranks.sum(sums).tolist()
+    moved, count = fresh if fresh[1] else (replayed, tokens)
+    return StepLoss(loss, kl, moved / count if count else None)
 
 
 def _idle_pass(actor: Actor, batch: Batch) -> None:
@@ -277,19 +257,6 @@ def _idle_pass(actor: Actor, batch: Batch) -> None:
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=False
     )
     torch.autograd.backward((log_probs * 0.0).sum())
-
-
-def _weights(batch: Batch, config: RunConfig, *, normalise: Normalise, replay_weight: float) -> Tensor:
-    weights = token_weights(
-        batch.loss_mask,
-        batch.trajectory,
-        replay_mask=batch.replay_mask,
-        mode=config.loss.aggregation,
-        norm_length=config.loss.norm_length,
-        normalise=normalise,
-        replay_weight=replay_weight,
-    )
-    return weights * batch.loss_weights[:, None]
 
 
 def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tensor:
@@ -317,35 +284,59 @@ def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens
 
 @dataclass(frozen=True)
 class _Shares:
-    """What the rows of one pass are in the whole step."""
+    """What the rows are in the whole optimizer step, and the anchors of their ratios."""
 
     weights: Tensor
     """[B, T]: of each token."""
     own_weights: Tensor
     """[B, T]: as if its stream were alone."""
+    anchors: Tensor
+    """[B, T] nats."""
     signal: Tensor
-    """[B]: of the trajectories of the row's stream with an advantage."""
+    """[B]: share of the trajectories of the row's stream with an advantage."""
+
+    def select(self, positions: Tensor, width: int) -> _Shares:
+        weights, own_weights, anchors = (
+            whole[positions, :width] for whole in (self.weights, self.own_weights, self.anchors)
+        )
+        return _Shares(weights, own_weights, anchors, self.signal[positions])
+
+
+def _shares_of(mini: ScoredBatch, config: RunConfig) -> _Shares:
+    batch, loss = mini.batch, config.loss
+    weights_by = partial(
+        token_weights,
+        batch.loss_mask,
+        batch.trajectory,
+        replay_mask=batch.replay_mask,
+        mode=loss.aggregation,
+        norm_length=loss.norm_length,
+    )
+    row_weights = batch.loss_weights[:, None]
+    return _Shares(
+        weights=weights_by(normalise=loss.normalise, replay_weight=config.replay.weight) * row_weights,
+        own_weights=weights_by(normalise="per_stream", replay_weight=1.0) * row_weights,
+        anchors=anchor_log_probs(
+            mini.old_log_probs,
+            batch.behavior_log_probs,
+            replay_mask=batch.replay_mask,
+            fresh=loss.fresh.anchor,
+            replay=loss.replay.anchor,
+            hinted=None if loss.hinted is None else (batch.hinted, loss.hinted.anchor),
+        ),
+        signal=batch.signal_share,
+    )
 
 
 def _backward(
-    actor: Actor,
-    micro: ScoredBatch,
-    config: RunConfig,
-    *,
-    losses: StreamLosses,
-    shares: _Shares,
-    totals: UpdateTotals,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One forward-backward pass: its share of the loss, of the KL, and how far the policy has moved."""
+    actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: StreamLosses, shares: _Shares, totals: UpdateTotals
+) -> Tensor:
+    """One forward-backward pass: [6] its share of the loss, of the KL, and what `_moved` counts."""
     batch, section = micro.batch, config.loss
     log_probs, entropies = actor.log_probs(
-        batch.token_ids,
-        batch.attention_mask,
-        batch.response_mask,
-        batch.temperature,
-        entropy=section.entropy_coef > 0,
+        batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
     )
-    inputs = batch.objective_input(log_probs, _anchors(micro, config), signal_share=shares.signal)
+    inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
     result = heterogeneous_loss(
         inputs,
         replay_mask=batch.replay_mask,
@@ -374,24 +365,14 @@ def _backward(
         # An objective of one's own that trains none of these rows may give a plain 0; other ranks wait for the pass.
         loss = loss + (log_probs * 0.0).sum()
     torch.autograd.backward(loss)
+    moved = _moved(log_probs.detach(), micro)
     totals.add(result, batch.loss_mask, weights=shares.own_weights, trajectory=batch.trajectory)
-    return loss.detach(), kl.detach(), _moved(log_probs.detach(), micro)
+    return torch.cat([torch.stack([loss.detach(), kl.detach()]), moved])
 
 
 def _moved(log_probs: Tensor, micro: ScoredBatch) -> Tensor:
-    """[2, 2]: of fresh and of replayed trained tokens, the sum of k3 against the old log-probs, and their number."""
+    """[4]: sum of k3 against the old log-probs, and number, of fresh trained tokens; then of replayed ones."""
     mask, replayed = micro.batch.loss_mask, micro.batch.replay_mask[:, None]
     distance = kl_estimate(micro.old_log_probs, log_probs, mask, "k3").double()
     masks = torch.stack([mask & ~replayed, mask & replayed])
-    return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1)
-
-
-def _anchors(scored: ScoredBatch, config: RunConfig) -> Tensor:
-    return anchor_log_probs(
-        scored.old_log_probs,
-        scored.batch.behavior_log_probs,
-        replay_mask=scored.batch.replay_mask,
-        fresh=config.loss.fresh.anchor,
-        replay=config.loss.replay.anchor,
-        hinted=None if config.loss.hinted is None else (scored.batch.hinted, config.loss.hinted.anchor),
-    )
+    return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()

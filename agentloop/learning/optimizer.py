@@ -30,11 +30,9 @@ def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int)
     if iteration <= warm_up:
         return section.learning_rate * iteration / (warm_up + 1)
     progress = min(1.0, (iteration - 1 - warm_up) / max(1, iterations - 1 - warm_up))
-    course = {
-        "constant": 1.0,
-        "linear": 1.0 - progress,
-        "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
-    }[section.schedule]
+    course = {"constant": 1.0, "linear": 1.0 - progress, "cosine": (1.0 + math.cos(math.pi * progress)) / 2}[
+        section.schedule
+    ]
     factor = 1.0 if section.schedule == "constant" else section.final_factor + (1.0 - section.final_factor) * course
     return section.learning_rate * factor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from agentloop.learning.batch import (
 from agentloop.learning.critic_update import CriticLearner, CriticLog, mean_reward_kl, value_metrics, with_values
 from agentloop.learning.gradients import accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
-from agentloop.learning.update_stats import UpdateResult, UpdateTotals, update_result
+from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.memory import choose_checkpointing, memory_suffices
@@ -64,9 +64,10 @@ class _Log(StepLog):
     kl_losses: list[float] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
-        metrics = self.step_metrics("actor")
+        """What `step_metrics` leaves out."""
+        metrics: dict[str, float] = {}
         if self.sampling_gap is not None:
-            metrics |= {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
+            metrics = {"actor/sampling_gap": self.sampling_gap, RECOMPUTED: 0.0}
         if self.held_steps:
             metrics["actor/held_steps"] = float(self.held_steps)
         if self.kl_losses:
@@ -82,13 +83,7 @@ class Trainer:
     """Updates the actor's weights in place and owns its optimizer. Its only randomness is the seeded plan."""
 
     def __init__(
-        self,
-        actor: Actor,
-        config: RunConfig,
-        *,
-        authors: AuthorTable,
-        reference: Actor | None,
-        ranks: Ranks = ALONE,
+        self, actor: Actor, config: RunConfig, *, authors: AuthorTable, reference: Actor | None, ranks: Ranks = ALONE
     ) -> None:
         """On several `ranks` the actor is sharded over them, and each makes the same calls with the same arguments."""
         for name, coef in (("loss_coef", config.kl.loss_coef), ("reward_coef", config.kl.reward_coef)):
@@ -118,19 +113,11 @@ class Trainer:
         each of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`,
         `kl.early_stop`).
 
-        A step without a signal (no advantage but 0 and no KL or entropy term, or a gradient of exactly 0)
-        leaves weights, moments and step counts as they are; so does one with a NaN or infinite loss or
-        gradient.
-
-        Metrics: `pg_loss` of a stream is its token loss under the configured aggregation with the stream's
-        own denominator, mean over optimizer steps; without replay, KL and entropy term it is the optimised
-        loss. Clip fractions are over all trained tokens of the stream; `ratio_*` and `approx_kl`, the mean of
-        (r - 1) - log r against the anchor, over those that had a gradient pass. Before the first step:
-        `drift_*` and `ess` (of the replay stream also by age) over action tokens, and `actor/entropy`, the mean
-        over the fresh rows' action tokens. `grad_norm` is before clipping.
+        A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
+        moments and step counts as they are. docs/reading-a-run.md explains the metrics.
 
         Rows that are `scored` need no pass for their old log-probs. Where those are found to be further than
-        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins anew with recomputed ones.
+        SAMPLING_GAP_BOUND from what the first step's passes say, the update begins again with recomputed ones.
 
         Raises TrainingStopped for a NaN or infinite loss or gradient if `optimizer.on_bad_gradient` is stop,
         UserError where a GPU's memory ends, and, before anything has changed, UnknownAnchor for a trained token without
@@ -154,11 +141,10 @@ class Trainer:
 
         Said at first, and when it changes.
         """
-        if self._actor.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._actor.device)
         passes = self._actor.passes
-        if passes.recomputes or self._ranks.several:
+        if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
             return None
+        torch.cuda.reset_peak_memory_stats(self._actor.device)
         tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
         note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
         if self._critic is not None:
@@ -183,9 +169,9 @@ class Trainer:
         metrics |= correction
         if before_steps is not None:
             before_steps(scored)
-        rates = self._begin(iteration)
-        totals = UpdateTotals(scored.batch.replayed)
         log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
+        totals = UpdateTotals(scored.batch.replayed)
+        rates = self._begin(iteration)
         log.held = self._critic is not None and iteration <= self._config.critic.warmup_iterations
         for members in self._plan(batch, iteration):
             chosen = torch.isin(
@@ -193,11 +179,11 @@ class Trainer:
             )
             mini = scored.select(chosen.nonzero()[:, 0])
             self._step_both(mini, totals, (log, critic_log), iteration=iteration)
-        metrics |= log.metrics() | rates
-        if self._critic is not None:
-            metrics |= critic_log.metrics()
-        metrics |= self._feed_kl(scored)
         result = update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
+        metrics |= log.step_metrics("actor") | log.metrics() | rates
+        if self._critic is not None:
+            metrics |= critic_log.step_metrics("critic") | critic_log.metrics()
+        metrics |= self._feed_kl(scored)
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
@@ -210,12 +196,14 @@ class Trainer:
             rates["critic/learning_rate"] = self._critic.begin(iteration=iteration)
         return rates
 
-    def _plan(self, batch: Batch, iteration: int) -> Iterator[list[int]]:
+    def _plan(self, batch: Batch, iteration: int) -> list[list[int]]:
         """The trajectories of each optimizer step."""
         groups = [None if member.stream == REPLAY else member.trajectory.record.group for member in batch.members]
+        plan: list[list[int]] = []
         for epoch in range(self._config.batch.ppo_epochs):
             seed = (self._config.run.seed, iteration, epoch)
-            yield from plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
+            plan += plan_mini_batches(groups, self._config.batch.mini_batch, seed=seed)
+        return plan
 
     def _step_both(
         self, mini: ScoredBatch, totals: UpdateTotals, logs: tuple[_Log, CriticLog], *, iteration: int
@@ -253,7 +241,7 @@ class Trainer:
         batch = build_batch(rows, self._authors)
         scored = score_batch(batch, self._actor, None, self._config, reuse=True, ranks=self._ranks)
         totals = UpdateTotals(scored.batch.replayed)
-        totals.add_drift(scored.drift())
+        totals.add_drift(drift_of(scored))
         return update_result(scored, totals, ess_weights=self._config.replay.ess.weights)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
@@ -328,15 +316,15 @@ class Trainer:
                 )
             log.skipped_bad_gradient += 1
             return
-        totals.merge(step_totals)
         limit = self._config.kl.early_stop
         if limit is not None and step.moved is not None and step.moved > limit:
             self._optimizer.clear_gradients()
             log.held, log.held_steps = True, log.held_steps + 1
-            return
-        if self._config.kl.loss_coef > 0:
-            log.kl_losses.append(step.kl)
-        log.apply(self._optimizer, norm)
+        else:
+            if self._config.kl.loss_coef > 0:
+                log.kl_losses.append(step.kl)
+            log.apply(self._optimizer, norm)
+        totals.merge(step_totals)
 
 
 def _rewards_here(config: RunConfig) -> bool:

@@ -4,25 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.algorithms.log_probs import Drift, EssWeights, sum_by_trajectory
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios, sum_by_trajectory
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
 from replay.records import FRESH, REPLAY, age_bucket
 
 ESS_BY_AGE = "actor/replay/ess/age_"
 """Begins the names of the ESS metrics of the replay stream's age buckets."""
+EssWeights = Literal["mean", "sequence", "token"]
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""
 _OF_PASSES = ("clipped", "clipped_lower", "scored", "ratio", "approx_kl", "pg_loss")
 """Sums that gradient passes add to."""
 _QUANTILES = (1, 50, 99)
 """Percent."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """exp(old_log_probs - behavior_log_probs) over each trajectory's action tokens; all [N] float64 but the first."""
+
+    token_logs: Tensor
+    """[B, T] nats, clamped: log drift of each token; NaN where it is not known."""
+    tokens: Tensor
+    """Action tokens whose behavior log-prob is known; where this is 0 the other arrays say nothing."""
+    sum: Tensor
+    max: Tensor
+    weight: Tensor
+    """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
+    sequence_weight: Tensor
+    """exp(their sum, clamped to 20 nats): the importance weight of the whole trajectory."""
+    squares: Tensor
+    """Sum of exp(2 d)."""
+    kl_sum: Tensor
+    """Sum of exp(d) - d - 1 with d = the log drift: estimates KL(behavior || old)."""
+
+    def effective_sample_size(self, trajectories: Tensor, weights: EssWeights) -> float:
+        """(sum w)^2 / (n sum w^2) over some trajectories, each with a token, chosen by [N] bool or by their indices.
+
+        n counts trajectories, and w is the geometric mean of a trajectory's ratios (`mean`) or their product
+        (`sequence`); or n counts tokens, and w is each one's own ratio (`token`).
+        """
+        if weights == "token":
+            tokens, total, squares = (part[trajectories].sum() for part in (self.tokens, self.sum, self.squares))
+            return float(total**2 / (tokens * squares))
+        return effective_sample_size((self.weight if weights == "mean" else self.sequence_weight)[trajectories])
+
+
+def trajectory_drift(
+    old_log_probs: Tensor, behavior_log_probs: Tensor, *, response_mask: Tensor, trajectory: Tensor, count: int
+) -> Drift:
+    """Drift of `count` trajectories; `trajectory` [B] is each row's. Unknown log-probs are left out."""
+    known = response_mask & ~behavior_log_probs.isnan()
+    logs = log_ratios(old_log_probs, behavior_log_probs, known)
+    precise = logs.double()
+    parts = (known, precise, precise.exp() * known, (2 * precise).exp() * known, precise.expm1() - precise)
+    tokens, total_log, total, squares, kl = sum_by_trajectory(torch.stack(parts), trajectory, count)
+    highest = torch.where(known, precise, -torch.inf).amax(dim=1)
+    return Drift(
+        token_logs=torch.where(known, logs, torch.nan),
+        tokens=tokens,
+        sum=total,
+        max=torch.full_like(total, -torch.inf).scatter_reduce(0, trajectory, highest, "amax").exp(),
+        weight=(total_log / tokens.clamp_min(1)).exp(),
+        sequence_weight=total_log.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
+        squares=squares,
+        kl_sum=kl,
+    )
+
+
+def drift_of(scored: ScoredBatch) -> Drift:
+    """The drift of every trajectory of the batch."""
+    batch = scored.batch
+    return trajectory_drift(
+        scored.old_log_probs,
+        batch.behavior_log_probs,
+        response_mask=batch.response_mask,
+        trajectory=batch.trajectory,
+        count=len(batch.members),
+    )
+
+
+def effective_sample_size(weights: Tensor) -> float:
+    """(sum w)^2 / (N sum w^2) of [N] positive weights: 1 when all are equal, 1 / N when one has all."""
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
 @dataclass(frozen=True)
@@ -66,29 +137,24 @@ class UpdateTotals:
         self.steps = {False: 0, True: 0}
         """Optimizer steps in which each stream (replayed or not) had a trained token."""
 
-    def begin_step(self, loss_mask: Tensor, trajectory: Tensor) -> None:
+    def count_step(self, loss_mask: Tensor, trajectory: Tensor) -> None:
         """Count the trained tokens of an optimizer step's rows."""
-        self.trained += sum_by_trajectory(loss_mask, trajectory, len(self.trained))
+        self.trained.index_add_(0, trajectory, loss_mask.sum(dim=1).double())
         for replayed in self.steps:
             self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
 
     def add(self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor) -> None:
         """One gradient pass; `weights` are those of each stream alone."""
-        count = len(self.trained)
-        ratios = result.log_ratios.double().exp()
+        policy, ratios = result.policy, result.log_ratios.double().exp()
         surprise = ratios - 1 - result.log_ratios.double()
-        self.clipped += sum_by_trajectory(result.policy.clipped, trajectory, count)
-        self.clipped_lower += sum_by_trajectory(result.policy.clipped_lower, trajectory, count)
-        self.scored += sum_by_trajectory(loss_mask, trajectory, count)
-        self.ratio += sum_by_trajectory(ratios * loss_mask, trajectory, count)
-        self.approx_kl += sum_by_trajectory(surprise * loss_mask, trajectory, count)
-        self.pg_loss += sum_by_trajectory(result.policy.loss.detach() * weights, trajectory, count)
+        parts = (policy.clipped, policy.clipped_lower, loss_mask, ratios * loss_mask, surprise * loss_mask)
+        sums = sum_by_trajectory(torch.stack([*parts, policy.loss.detach() * weights]), trajectory, len(self.trained))
+        for name, added in zip(_OF_PASSES, sums, strict=True):
+            getattr(self, name).add_(added)
         self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
         """What the passes of all ranks add up to; trained tokens every rank has counted for itself."""
-        if not ranks.several:
-            return
         sums = ranks.sum(torch.stack([getattr(self, name) for name in _OF_PASSES]))
         for name, total in zip(_OF_PASSES, sums, strict=True):
             setattr(self, name, total)
@@ -150,13 +216,13 @@ class UpdateResult:
 
 def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
     """Drift from the scored batch, ratios and losses from the totals of its gradient passes, if there were any."""
-    batch, drift = scored.batch, scored.drift()
+    batch, names = scored.batch, scored.batch.trajectory_ids
+    drift = drift_of(scored)
     ages = [age_bucket(member.staleness) if member.stream == REPLAY else None for member in batch.members]
-    log_drift = scored.token_log_drift()
-    metrics = drift_metrics(drift, batch.replayed, ages, ess_weights=ess_weights)
+    metrics = drift_metrics(drift, totals.replayed, ages, ess_weights=ess_weights)
     return UpdateResult(
-        metrics | drift_quantiles(log_drift.exp(), batch.replay_mask) | totals.metrics(),
-        row_stats(drift, totals, batch.trajectory_ids),
+        metrics | drift_quantiles(drift.token_logs.exp(), batch.replay_mask) | totals.metrics(),
+        row_stats(drift, totals, names),
         _mean_advantages(scored),
     )
 

@@ -1,5 +1,6 @@
 """AgentEvolver's heterogeneous loss, written from its formula, against the documented configuration."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from agentloop.config import RunConfig
 from agentloop.learning.batch import ScoredBatch
+from agentloop.learning.gradients import corrected
 from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -25,15 +27,17 @@ def documented(**loss: Any) -> RunConfig:
     return run_config(**{**sections, "loss": {**sections["loss"], **loss}})
 
 
-def rows_of(hinted: str) -> ScoredBatch:
-    """Six trajectories of one row each; which of them were sampled in sight of a hint: none, all or some."""
+def rows_of(hinted: str, segments: int = 1) -> ScoredBatch:
+    """Six trajectories; which were sampled in sight of a hint (none, all or some), their last segments alone.
+
+    There a trajectory is one row; with two `segments` every second one has two.
+    """
     rows = []
     for index, row in enumerate(mixed_rows(fresh=6, replayed=0)):
+        *parts, last = row.trajectory.segments[:segments]
         if hinted == "all" or (hinted == "some" and index % 2):
-            parts = tuple(replace(part, behavior_context="hinted") for part in row.trajectory.segments[:1])
-        else:
-            parts = row.trajectory.segments[:1]  # there a trajectory is one row
-        rows.append(replace(row, trajectory=replace(row.trajectory, segments=parts)))
+            last = replace(last, behavior_context="hinted")
+        rows.append(replace(row, trajectory=replace(row.trajectory, segments=(*parts, last))))
     return scored_rows(tiny_actor(seed=0), rows, old=tiny_actor(seed=1))
 
 
@@ -58,10 +62,15 @@ def written(log_probs: Tensor, scored: ScoredBatch, aggregation: str) -> Tensor:
     return (token * m).sum() / m.shape[1]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("hinted", ["none", "all", "some"])
-def test_documented_configuration_is_agent_evolvers_loss(aggregation: str, hinted: str) -> None:
-    actor, scored = tiny_actor(seed=0), rows_of(hinted)
+@pytest.mark.parametrize(
+    ("aggregation", "hinted", "segments"),
+    [
+        *((aggregation, hinted, 1) for aggregation in AGGREGATIONS for hinted in ("none", "all", "some")),
+        ("token-mean", "some", 2),  # one segment in sight of a hint makes all rows of its trajectory hinted ones
+    ],
+)
+def test_documented_configuration_is_agent_evolvers_loss(aggregation: str, hinted: str, segments: int) -> None:
+    actor, scored = tiny_actor(seed=0), rows_of(hinted, segments)
     batch = scored.batch
     length = batch.loss_mask.shape[1] / batch.num_trajectories if aggregation.endswith("norm") else None
     config = documented(aggregation=aggregation, norm_length=length)
@@ -85,3 +94,24 @@ def test_hinted_rows_are_trained_as_fresh_ones_unless_asked_for() -> None:
     plain, hinted = (gradients(actor, rows_of(rows), run_config()) for rows in ("none", "all"))
     assert plain[0] == hinted[0]
     assert torch.equal(plain[1], hinted[1])
+
+
+def test_correction_of_hinted_rows_weighs_all_their_segments_and_no_others() -> None:
+    """By the ratio old / behavior of the whole trajectory; the other fresh rows have a correction of their own."""
+    scored = rows_of("some", 2)
+    hinted = {"missing_log_probs": "recompute", "correction": {"kind": "truncate", "level": "sequence"}}
+    fresh = {"missing_log_probs": "recompute", "correction": {"kind": "mask", "ratio_high": 1.5}}
+    found, metrics = corrected(scored, documented(hinted=hinted, fresh=fresh).loss)
+    batch, weights = scored.batch, found.importance_weights
+    assert weights is not None and batch.hinted.tolist() == [False, True, True] * 3
+    for number in range(6):
+        of_it = batch.response_mask & (batch.trajectory == number)[:, None]
+        drift = (scored.old_log_probs - batch.behavior_log_probs)[of_it].double()
+        if number % 2:
+            expected = torch.full_like(drift, min(2.0, math.exp(float(drift.sum()))))
+        else:
+            expected = drift.exp() * (drift.exp() <= 1.5)
+        torch.testing.assert_close(weights[of_it], expected)
+    for name, rows in (("hinted", batch.hinted), ("fresh", ~batch.hinted)):
+        trained = weights[batch.loss_mask & rows[:, None]]
+        assert metrics[f"actor/{name}/importance_weight_mean"] == pytest.approx(float(trained.mean()))

@@ -1,93 +1,10 @@
 """What a whole batch makes of its tokens: denominators, baselines, metrics per stream, and the number of updates."""
 
-import math
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from agentloop.algorithms.heterogeneous import token_weights
-from agentloop.training.advantage_estimator import AdvantageEstimator
-from replay.records import BatchRow
-from tests.fakes.batch_rows import (
-    mixed_rows,
-    row,
-    run_config,
-    sampled_by,
-    segment,
-    tiny_actor,
-    trainer,
-)
-
-
-def aggregated(losses: Tensor, mask: Tensor, mode: Any) -> list[float]:
-    """What each row adds to the loss, every row a trajectory of its own."""
-    weights = token_weights(
-        mask,
-        torch.arange(len(mask)),
-        replay_mask=torch.zeros(len(mask), dtype=torch.bool),
-        mode=mode,
-        norm_length=None,
-        normalise="joint",
-        replay_weight=1.0,
-    )
-    result: list[float] = (losses * weights).sum(dim=1).tolist()
-    return result
-
-
-def test_token_mean_weighs_tokens_however_the_rows_are_cut_into_passes() -> None:
-    """10 tokens of loss 1 and 1000 of loss 0: 10 / 1010 = 0.0099. A mean of two rows' means would be 0.5."""
-    mask = torch.zeros(2, 1000, dtype=torch.bool)
-    mask[0, :10] = mask[1] = True
-    losses = mask * torch.tensor([[1.0], [0.0]])
-    short, long = aggregated(losses, mask, "token-mean")
-    assert short + long == pytest.approx(10 / 1010, abs=1e-15)
-    assert round(short + long, 4) == 0.0099
-    assert sum(aggregated(losses, mask, "seq-mean-token-mean")) == pytest.approx(0.5)  # (10 / 10 + 0 / 1000) / 2
-
-
-def test_row_without_a_trained_token_is_in_no_mean() -> None:
-    """Two rows of losses 1, 3 and 5, and one that was cut short: (2 + 5) / 2 = 3.5, not 7 / 3 and not NaN."""
-    mask = torch.tensor([[True, True], [True, False], [False, False]])
-    losses = torch.tensor([[1.0, 3.0], [5.0, 0.0], [9.0, 9.0]])
-    assert sum(aggregated(losses, mask, "seq-mean-token-mean")) == pytest.approx(3.5)
-
-
-def stored_with(rows: list[BatchRow], rewards: list[float]) -> list[float]:
-    return AdvantageEstimator(run_config()).of_groups([item.trajectory for item in rows], rewards)
-
-
-def test_group_of_one_has_no_advantage() -> None:
-    """Reward 1 of one attempt: 0. Taken raw it would be +1, an imitation of every single success."""
-    assert stored_with([row("alone", segment("uul"))], [1.0]) == [0.0]
-
-
-def test_group_of_equal_rewards_has_no_advantage() -> None:
-    """Seven times 0.3: their mean in floating point is not 0.3, and its error / 1e-6 would be +0.03 for all."""
-    rows = [row(f"t{i}", segment("uul", seed=i)) for i in range(7)]
-    assert stored_with(rows, [0.3] * 7) == [0.0] * 7
-
-
-def test_trajectory_of_six_segments_weighs_as_much_as_one_of_one() -> None:
-    """A success in six segments, a failure in one: 0.5 / sqrt(0.25 + 0.25) = +-0.707.
-
-    Over seven rows it would be mean 6/7 and deviation sqrt(1/7) = 0.378: 0.143 / 0.378 = +0.38 and -0.857 / 0.378 =
-    -2.27.
-    """
-    success = row("success", *[segment("uul", seed=i) for i in range(6)])
-    found = stored_with([success, row("failure", segment("uul", seed=9))], [1.0, 0.0])
-    assert found == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], abs=2e-6)  # the 1e-6 beside the deviation
-
-
-def stored_off_by(item: BatchRow, nats: float) -> BatchRow:
-    parts = [
-        replace(part, tokens=replace(part.tokens, behavior_log_probs=part.tokens.behavior_log_probs + np.float32(nats)))
-        for part in item.trajectory.segments
-    ]
-    return replace(item, trajectory=replace(item.trajectory, segments=tuple(parts)))
+from tests.fakes.batch_rows import mixed_rows, row, run_config, sampled_by, segment, stored_off_by, tiny_actor, trainer
 
 
 def test_clip_fraction_of_a_stream_is_that_of_its_own_tokens() -> None:

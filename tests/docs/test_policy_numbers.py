@@ -12,10 +12,11 @@ import torch
 from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate
-from agentloop.algorithms.log_probs import log_ratios, trajectory_drift
+from agentloop.algorithms.log_probs import log_ratios
 from agentloop.algorithms.objectives import ObjectiveInput
 from agentloop.config.sections.loss import LossSection
 from agentloop.learning.gradients import stream_losses
+from agentloop.learning.update_stats import trajectory_drift
 from tests.docs.blocks import ROOT
 from tests.docs.tables import table
 

@@ -171,3 +171,12 @@ def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
         replace(item, trajectory=replace(item.trajectory, segments=tuple(map(rescored, item.trajectory.segments))))
         for item in rows
     ]
+
+
+def stored_off_by(item: BatchRow, nats: float) -> BatchRow:
+    """A row as a generator stores it whose log-probs are wrong by so much."""
+    parts = tuple(
+        replace(part, tokens=replace(part.tokens, behavior_log_probs=part.tokens.behavior_log_probs + np.float32(nats)))
+        for part in item.trajectory.segments
+    )
+    return replace(item, trajectory=replace(item.trajectory, segments=parts))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 
 PROGRAM = Path(__file__).with_name("mcp_program.py")
 _TO_START_S = 100.0

@@ -36,7 +36,7 @@ WIDE = {"gspo": {"clip_low": 0.9, "clip_high": 9.0}, "gmpo": {"log_ratio_low": 3
 """Old and new weights of these tests are far apart: the usual bounds would clip everything."""
 OWN = """
 def spread(inputs, *, power):
-    ratios = inputs.trajectory_mean(inputs.log_ratios()).exp()
+    ratios = inputs.trajectory_mean(inputs.log_ratios).exp()
     return -inputs.advantages * ratios**power
 """
 CORRECTIONS: list[dict[str, Any]] = [

@@ -37,7 +37,7 @@ def files_of_an_update() -> list[str]:
 def test_an_update_goes_through_few_files() -> None:
     entered = files_of_an_update()
     assert len(set(entered)) <= 10
-    assert len(entered) - len(set(entered)) <= 69
+    assert len(entered) - len(set(entered)) <= 37
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agentloop.algorithms.heterogeneous import HeterogeneousLoss
-from agentloop.algorithms.log_probs import Drift, EssWeights, sum_by_trajectory
+from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
 from agentloop.analysis.whatif.compared_rows import RowChoice, advantages_in_words, bucket_of, buckets_of, choose_rows
 from agentloop.analysis.whatif.losses import WhatIfLoss
@@ -20,7 +20,7 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import ScoredBatch, bound_negative, build_batch, score
 from agentloop.learning.gradients import StreamLosses, accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import sum_gradients_in_float32
-from agentloop.learning.update_stats import UpdateTotals, quantiles
+from agentloop.learning.update_stats import Drift, EssWeights, UpdateTotals, drift_of, quantiles
 from agentloop.models.actor import Actor
 from agentloop.models.reference import reference_policy
 from agentloop.runs.run_folder import RunFolder
@@ -119,7 +119,7 @@ def _measured(
     actor: Actor, ready: Sequence[Ready], scored: ScoredBatch, *, ess_weights: EssWeights, progress: Progress
 ) -> tuple[tuple[PartData, ...], tuple[Effect, ...]]:
     """Bucket by bucket, then all rows together."""
-    batch, drift = scored.batch, scored.drift()
+    batch, drift = scored.batch, drift_of(scored)
     action_tokens = sum_by_trajectory(batch.response_mask, batch.trajectory, batch.num_trajectories)
     buckets = buckets_of(batch.members)
     data: list[PartData] = []

@@ -19,7 +19,7 @@ from replay.tables import row_table, share, yes_or_no
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.config.sections.environments.shares import EnvironmentPart
+    from agentloop.config.sections.environments import EnvironmentPart
 
 
 @app.command(epilog="Example: agentloop replay mix runs/quickstart-001 --set replay.fraction=0.5")

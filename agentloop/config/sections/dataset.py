@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentloop.config.model_defaults import check_unused
 from replay.config import TaskData
 from replay.setting_types import Section
 
@@ -69,13 +70,8 @@ class TasksSection(TaskData, Section):
                 "got false. Set one of them."
             )
         unused = {"none": ("curriculum_decay", "curriculum_floor"), "easy_first": ("curriculum_floor",)}
-        for name in unused.get(self.curriculum, ()):
-            given, default = getattr(self, name), type(self).model_fields[name].default
-            if given != default:
-                raise ValueError(
-                    f"tasks.{name} must be left at {default:g} when tasks.curriculum is {self.curriculum}, got "
-                    f"{given:g}. It would change nothing: remove it, or set tasks.curriculum: learnability."
-                )
+        keys = unused.get(self.curriculum, ())
+        check_unused(self, keys, where="tasks", when=f"tasks.curriculum is {self.curriculum}")
         return self
 
 

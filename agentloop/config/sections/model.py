@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -68,22 +69,13 @@ class LoraSection(Section):
 
     def check(self) -> None:
         """What shapes adapters is not said where there are none."""
-        if self.rank > 0:
-            return
-        for name, value in self:
-            default = LoraSection.model_fields[name].default
-            if value != default:
-                shown = list(value) if isinstance(value, tuple) else value
-                raise ValueError(
-                    f"lora.{name} must be left at {default} when lora.rank is 0, for there are no adapters, "
-                    f"got {shown}. Take it out, or set lora.rank."
-                )
+        if self.rank == 0:
+            check_unused(self, ("alpha", "target_modules"), where="lora", when="lora.rank is 0")
 
 
 class ModelSection(Section):
     path: str | None = Field(
-        None,
-        description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first.",
+        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first."
     )
     revision: str | None = Field(None, description="Commit of a hub model.")
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.model_defaults import defaults_of
+from agentloop.config.model_defaults import check_unused, defaults_of
 from replay.config import BatchSize
 from replay.setting_types import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
@@ -45,14 +45,8 @@ class OptimizerSection(Section):
 
     def check(self, where: str) -> None:
         """Options stand where they act. `where` is the section's own path."""
-        for key, names in _ACTS.items():
-            got, default = getattr(self, key), OptimizerSection.model_fields[key].default
-            if self.name not in names and got != default:
-                shown = list(got) if isinstance(got, tuple) else got
-                raise ValueError(
-                    f"{where}.{key} must be left out when {where}.name is {self.name}, which has none, got {shown}. "
-                    f"Remove it, or set {where}.name: {names[0]}."
-                )
+        keys = [key for key, names in _ACTS.items() if self.name not in names]
+        check_unused(self, keys, where=where, when=f"{where}.name is {self.name}")
 
     def check_shardable(self, where: str) -> None:
         if not self.shardable:
@@ -169,17 +163,14 @@ def check_learning(config: RunConfig) -> None:
 
 
 def _check_kl(config: RunConfig) -> None:
-    kl, default = config.kl, KlSection()
+    kl = config.kl
     if kl.loss_gradient == "importance" and kl.loss_estimator not in ("k1", "k3"):
         raise ValueError(
             f"kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, for others are no estimate of "
             f"the KL that weights could make right, got {kl.loss_estimator}. Change one of them."
         )
-    if kl.target is None and kl.horizon != default.horizon:
-        raise ValueError(
-            f"kl.horizon must be left at {default.horizon} when kl.target is null, got {kl.horizon}. It would change "
-            "nothing: remove it, or set kl.target."
-        )
+    if kl.target is None:
+        check_unused(kl, ("horizon",), where="kl", when="kl.target is null")
     if kl.target is not None and kl.reward_coef == 0.0:
         raise ValueError(
             f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -98,18 +99,10 @@ class RewardSection(Section):
     )
 
     @model_validator(mode="after")
-    def _there_are_functions(self) -> Self:
-        for name in () if self.functions else ("parallel", "timeout_s", "on_error"):
-            given, default = getattr(self, name), type(self).model_fields[name].default
-            if given != default:
-                raise ValueError(
-                    f"reward.{name} must be left at {default} when reward.functions is [], got {given}. It would "
-                    "change nothing: remove it, or name functions."
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _functions_have_names(self) -> Self:
+    def _functions_are_there_with_names(self) -> Self:
+        if not self.functions:
+            keys = ("parallel", "timeout_s", "on_error")
+            check_unused(self, keys, where="reward", when="reward.functions is []")
         names = [row.name for row in self.functions]
         for name in names:
             if names.count(name) > 1 or name in ("environment", "model", "overlong"):

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from agentloop.config.model_defaults import check_unused
 from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
@@ -178,12 +179,7 @@ def check_collection(config: RunConfig) -> None:
     """Raises ValueError where workers can't collect what the run asks for, or the loss can't learn from it."""
     section = config.collection
     if section.by == "loop":
-        for name, default in (("max_staleness", 0), ("samples_per_insert", None)):
-            if getattr(section, name) != default:
-                raise ValueError(
-                    f"collection.{name} must be left out when collection.by is loop, got {getattr(section, name)}: "
-                    "the loop learns from what it has just sampled. Set collection.by: workers."
-                )
+        check_unused(section, ("max_staleness", "samples_per_insert"), where="collection", when="collection.by is loop")
         return
     for key, given, right in _needed(config):
         if given != right:

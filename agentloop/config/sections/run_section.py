@@ -17,8 +17,7 @@ class RunSection(RunLength, Section):
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
     threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
     stop_at_success: Fraction | None = Field(
-        None,
-        description="End early once held-out success reaches this in two evaluations in a row; null: never.",
+        None, description="End early once held-out success reaches this in two evaluations in a row; null: never."
     )
 
 
@@ -26,8 +25,7 @@ class CheckpointSection(Section):
     every: Positive = Field(5, description="Iterations between full checkpoints (weights, optimizer, random states).")
     keep: Positive = Field(2, description="Full checkpoints kept.")
     keep_policies: Positive | Literal["all", "none"] = Field(
-        "none",
-        description="Policy snapshots (weights only) kept, one per publish; needed to verify stored log-probs.",
+        "none", description="Policy snapshots (weights only) kept, one per publish; needed to verify stored log-probs."
     )
 
 

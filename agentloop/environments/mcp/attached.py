@@ -26,7 +26,7 @@ from mcp.types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter
 
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection, ServerGone
 from agentloop.environments.mcp.server_program import submit

@@ -12,7 +12,7 @@ import anyio
 from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.mcp.server_program import ServerProgram
 from agentloop.environments.mcp.transports import bearer, over_http, through_pipes
 from agentloop.errors import one_line

@@ -31,32 +31,21 @@ def aggregate(mask: torch.Tensor = MASK, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("mode", "norm_length", "expected"),
+    ("mode", "norm_length", "joint", "per_stream"),
     [
-        ("token-mean", None, 63 / 6),
-        ("seq-mean-token-sum", None, (7 + 56) / 2),
-        ("seq-mean-token-mean", None, (7 / 3 + 56 / 3) / 2),
-        ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10),
+        ("token-mean", None, 63 / 6, 7 / 3 + 0.5 * 56 / 3),
+        ("seq-mean-token-sum", None, (7 + 56) / 2, 7 + 0.5 * 56),
+        ("seq-mean-token-mean", None, (7 / 3 + 56 / 3) / 2, 7 / 3 + 0.5 * 56 / 3),
+        ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10, 0.7 + 0.5 * 5.6),
     ],
 )
-def test_aggregation_joint_equals_hand_computed_values(mode: str, norm_length: float | None, expected: float) -> None:
-    assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("mode", "norm_length", "expected"),
-    [
-        ("token-mean", None, 7 / 3 + 0.5 * 56 / 3),
-        ("seq-mean-token-sum", None, 7 + 0.5 * 56),
-        ("seq-mean-token-mean", None, 7 / 3 + 0.5 * 56 / 3),
-        ("seq-mean-token-sum-norm", 10.0, 0.7 + 0.5 * 5.6),
-    ],
-)
-def test_aggregation_per_stream_has_its_own_denominators_and_weight(
-    mode: str, norm_length: float | None, expected: float
+def test_aggregation_equals_hand_computed_values(
+    mode: str, norm_length: float | None, joint: float, per_stream: float
 ) -> None:
-    value = aggregate(mode=mode, norm_length=norm_length, normalise="per_stream", replay_weight=0.5)
-    assert value == pytest.approx(expected, abs=1e-12)
+    """One denominator for both streams, or one each, and half the weight for the replayed one."""
+    assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(joint, abs=1e-12)
+    apart = aggregate(mode=mode, norm_length=norm_length, normalise="per_stream", replay_weight=0.5)
+    assert apart == pytest.approx(per_stream, abs=1e-12)
 
 
 @pytest.mark.parametrize("normalise", ["joint", "per_stream"])

@@ -26,12 +26,6 @@ def test_turn_rewards_divide_by_a_deviation_over_trajectories() -> None:
     assert relative(SHORT, SHORT, LONG, normalise_std=True) == pytest.approx([0.25 / scale], rel=1e-12)
 
 
-def test_turn_rewards_of_one_turn_each_are_grpos() -> None:
-    members = [Member(0.0, turn_rewards=(reward,)) for reward in (1.0, 0.0, 0.0, 1.0)]
-    scale = math.sqrt(1 / 3) + 1e-6
-    assert relative(members[0], *members, normalise_std=True) == pytest.approx([0.5 / scale], rel=1e-12)
-
-
 def test_turn_rewards_that_tell_nothing_are_exactly_zero() -> None:
     same = [Member(0.0, turn_rewards=(0.3,) * count) for count in (1, 2, 7)]
     for member in same:
@@ -42,33 +36,11 @@ def test_turn_rewards_that_tell_nothing_are_exactly_zero() -> None:
     assert relative(Member(1.0), LONG, SHORT) == []
 
 
-def test_turn_rewards_without_a_baseline_stay_as_they_are() -> None:
-    assert relative(LONG, centre=False) == [0.0, 0.0, 1.0, 1.0]
-
-
 def test_replayed_turns_are_centred_by_others_and_divided_by_the_deviation_of_all() -> None:
     # Mean of SHORT alone: 1. Of both: mean 0.75, std sqrt(0.375).
     scale = math.sqrt(0.375) + 1e-6
     expected = [-1 / scale, -1 / scale, 0.0, 0.0]
     assert relative(LONG, SHORT, normalise_std=True) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-4])
-@pytest.mark.parametrize("turns", [1, 3])
-def test_turn_rewards_of_one_success_are_bounded_however_nearly_equal_the_others_are(turns: int, apart: float) -> None:
-    """8 others of one turn and a member of K turns, one of them 1: sqrt(8 K + 1) at most, which the bound allows."""
-    others = [Member(0.0, turn_rewards=(apart * number,)) for number in range(8)]
-    success = Member(1.0, turn_rewards=(0.0,) * (turns - 1) + (1.0,))
-    found = relative(success, *others, normalise_std=True)[-1]
-    equal = relative(success, *[Member(0.0, turn_rewards=(0.0,))] * 8, normalise_std=True)[-1]
-    assert found == pytest.approx(equal, rel=0.01)
-    assert 0.8 * math.sqrt(8 * turns + 1) < found < math.sqrt(8 * turns + 1)
-
-
-def test_turn_advantages_add_up_what_follows_discounted() -> None:
-    # last: 2 + 0.5 x 3 = 3.5; second: 0.5 x 1 + 0.9 x 3.5 = 3.65; first: 0.5 x -1 + 0.9 x 3.65 = 2.785
-    given = turn_advantages(2.0, [-1.0, 1.0, 3.0], gamma=0.9, coef=0.5)
-    assert given == pytest.approx([2.785, 3.65, 3.5], rel=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.97, 1.0])
@@ -81,10 +53,6 @@ def test_turn_advantages_are_the_double_sum(gamma: float) -> None:
             for k in range(turns)
         ]
         assert turn_advantages(outcome, terms, gamma=gamma, coef=0.7) == pytest.approx(expected, rel=1e-9)
-
-
-def test_turn_advantages_without_turn_rewards_are_that_of_the_trajectory() -> None:
-    assert turn_advantages(0.3, [0.0] * 5, gamma=1.0, coef=1.0) == [0.3] * 5
 
 
 def mask(text: str) -> np.ndarray:

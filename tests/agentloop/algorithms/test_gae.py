@@ -45,51 +45,11 @@ def brute_force(
 def test_gae_equals_the_written_sum(seed: int, gamma: float, gae_lambda: float) -> None:
     rewards, values, mask, owners, bootstrap = ragged(seed)
     found = gae(
-        rewards,
-        values,
-        response_mask=mask,
-        trajectory=owners,
-        bootstrap=bootstrap,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
+        rewards, values, response_mask=mask, trajectory=owners, bootstrap=bootstrap, gamma=gamma, gae_lambda=gae_lambda
     )
     written = brute_force(rewards, values, mask, owners, bootstrap, g=gamma, lam=gae_lambda)
     torch.testing.assert_close(found, torch.tensor(written, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     assert not found[~mask].any()
-
-
-def one(rewards: list[float], values: list[float], mask: str, *, behind: float = 0.0, lam: float = 0.5) -> list[float]:
-    found = gae(
-        torch.tensor([rewards], dtype=torch.float64),
-        torch.tensor([values], dtype=torch.float64),
-        response_mask=torch.tensor([[letter == "l" for letter in mask]]),
-        trajectory=torch.tensor([0]),
-        bootstrap=torch.tensor([behind], dtype=torch.float64),
-        gamma=1.0,
-        gae_lambda=lam,
-    )
-    result: list[float] = found[0].tolist()
-    return result
-
-
-def test_gae_skips_tokens_of_tools_as_if_they_were_not_there() -> None:
-    # Deltas of the three action tokens: 0.5 - 0.2 = 0.3, 0.9 - 0.5 = 0.4, 1 - 0.9 = 0.1; lambda 0.5:
-    # A_2 = 0.1, A_1 = 0.4 + 0.05 = 0.45, A_0 = 0.3 + 0.225 = 0.525.
-    without = one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll")
-    assert without == pytest.approx([0.0, 0.525, 0.45, 0.1])
-    tools = one([0, 0, 7.0, 7.0, 0, 1.0], [0, 0.2, -9.0, 9.0, 0.5, 0.9], "uleell")
-    assert tools == pytest.approx([0.0, 0.525, 0.0, 0.0, 0.45, 0.1])
-
-
-def test_gae_of_a_cut_off_episode_goes_on_with_the_value_it_was_left_at() -> None:
-    # Ended: delta = 0 + 0 - 0.6. Cut off in a state worth 0.8: 0 + 0.8 - 0.6.
-    assert one([0, 0], [0, 0.6], "ul") == pytest.approx([0.0, -0.6])
-    assert one([0, 0], [0, 0.6], "ul", behind=0.8) == pytest.approx([0.0, 0.2])
-
-
-def test_gae_with_lambda_one_is_return_less_value_and_with_lambda_zero_one_delta() -> None:
-    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=1.0) == pytest.approx([0.0, 0.8, 0.5, 0.1])
-    assert one([0, 0, 0, 1.0], [0, 0.2, 0.5, 0.9], "ulll", lam=0.0) == pytest.approx([0.0, 0.3, 0.4, 0.1])
 
 
 def test_score_stands_at_the_last_action_token_over_all_rows() -> None:
@@ -97,10 +57,6 @@ def test_score_stands_at_the_last_action_token_over_all_rows() -> None:
     # Trajectory 0 has rows 0 and 1; trajectory 1 says nothing.
     rewards = at_last_action_token(torch.tensor([0.75, 0.5]), mask, torch.tensor([0, 0, 1]))
     assert rewards.tolist() == [[0.0] * 4, [0.0, 0.75, 0.0, 0.0], [0.0] * 4]
-
-
-def test_gae_of_a_batch_without_action_tokens_is_zero() -> None:
-    assert one([1.0, 1.0], [1.0, 1.0], "ue") == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -126,11 +82,3 @@ def test_whitening_measures_by_the_populations_mean_and_what_is_outside_by_the_d
     fresh = torch.tensor([[True, True, True, False]])
     found = whitened(torch.tensor([advantages], dtype=torch.float64), torch.ones_like(fresh), fresh)
     assert found[0].tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_whitening_of_what_is_compared_with_nobody_or_not_trained_is_zero() -> None:
-    mask, alone = torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]])
-    # Two values, 2 and 5, that differ: the second is sqrt(2) deviations away from the first.
-    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, alone)[0].tolist() == pytest.approx([0.0, math.sqrt(2), 0.0])
-    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), alone, alone)[0].tolist() == [0.0, 0.0, 0.0]
-    assert whitened(torch.tensor([[2.0, 5.0, 7.0]]), mask, mask)[0, 2] == 0.0

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
-from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput
-from tests.agentloop.algorithms.written_objectives import Rows, random_rows, written
+from agentloop.algorithms.objectives import OBJECTIVES, Objective
+from tests.agentloop.algorithms.written_objectives import random_rows, written
 
 
 def objective(name: str, **options: Any) -> Objective:
@@ -76,98 +76,33 @@ def test_tokens_of_unknown_behavior_get_the_objective_for_missing_log_probs(name
     np.testing.assert_allclose(gradient.numpy(), parts[0][1] + parts[1][1], rtol=1e-6, atol=1e-14)
 
 
-def one_row(log_probs: torch.Tensor, **changed: Any) -> ObjectiveInput:
-    shape = log_probs.shape
-    fields = {
-        "anchors": torch.zeros(shape),
-        "behavior_log_probs": torch.zeros(shape),
-        "advantages": torch.ones(shape),
-        "loss_mask": torch.ones(shape, dtype=torch.bool),
-        "trajectory": torch.zeros(1, dtype=torch.int64),
-        "num_trajectories": 1,
-        "signal_share": torch.ones(1),
-    }
-    return ObjectiveInput(log_probs=log_probs, **{**fields, **changed})
-
-
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("trained", [True, False])
-@pytest.mark.parametrize("difference", [95.0, -95.0, 800.0])
-def test_log_prob_far_off_gives_finite_loss_and_gradient(difference: float, trained: bool, advantage: float) -> None:
-    log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    stream = StreamLoss(objective("ppo_clip", **REPLAY))
-    result = heterogeneous_loss(
-        one_row(
-            log_probs,
-            anchors=torch.tensor([[-1.0, -2.0 - difference]]),
-            advantages=torch.full((1, 2), advantage),
-            loss_mask=torch.tensor([[True, trained]]),
-        ),
-        replay_mask=torch.tensor([True]),
-        fresh=stream,
-        replay=stream,
-    )
-    (gradient,) = torch.autograd.grad(result.policy.loss.sum(), log_probs)
-    assert bool(result.policy.loss.isfinite().all())
-    assert bool(gradient.isfinite().all())
-    assert float(gradient[0, 0]) == -advantage
-
-
 def test_importance_weights_that_require_grad_raise() -> None:
-    stream = StreamLoss(objective("surrogate"))
+    rows, stream = random_rows(0), StreamLoss(objective("surrogate"))
+    everywhere = torch.ones(40, dtype=torch.bool)
+    weights = torch.ones(rows.mask.shape, requires_grad=True)
+    inputs = rows.inputs(torch.tensor(rows.log_probs))
     with pytest.raises(ValueError, match="importance_weights must be detached"):
-        heterogeneous_loss(
-            one_row(torch.zeros(1, 2)),
-            replay_mask=torch.tensor([True]),
-            fresh=stream,
-            replay=stream,
-            importance_weights=torch.ones(1, 2, requires_grad=True),
-        )
-
-
-def test_objective_is_given_the_rows_of_its_stream_alone() -> None:
-    seen: dict[str, Rows | ObjectiveInput] = {}
-
-    def watched(name: str) -> Objective:
-        def look(inputs: ObjectiveInput) -> Any:
-            seen[name] = inputs
-            return OBJECTIVES["surrogate"].function(inputs)
-
-        return look
-
-    rows = random_rows(1)
-    replayed = torch.tensor(rows.trajectory % 3 == 0)
-    heterogeneous_loss(
-        rows.inputs(torch.tensor(rows.log_probs)),
-        replay_mask=replayed,
-        fresh=StreamLoss(watched("fresh")),
-        replay=StreamLoss(watched("replay")),
-    )
-    assert seen["fresh"].trajectory.tolist() == rows.trajectory[~replayed.numpy()].tolist()
-    assert seen["replay"].trajectory.tolist() == rows.trajectory[replayed.numpy()].tolist()
+        heterogeneous_loss(inputs, replay_mask=everywhere, fresh=stream, replay=stream, importance_weights=weights)
 
 
 @pytest.mark.parametrize(
-    ("fresh", "replay", "expected"),
-    [("old", "behavior", [1.0, 4.0]), ("behavior", "old", [2.0, 3.0]), ("old", "old", [1.0, 3.0])],
+    ("fresh", "replay", "hinted", "expected"),
+    [
+        ("old", "behavior", None, [1.0, 3.0, 6.0, 7.0]),
+        ("behavior", "old", None, [2.0, 4.0, 5.0, 7.0]),
+        ("old", "old", "behavior", [1.0, 4.0, 5.0, 7.0]),
+    ],
 )
-def test_anchor_is_chosen_per_stream(fresh: Any, replay: Any, expected: list[float]) -> None:
+def test_anchor_is_chosen_by_the_kind_of_row_and_old_log_probs_stand_in_for_unknown_ones(
+    fresh: Any, replay: Any, hinted: Any, expected: list[float]
+) -> None:
+    """A fresh row, a hinted one, a replayed one, and a replayed one of unknown behavior."""
     anchors = anchor_log_probs(
-        torch.tensor([[1.0], [3.0]]),
-        torch.tensor([[2.0], [4.0]]),
-        replay_mask=torch.tensor([False, True]),
+        torch.tensor([[1.0], [3.0], [5.0], [7.0]]),
+        torch.tensor([[2.0], [4.0], [6.0], [float("nan")]]),
+        replay_mask=torch.tensor([False, False, True, True]),
         fresh=fresh,
         replay=replay,
+        hinted=None if hinted is None else (torch.tensor([False, True, False, False]), hinted),
     )
     assert anchors[:, 0].tolist() == expected
-
-
-def test_old_log_probs_stand_in_for_unknown_behavior() -> None:
-    anchors = anchor_log_probs(
-        torch.tensor([[1.0, 3.0]]),
-        torch.tensor([[float("nan"), 4.0]]),
-        replay_mask=torch.tensor([True]),
-        fresh="old",
-        replay="behavior",
-    )
-    assert anchors.tolist() == [[1.0, 4.0]]

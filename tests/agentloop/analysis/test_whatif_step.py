@@ -13,6 +13,7 @@ from agentloop.analysis.whatif.measure import Ready, effect_of, made_ready, part
 from agentloop.analysis.whatif.result import AskedObjective, Effect, WhatIf, as_text
 from agentloop.errors import UserError
 from agentloop.learning.gradients import corrected, stream_losses
+from agentloop.learning.update_stats import drift_of
 from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     gradients,
@@ -91,12 +92,12 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
     scored = scored_rows(actor, rows, old=actor)
-    part = part_data("2-3", scored.drift(), torch.tensor([0, 1]), torch.ones(3), ess_weights="mean")
+    part = part_data("2-3", drift_of(scored), torch.tensor([0, 1]), torch.ones(3), ess_weights="mean")
     assert (part.trajectories, part.tokens, part.unknown) == (2, 2, 0)
     assert (part.drift_mean, part.drift_max) == pytest.approx((1.0, 1.5), rel=1e-5)  # (1.5 + 0.5) / 2
     assert part.ess == pytest.approx(2.0**2 / (2 * (1.5**2 + 0.5**2)), rel=1e-5)
     unknown = [row("u", segment("uux"), stream="replay")]
-    of_unknown = scored_rows(actor, unknown, old=actor).drift()
+    of_unknown = drift_of(scored_rows(actor, unknown, old=actor))
     nothing = part_data("unknown", of_unknown, torch.tensor([0]), torch.ones(1), ess_weights="mean")
     assert (nothing.unknown, nothing.drift_mean, nothing.ess) == (1, None, None)
 
@@ -113,7 +114,7 @@ def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
     actor = tiny_actor()
     rows = three_tokens(actor)
     effect = effect_of(actor, ready(actor, rows, "surrogate"), "all", torch.arange(3))
-    drift = scored_rows(actor, rows, old=actor).drift()
+    drift = drift_of(scored_rows(actor, rows, old=actor))
     part = part_data("all", drift, torch.arange(3), torch.ones(3), ess_weights="mean")
     broken = type(effect)(**{**vars(effect), "gradient_norm": math.nan, "ratio_p01": None})
     found = WhatIf(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
@@ -40,100 +39,6 @@ def fractions(replay: dict[str, Any]) -> list[float]:
 )
 def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:
     assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "told"),
-    [
-        ({"shape": "linear"}, r"replay\.schedule\.final must be a share when shape is linear, got null"),
-        ({"shape": "step"}, r"replay\.schedule\.steps must hold a pair"),
-        (
-            {"final": 0.1},
-            r"replay\.schedule\.final must be left out when replay\.schedule\.shape is constant, got 0\.1",
-        ),
-        ({"shape": "cosine", "final": 0.1, "steps": [[0.1, 0.1]]}, r"replay\.schedule\.steps must be left out"),
-        ({"shape": "step", "steps": [[0.5, 0.1]], "end": 0.7}, r"replay\.schedule\.end must be left out"),
-        ({"shape": "step", "steps": [[0.5, 0.1], [0.2, 0.3]]}, r"replay\.schedule\.steps must have ascending places"),
-        ({"shape": "linear", "final": 0.1, "begin": 0.5, "end": 0.5}, r"replay\.schedule\.end must be above begin"),
-        (
-            {"shape": "linear", "final": 0.1, "end": 20},
-            r"replay\.schedule\.over must be iterations .*got 20 of progress",
-        ),
-    ],
-)
-def test_schedule_with_an_option_missing_or_unused_is_refused(schedule: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
-        config({"schedule": schedule})
-
-
-@pytest.mark.parametrize(
-    ("replay", "more", "told"),
-    [
-        (
-            {"unit": "trajectory"},
-            {"pool": "unlimited"},
-            r"environment\.task_pool must be a number when replay\.unit is",
-        ),
-        ({"unit": "task", "task_members": 4}, {"pool": "unlimited"}, r"environment\.task_pool must be a number"),
-        ({"complete_zero_variance": True}, {"pool": "unlimited"}, r"environment\.task_pool must be a number when"),
-        (
-            {"unit": "group", "successful_only": False, "per_task": 7},
-            {},
-            r"replay\.per_task must be at least batch\.group_size \(8\) when replay\.unit is group",
-        ),
-        ({"unit": "group"}, {}, r"replay\.successful_only must be false when replay\.unit is group"),
-        (
-            {"unit": "trajectory"},
-            {"trajectories": 33},
-            r"batch\.trajectories must be a multiple of batch\.group_size \(8",
-        ),
-        ({"unit": "task"}, {}, r"replay\.task_members must be a number from 1 to batch\.group_size \(8\).*got null"),
-        ({"unit": "task", "task_members": 9}, {}, r"replay\.task_members must be a number from 1 to .*got 9"),
-        (
-            {"unit": "task", "task_members": 3, "fraction": 0.5},
-            {},
-            r"replay\.task_members must be at least replay\.fraction x batch\.group_size \(0\.5 x 8\), got 3",
-        ),
-        ({"task_members": 3}, {}, r"replay\.task_members must be left out when replay\.unit is any, got 3"),
-        ({"sources": {"self": 0.7, "teacher": 0.2}}, {}, r"replay\.sources must have shares above 0 that sum to 1"),
-        ({"sources": {"self": 1.0, "teacher": 0.0}}, {}, r"replay\.sources must have shares above 0 that sum to 1"),
-        (
-            {"complete_zero_variance": True, "mode": "observe"},
-            {},
-            r"replay\.complete_zero_variance must be false when replay\.mode is observe",
-        ),
-        (
-            {"complete_zero_variance": True, "unit": "group", "successful_only": False},
-            {},
-            r"replay\.complete_zero_variance must be false when replay\.unit is group",
-        ),
-    ],
-)
-def test_mixing_that_can_not_be_done_is_refused_with_a_remedy(
-    replay: dict[str, Any], more: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ValidationError, match=told):
-        config(replay, **more)
-
-
-def test_rule_holds_what_is_declared() -> None:
-    rule = config(
-        {
-            "fraction": 0.5,
-            "unit": "task",
-            "task_members": 4,
-            "sources": {"self": 0.75, "teacher": 0.25},
-            "start": {"iteration": 2, "success_rate": 0.1},
-            "controller": "ess",
-            "ess": {"floor": 0.6},
-            "shortfall": "shrink",
-        }
-    ).mix_rule()
-    assert (rule.trajectories, rule.group_size, rule.num_groups) == (32, 8, 4)
-    assert (rule.unit, rule.task_members, rule.sources) == ("task", 4, {"self": 0.75, "teacher": 0.25})
-    assert (rule.start.iteration, rule.start.success_rate, rule.start.buffer) == (2, 0.1, 0)
-    assert (rule.controller, rule.ess.floor, rule.ess.lower_by) == ("ess", 0.6, 0.5)
-    assert (rule.shortfall, rule.mode, rule.iterations) == ("shrink", "train", 5)
 
 
 def test_limits_of_draws_are_those_of_the_configuration() -> None:

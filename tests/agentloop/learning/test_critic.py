@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from agentloop.algorithms.gae import at_last_action_token, gae
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import ScoredBatch, build_batch, score
@@ -20,7 +18,6 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from context.tokens.token_sequence import Segment
 from replay.records import BatchRow
-from tests.context.strategies.test_strategies import SAID, AskThenGoOn, started
 from tests.fakes.batch_rows import (
     AUTHORS,
     batch_row,
@@ -91,15 +88,6 @@ def test_value_of_a_token_is_read_where_its_logits_are() -> None:
     assert behind.tolist() == pytest.approx([first[5], second[1]])
 
 
-def test_new_critic_says_zero_of_everything() -> None:
-    batch = build_batch(mixed_rows(), AUTHORS)
-    values, behind = Critic(tiny_actor(), shared=False).values(
-        batch.token_ids, batch.attention_mask, batch.response_mask
-    )
-    assert not values.any()
-    assert not behind.any()
-
-
 @pytest.mark.parametrize("bootstrap", [True, False])
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
@@ -138,49 +126,6 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     assert line == len(result.batch.trajectory)
 
 
-def test_questions_asked_aside_are_in_the_order_of_time() -> None:
-    episode = started(AskThenGoOn())
-    episode.play(SAID[:3], tool_role=True)
-    item = row("t", *episode.context.segments())
-    batch = build_batch([item], AUTHORS)
-    rewards = at_last_action_token(torch.tensor([1.0]), batch.response_mask, batch.trajectory)
-    sampled = [token for call in episode.calls for token in call.sampled]  # reply, answer, reply, answer, ...
-    assert batch.token_ids[batch.response_mask].tolist() == sampled
-    assert rewards[batch.response_mask].tolist() == [0.0] * (len(sampled) - 1) + [1.0]
-    # One token after another: with gamma 0.5 and no critic each is worth half of what follows it.
-    advantages = gae(
-        rewards,
-        torch.zeros_like(rewards),
-        response_mask=batch.response_mask,
-        trajectory=batch.trajectory,
-        bootstrap=torch.zeros(1),
-        gamma=0.5,
-        gae_lambda=1.0,
-    )
-    halved = [0.5**k for k in reversed(range(len(sampled)))]
-    assert advantages[batch.response_mask].tolist() == pytest.approx(halved)
-
-
-def test_advantage_a_replayed_row_was_stored_with_does_not_matter() -> None:
-    actor, results = tiny_actor(), []
-    for stored in (0.0, 7.0):
-        rows = [replace(item, advantage=stored) if item.stream == "replay" else item for item in episodes()]
-        results.append(with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0))
-    assert torch.equal(results[0].batch.advantages, results[1].batch.advantages)
-    assert results[0].batch.advantages[results[0].batch.replay_mask].any()
-
-
-def test_whitened_fresh_advantages_have_mean_zero_and_deviation_one_and_ignore_the_replayed() -> None:
-    actor, found = tiny_actor(), []
-    for replayed in (0, 3):
-        rows = episodes()[: 6 + replayed]
-        batch = with_values(scored(actor, rows), critic_with_opinions(actor), ppo(), kl_coef=0.0).batch
-        found.append(batch.advantages[batch.loss_mask & ~batch.replay_mask[:, None]])
-    torch.testing.assert_close(found[0], found[1])
-    assert float(found[0].mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(found[0].std()) == pytest.approx(1.0, abs=1e-6)
-
-
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
     """Of the critic's loss by all of its weights."""
     critic = critic_with_opinions(actor)
@@ -203,41 +148,6 @@ def test_critics_gradient_does_not_depend_on_the_passes(dtype: torch.dtype, tole
     for loss, gradient in results[1:]:
         assert loss == pytest.approx(whole_loss, rel=tolerance)
         assert (gradient - whole).abs().max() <= tolerance * whole.abs().max()
-
-
-def test_critics_gradient_does_not_depend_on_the_order_of_trajectories() -> None:
-    actor = tiny_actor()
-    loss, gradient = value_gradient(actor, episodes(), ppo())
-    other_loss, other = value_gradient(actor, episodes()[::-1], ppo())
-    assert other_loss == pytest.approx(loss, rel=1e-10)
-    assert (gradient - other).abs().max() <= 1e-10 * gradient.abs().max()
-
-
-def cut(item: Segment, at: int) -> tuple[Segment, Segment]:
-    """The same tokens in two segments: what the second one repeats is history there."""
-    tokens = item.tokens
-    first = replace(tokens, **{name: getattr(tokens, name)[:at] for name in vars(tokens)})
-    authors, log_probs = tokens.authors.copy(), tokens.behavior_log_probs.copy()
-    versions = tokens.policy_versions.copy()
-    authors[:at], log_probs[:at], versions[:at] = AUTHORS.code("history"), math.nan, -1
-    second = replace(tokens, authors=authors, behavior_log_probs=log_probs, policy_versions=versions)
-    return Segment(first), Segment(second)
-
-
-def test_critic_sees_one_trajectory_however_it_is_cut_into_segments() -> None:
-    actor = tiny_actor()
-    whole = segment("uulleell", seed=4)
-    others = episodes()[1:3]
-    results = []
-    for parts in ((whole,), cut(whole, 4)):
-        rows = [ended(row("split", *parts), 1.0, "max_turns"), *others]
-        critic = critic_with_opinions(actor)
-        batch = with_values(scored(actor, rows), critic, ppo(), kl_coef=0.0).batch
-        results.append((value_gradient(actor, rows, ppo()), batch.advantages[batch.loss_mask]))
-    (one, one_advantages), (two, two_advantages) = results
-    assert two[0] == pytest.approx(one[0], rel=1e-10)
-    assert (one[1] - two[1]).abs().max() <= 1e-10 * one[1].abs().max()
-    torch.testing.assert_close(one_advantages, two_advantages, rtol=1e-6, atol=1e-7)
 
 
 def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
@@ -346,12 +256,6 @@ def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it(
     assert float(whole[head:].abs().max()) > 1e-3
 
 
-def test_critic_on_its_own_backbone_leaves_the_policys_gradient_alone() -> None:
-    actor = tiny_actor()
-    value_gradient(actor, episodes(), ppo())
-    assert all(p.grad is None for p in actor.model.parameters())
-
-
 def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:
     learner = trainer(tiny_actor(), ppo(critic={"optimizer": section, "train_on": "both"}, batch={"mini_batch": 4}))
     return learner, [ended(item, 1e300, "answered") for item in episodes()]
@@ -379,52 +283,3 @@ def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
     free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))
     assert "actor/held_steps" not in free.update(episodes(), iteration=1).metrics
-
-
-def test_metrics_of_the_critic_are_there_and_only_with_one() -> None:
-    result = trainer(tiny_actor(), ppo(batch={"mini_batch": 4})).update(episodes(), iteration=1)
-    names = {name.removeprefix("critic/") for name in result.metrics if name.startswith("critic/")}
-    assert names == {
-        "vf_loss",
-        "vf_clipfrac",
-        "grad_norm",
-        "explained_variance",
-        "value_mean",
-        "return_mean",
-        "learning_rate",
-        "skipped_no_signal",
-        "skipped_bad_gradient",
-    }
-    assert result.advantages.keys() == {f"t{i}" for i in range(9)}
-    without = trainer(tiny_actor(), run_config(batch={"mini_batch": 4})).update(episodes(), iteration=1)
-    assert not any(name.startswith("critic/") for name in without.metrics)
-    assert without.advantages == {}
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"critic": {"gamma": 0.9}}, "critic.gamma must have its default when algorithm is grpo"),
-        (
-            {"algorithm": "ppo", "replay": {"complete_zero_variance": True}, "environment": {"task_pool": 9}},
-            "replay.complete_zero_variance must be false when algorithm is ppo",
-        ),
-        (
-            {"algorithm": "ppo", "critic": {"value_coef": 0.1}},
-            "critic.value_coef must be 0 when critic.backbone is own",
-        ),
-        ({"kl": {"target": 0.1}}, "kl.reward_coef must be > 0 when kl.target is set"),
-        (
-            {"kl": {"target": 0.1, "reward_coef": 0.1, "horizon": 100}},
-            r"kl.horizon must be at least batch.trajectories \(128\)",
-        ),
-    ],
-)
-def test_settings_that_would_do_nothing_are_refused(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        run_config(**sections)
-
-
-def test_penalty_needs_a_reference_where_it_is_taken_token_by_token() -> None:
-    with pytest.raises(ValueError, match=r"kl.reward_coef must be 0 without a reference policy, got 0.1"):
-        trainer(tiny_actor(), ppo(kl={"reward_coef": 0.1}))

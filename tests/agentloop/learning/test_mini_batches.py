@@ -10,45 +10,6 @@ def rows(group_sizes: list[int], replayed: int) -> list[str | None]:
     return [f"g{i}" for i, size in enumerate(group_sizes) for _ in range(size)] + [None] * replayed
 
 
-@given(sizes, st.integers(0, 40), st.integers(1, 30), st.integers(0, 99))
-def test_mini_batches_lose_no_row_repeat_none_and_keep_groups_whole(
-    group_sizes: list[int], replayed: int, size: int, seed: int
-) -> None:
-    groups = rows(group_sizes, replayed)
-    bins = plan_mini_batches(groups, size, seed=(seed, 1, 0))
-    assert len(bins) == -(-len(groups) // size)
-    assert sorted(position for rows in bins for position in rows) == list(range(len(groups)))
-    homes: dict[str, set[int]] = {}
-    for number, members in enumerate(bins):
-        for position in members:
-            if (group := groups[position]) is not None:
-                homes.setdefault(group, set()).add(number)
-    assert all(len(home) == 1 for home in homes.values())
-
-
-@given(sizes, st.integers(0, 40), st.integers(1, 30), st.integers(0, 99))
-def test_mini_batches_keep_the_split_within_one_row_and_sizes_within_a_group(
-    group_sizes: list[int], replayed: int, size: int, seed: int
-) -> None:
-    groups = rows(group_sizes, replayed)
-    bins = plan_mini_batches(groups, size, seed=(seed, 1, 0))
-    fresh_counts = [sum(groups[p] is not None for p in members) for members in bins]
-    if bins and group_sizes:
-        assert max(fresh_counts) - min(fresh_counts) <= max(group_sizes)
-    for members, fresh in zip(bins, fresh_counts, strict=True):
-        own = len(members) - fresh
-        if all(fresh_counts):
-            assert abs(own - len(members) * replayed / len(groups)) <= 1
-        else:
-            assert abs(own - replayed / len(bins)) <= 1
-
-
-def test_mini_batches_of_the_quickstart_are_two_equal_halves() -> None:
-    bins = plan_mini_batches(rows([8] * 12, 32), 64, seed=(0, 1, 0))
-    assert [sum(p < 96 for p in members) for members in bins] == [48, 48]
-    assert [sum(p >= 96 for p in members) for members in bins] == [16, 16]
-
-
 def test_mini_batches_follow_the_seed_alone() -> None:
     groups = rows([4] * 8, 8)
     first = plan_mini_batches(groups, 10, seed=(0, 1, 0))
@@ -71,3 +32,21 @@ def test_micro_batches_put_rows_of_like_length_together() -> None:
 
 def test_packed_rows_share_passes_as_they_come_and_without_padding() -> None:
     assert cut_micro_batches([9, 2, 8, 3], 11, packs=True) == [[0, 1], [2, 3]]
+
+
+@given(sizes, st.integers(0, 40), st.integers(1, 30), st.integers(0, 99))
+def test_mini_batches_hold_every_row_once_whole_groups_and_the_split_of_the_batch(
+    group_sizes: list[int], replayed: int, size: int, seed: int
+) -> None:
+    groups = rows(group_sizes, replayed)
+    bins = plan_mini_batches(groups, size, seed=(seed, 1, 0))
+    assert len(bins) == -(-len(groups) // size)
+    assert sorted(position for members in bins for position in members) == list(range(len(groups)))
+    homes = {(groups[position], number) for number, members in enumerate(bins) for position in members}
+    assert len([group for group, _ in homes if group is not None]) == len(group_sizes)
+    fresh_counts = [sum(groups[p] is not None for p in members) for members in bins]
+    if bins and group_sizes:
+        assert max(fresh_counts) - min(fresh_counts) <= max(group_sizes)
+    for members, fresh in zip(bins, fresh_counts, strict=True):
+        share = len(members) * replayed / len(groups) if all(fresh_counts) else replayed / len(bins)
+        assert abs(len(members) - fresh - share) <= 1

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import MambaConfig, MambaForCausalLM
 
-from agentloop.config import RunConfig
 from agentloop.config.sections.optimization import OptimizerSection
 from agentloop.learning.optimizer import WeightOptimizer, hidden_matrices, learning_rate
 from agentloop.models.actor import Actor
@@ -41,12 +40,6 @@ def test_learning_rate_follows_its_schedule(settings: dict[str, Any], expected: 
     assert rates(5, **settings) == pytest.approx(expected, abs=1e-7)
 
 
-def test_learning_rate_of_a_run_of_one_iteration_and_beyond_the_end() -> None:
-    assert rates(1) == [1.0]
-    section = OptimizerSection(learning_rate=1.0, schedule="linear", final_factor=0.1)
-    assert learning_rate(section, iteration=50, iterations=5) == pytest.approx(0.1)
-
-
 def layer(dtype: torch.dtype = torch.float32, value: float = 1.0) -> nn.Linear:
     model = nn.Linear(3, 1, bias=False, dtype=dtype)
     nn.init.constant_(model.weight, value)
@@ -68,24 +61,6 @@ def test_gradients_are_scaled_down_to_the_largest_norm_allowed() -> None:
     optimizer.step(5.0)
     torch.testing.assert_close(optimizer.state()["weight/adamw.exp_avg"], torch.tensor([[0.03, 0.0, 0.04]]))
     assert model.weight.grad is None
-
-
-def test_gradients_below_the_largest_norm_are_left_alone() -> None:
-    model = layer()
-    optimizer = WeightOptimizer(model, OptimizerSection(max_grad_norm=50.0))
-    model.weight.grad = torch.tensor([[3.0, 0.0, 4.0]])
-    optimizer.step(5.0)
-    torch.testing.assert_close(optimizer.state()["weight/adamw.exp_avg"], torch.tensor([[0.3, 0.0, 0.4]]))
-
-
-def test_half_precision_weights_take_steps_smaller_than_their_spacing() -> None:
-    model = layer(torch.bfloat16)
-    optimizer = WeightOptimizer(model, OptimizerSection(learning_rate=1e-3, max_grad_norm=1e9))
-    train(model, optimizer, 1)
-    assert model.weight.tolist() == [[1.0] * 3]  # the next number below 1 is 0.9961
-    train(model, optimizer, 9)
-    # Ten steps of 0.001 down: 0.99, and bfloat16's nearest is 0.98828125 or 0.9921875.
-    assert model.weight.tolist() == [[0.98828125] * 3] or model.weight.tolist() == [[0.9921875] * 3]
 
 
 # Every optimizer
@@ -247,25 +222,6 @@ LAYER_MATRICES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        (
-            {"name": "sgd", "betas": [0.8, 0.9]},
-            r"betas must be left out when optimizer.name is sgd, .* got \[0.8, 0.9\]",
-        ),
-        ({"name": "adafactor", "betas": [0.8, 0.9]}, "betas must be left out when optimizer.name is adafactor"),
-        ({"name": "adafactor", "momentum": 0.5}, "momentum must be left out when optimizer.name is adafactor"),
-        ({"momentum": 0.5}, "momentum must be left out when optimizer.name is adamw, .* got 0.5. Remove it"),
-    ],
-)
-def test_option_of_another_optimizer_is_refused(options: dict[str, Any], refused: str) -> None:
-    with pytest.raises(ValueError, match=rf"optimizer\.{refused}"):
-        RunConfig.model_validate({"optimizer": options})
-    with pytest.raises(ValueError, match=r"critic\.optimizer\.\w+ must be left out when critic\.optimizer\.name is"):
-        RunConfig.model_validate({"algorithm": "ppo", "critic": {"optimizer": options}})
-
-
 # Weights sharded over ranks
 
 
@@ -357,24 +313,6 @@ def test_gradients_of_2048_half_precision_passes_add_up_as_in_float64() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_sharded_gradients_of_half_precision_passes_add_up_as_in_float64(one_rank: DeviceMesh) -> None:
-    plain, model = small(torch.bfloat16), sharded(one_rank, torch.bfloat16)
-    WeightOptimizer(model, section("adamw"))
-    sums = summed_in_float64(plain)
-    passes(plain, 64)
-    passes(model, 64)
-    exact = flat(sums[position] for position in sorted(sums))
-    assert float((flat(p.grad for p in model.parameters()) - exact).norm() / exact.norm()) < 1e-5
-
-
-def test_gradients_of_full_precision_weights_are_summed_as_they_are() -> None:
-    for dtype in (torch.float32, torch.float64):
-        model = small(dtype)
-        WeightOptimizer(model, section("adamw"))
-        model(torch.arange(5)).sum().backward()
-        assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {dtype}
-
-
 def test_weights_that_a_pass_left_whole_are_refused(one_rank: DeviceMesh) -> None:
     model = small(torch.float32)
     model.register_parameter("outermost", nn.Parameter(torch.zeros(1)))
@@ -397,16 +335,6 @@ def test_optimizer_that_looks_at_whole_matrices_is_refused_for_sharded_weights(o
 
 
 # States that don't fit
-
-
-def test_state_before_the_first_step_is_loaded_as_such() -> None:
-    optimizer = WeightOptimizer(layer(), OptimizerSection())
-    assert optimizer.state() == {}
-    model = layer()
-    used = WeightOptimizer(model, OptimizerSection())
-    train(model, used, 1)
-    used.load_state({})
-    assert used.state() == {}
 
 
 def test_state_of_another_model_is_refused() -> None:

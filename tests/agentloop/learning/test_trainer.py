@@ -11,7 +11,7 @@ from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, 
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
-from replay.records import BatchRow, age_bucket
+from replay.records import BatchRow
 from tests.fakes.batch_rows import (
     batch_row,
     mixed_rows,
@@ -19,6 +19,7 @@ from tests.fakes.batch_rows import (
     run_config,
     sampled_by,
     segment,
+    stored_off_by,
     tiny_actor,
     trainer,
     weights_of,
@@ -30,13 +31,6 @@ ESS = ("ess", "ess_token", "ess_sequence", "ess_mean")
 
 def silent_rows() -> list[BatchRow]:
     return [row(f"t{i}", segment("uulll", seed=i), advantage=0.0, group=f"g{i}") for i in range(8)]
-
-
-def test_mini_batch_smaller_than_a_group_leaves_steps_without_rows() -> None:
-    rows = [row(f"t{i}", segment("uull", seed=i), advantage=1.0 - i) for i in range(3)]
-    result = trainer(tiny_actor(), run_config(batch={"mini_batch": 1})).update(rows, iteration=1)
-    assert result.optimizer_steps == 3
-    assert result.metrics["actor/skipped_no_signal"] == 2
 
 
 def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None:
@@ -58,16 +52,6 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
 
 
-def test_update_of_fully_clipped_tokens_has_no_signal() -> None:
-    actor = tiny_actor()
-    rows = [row("r", segment("uull", [-19.0, -19.0]), stream="replay", advantage=1.0)]
-    before = weights_of(actor)
-    result = trainer(actor, run_config(batch={"mini_batch": 8})).update(rows, iteration=1)
-    assert result.metrics["actor/skipped_no_signal"] == 1
-    assert result.metrics["actor/replay/pg_clipfrac"] == 1.0
-    assert torch.equal(weights_of(actor), before)
-
-
 @pytest.mark.parametrize("term", [{"kl": {"loss_coef": 0.1}}, {"loss": {"entropy_coef": 0.1}}])
 def test_regularised_update_moves_without_advantages(term: dict[str, Any]) -> None:
     actor = tiny_actor()
@@ -77,61 +61,6 @@ def test_regularised_update_moves_without_advantages(term: dict[str, Any]) -> No
     assert result.metrics["actor/skipped_no_signal"] == 0
     assert not torch.equal(weights_of(actor), before)
     assert (result.metrics.get("actor/kl_loss", 0.0) > 0) == ("kl" in term)
-
-
-def poison(learner: Any, actor: Any) -> None:
-    with torch.no_grad():
-        actor.model.model.norm.weight[0] = math.nan
-
-
-def test_nan_stops_the_run_before_the_optimizer_is_touched() -> None:
-    actor = tiny_actor()
-    learner = trainer(actor, run_config(**CONFIG))
-    poison(learner, actor)
-    before = weights_of(actor)
-    with pytest.raises(
-        TrainingStopped, match="loss and gradient must be finite, got loss nan .* step 1 of iteration 7"
-    ):
-        learner.update(mixed_rows(), iteration=7)
-    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
-    assert learner.state()[0] == {}
-    assert all(p.grad is None for p in actor.model.parameters())
-
-
-def test_nan_is_skipped_and_counted_if_so_configured() -> None:
-    actor = tiny_actor()
-    learner = trainer(actor, run_config(**CONFIG, optimizer={"on_bad_gradient": "skip"}))
-    poison(learner, actor)
-    before = weights_of(actor)
-    result = learner.update(mixed_rows(), iteration=1)
-    assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
-    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
-    assert learner.state()[0] == {}
-
-
-def test_unknown_behavior_log_prob_of_a_replayed_token_is_an_error_before_any_update() -> None:
-    actor = tiny_actor()
-    before = weights_of(actor)
-    rows = [*mixed_rows(replayed=0), row("imported", segment("ull", [-1.0, math.nan]), stream="replay")]
-    with pytest.raises(ValueError, match=r"trajectory imported must be known .* got 1 unknown. Set loss.replay.anchor"):
-        trainer(actor, run_config(**CONFIG)).update(rows, iteration=1)
-    assert torch.equal(weights_of(actor), before)
-    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
-    assert result.metrics["actor/replay/pg_clipfrac"] >= 0.0
-
-
-def test_demonstrated_token_of_a_replayed_row_needs_the_anchor_old() -> None:
-    rows = [row("edited", segment("uxxul"), stream="replay")]
-    with pytest.raises(
-        ValueError, match=r"trajectory edited must be known .* got 2 unknown. Set loss.replay.anchor: old"
-    ):
-        trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
-    actor = tiny_actor()
-    before = weights_of(actor)
-    result = trainer(actor, run_config(**CONFIG, loss={"replay": {"anchor": "old"}})).update(rows, iteration=1)
-    assert not torch.equal(weights_of(actor), before)
-    # Drift is of the one token that a policy sampled; the demonstrated ones have no stored log-prob to drift from.
-    assert result.rows["edited"].drift_mean == result.rows["edited"].drift_max
 
 
 @pytest.mark.parametrize("mode", ["luffy", "bc", "recompute"])
@@ -156,11 +85,6 @@ def test_unknown_behavior_log_probs_are_trained_as_configured_and_counted(mode: 
     assert metrics["actor/replay/ratio_max"] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_missing_log_probs_are_not_counted_where_none_is_missing() -> None:
-    metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(), iteration=1).metrics
-    assert not [name for name in metrics if "missing" in name]
-
-
 def test_cloned_rows_are_learned_without_an_advantage() -> None:
     actor = tiny_actor()
     before = weights_of(actor)
@@ -169,43 +93,6 @@ def test_cloned_rows_are_learned_without_an_advantage() -> None:
     result = trainer(actor, config).update(rows, iteration=1)
     assert result.metrics["actor/skipped_no_signal"] == 0
     assert not torch.equal(weights_of(actor), before)
-
-
-@pytest.mark.parametrize("sampled", [{"top_p": 0.9}, {"top_k": 50}])
-def test_truncated_sampling_is_refused_where_its_log_probs_enter_a_ratio(sampled: dict[str, Any]) -> None:
-    drawn = row("cut", segment("uull"), stream="replay")
-    record = replace(drawn.trajectory.record, **sampled)
-    rows = [replace(drawn, trajectory=replace(drawn.trajectory, record=record))]
-    actor = tiny_actor()
-    before = weights_of(actor)
-    correction = {"anchor": "old", "correction": {"kind": "truncate", "ratio_high": 2.0}}
-    for refused in ({}, correction):
-        with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution .*"):
-            trainer(actor, run_config(**CONFIG, loss={"replay": refused})).update(rows, iteration=1)
-    assert torch.equal(weights_of(actor), before)
-    for taken in ({"anchor": "old"}, {"allow_truncated_sampling": True}, {"objective": "luffy"}):
-        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": taken})).update(rows, iteration=1)
-    charged: dict[str, Any] = {**CONFIG, "kl": {"loss_coef": 0.1, "loss_gradient": "importance"}}
-    with pytest.raises(TruncatedSampling, match=r"trajectory cut must be sampled from the whole distribution"):
-        trainer(actor, run_config(**charged, loss={"replay": {"objective": "luffy"}}), reference=tiny_actor()).update(
-            rows, iteration=1
-        )
-    trainer(tiny_actor(), run_config(**charged, loss={"replay": {"anchor": "old"}}), reference=tiny_actor()).update(
-        rows, iteration=1
-    )
-    unknown = row("x", segment("uxx"), stream="replay").trajectory
-    none = replace(unknown, record=replace(unknown.record, **sampled, mean_behavior_log_prob=math.nan))
-    recompute = run_config(**CONFIG, loss={"replay": {"missing_log_probs": "recompute"}})
-    trainer(tiny_actor(), recompute).update([batch_row(none, "replay", advantage=1.0)], iteration=1)
-
-
-def test_correction_needs_known_log_probs() -> None:
-    rows = [row("edited", segment("uxxul"), stream="replay")]
-    stream = {"anchor": "old", "correction": {"kind": "mask", "ratio_high": 2.0}}
-    with pytest.raises(
-        UnknownAnchor, match=r"when loss.replay.correction.kind is mask, got 2 unknown. Set loss.replay."
-    ):
-        trainer(tiny_actor(), run_config(**CONFIG, loss={"replay": stream})).update(rows, iteration=1)
 
 
 def stored_with(item: BatchRow, log_probs: list[float]) -> BatchRow:
@@ -251,44 +138,13 @@ def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
     assert found.metrics["actor/replay/drift_mean"] == pytest.approx(7.5 / 4, rel=1e-5)
 
 
-def test_unknown_behavior_log_prob_that_is_not_trained_is_no_error() -> None:
-    rows = [*mixed_rows(replayed=0), row("r", segment("uld", [-1.0, math.nan]), stream="replay")]
-    result = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1)
-    assert result.rows["r"].drift_mean is not None
-
-
-def test_kl_term_needs_a_reference() -> None:
-    with pytest.raises(ValueError, match=r"kl.loss_coef must be 0 without a reference policy, got 0.5"):
-        trainer(tiny_actor(), run_config(kl={"loss_coef": 0.5}))
-
-
-def test_learning_rate_depends_on_the_iteration_only() -> None:
-    learner = trainer(tiny_actor(), run_config(**CONFIG, optimizer={"learning_rate": 0.01, "schedule": "linear"}))
-    for iteration, expected in ((10, 0.001), (1, 0.01), (10, 0.001)):
-        metrics = learner.update(silent_rows(), iteration=iteration).metrics
-        assert metrics["actor/learning_rate"] == pytest.approx(expected)
-
-
 def test_metrics_of_a_stream_without_rows_are_absent() -> None:
     fresh = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(replayed=0), iteration=1).metrics
     replay = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(fresh=0), iteration=1).metrics
-    names = {
-        "pg_loss",
-        "pg_clipfrac",
-        "pg_clipfrac_lower",
-        "approx_kl",
-        "ratio_mean",
-        "ratio_min",
-        "ratio_max",
-    }
+    names = {"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "approx_kl", "ratio_mean", "ratio_min", "ratio_max"}
     quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
     names |= {"drift_mean", "drift_max", *ESS, *quantiles}
-    shared = {
-        "actor/grad_norm",
-        "actor/learning_rate",
-        "actor/skipped_no_signal",
-        "actor/skipped_bad_gradient",
-    }
+    shared = {"actor/grad_norm", "actor/learning_rate", "actor/skipped_no_signal", "actor/skipped_bad_gradient"}
     assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
     assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
 
@@ -371,39 +227,6 @@ def test_update_clears_gradients_left_by_others() -> None:
     assert torch.equal(weights_of(actor), weights_of(other))
 
 
-@pytest.mark.parametrize("weights", ["token", "sequence", "mean"])
-def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
-    """Old rows that are all wrong must not hide behind young ones that are right."""
-    actor = tiny_actor()
-    young = [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)]
-    mended = [
-        batch_row(item.trajectory, "replay", staleness=age, advantage=item.advantage)
-        for item, age in zip(sampled_by(actor, young), (1, 2, 3), strict=True)
-    ]
-    off = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
-    old = [batch_row(item.trajectory, "replay", staleness=5, advantage=item.advantage) for item in off]
-    config = run_config(**CONFIG, replay={"ess": {"weights": weights}})
-    metrics = trainer(actor, config).score_only([*mended, *old]).metrics
-    ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
-    assert ess.keys() == {"1", "2-3", "4-7"}
-    assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)
-    if weights == "mean":  # one of the two weighs exp(8) times the other
-        assert ess["4-7"] == pytest.approx(0.5, abs=0.01)
-    else:
-        assert ess["4-7"] < 0.51
-    if weights == "token":  # the two tokens of that one are all that counts of four, and one of them more
-        assert ess["4-7"] >= 0.25
-    assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]
-
-
-@pytest.mark.parametrize(
-    ("staleness", "bucket"),
-    [(None, "unknown"), (0, "0"), (1, "1"), (2, "2-3"), (3, "2-3"), (4, "4-7"), (15, "8-15"), (16, "16-31")],
-)
-def test_age_buckets_double(staleness: int | None, bucket: str) -> None:
-    assert age_bucket(staleness) == bucket
-
-
 def test_objective_of_ones_own_without_a_gradient_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
@@ -457,19 +280,10 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
     torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
 
 
-def off(row: BatchRow, nats: float) -> BatchRow:
-    """As a generator stores it whose log-probs are wrong by so much."""
-    segments = tuple(
-        replace(segment, tokens=replace(segment.tokens, behavior_log_probs=segment.tokens.behavior_log_probs - nats))
-        for segment in row.trajectory.segments
-    )
-    return replace(row, trajectory=replace(row.trajectory, segments=segments))
-
-
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
     settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
-    rows = [off(r, 0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
+    rows = [stored_off_by(r, -0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]
     recomputed, trusted = tiny_actor(), tiny_actor()
     expected = trainer(recomputed, settings).update(rows, iteration=1)
     marked = [replace(r, scored=r.stream == "fresh") for r in rows]
@@ -482,8 +296,86 @@ def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorith
 
 
 def test_stored_log_probs_within_the_bound_are_old_ones() -> None:
-    rows = [replace(off(r, 0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
+    rows = [replace(stored_off_by(r, -0.0005), scored=True) for r in sampled_by(tiny_actor(), mixed_rows(replayed=0))]
     metrics = trainer(tiny_actor(), run_config(**CONFIG)).update(rows, iteration=1).metrics
     assert metrics["actor/sampling_gap"] == pytest.approx(0.0005, rel=0.01)
     assert metrics["actor/old_log_probs_recomputed"] == 0.0
     assert metrics["actor/fresh/drift_mean"] == 1.0
+
+
+@pytest.mark.parametrize("on_bad_gradient", ["stop", "skip"])
+def test_nan_never_reaches_the_weights_and_stops_the_run_or_is_counted(on_bad_gradient: str) -> None:
+    actor = tiny_actor()
+    learner = trainer(actor, run_config(**CONFIG, optimizer={"on_bad_gradient": on_bad_gradient}))
+    with torch.no_grad():
+        actor.model.model.norm.weight[0] = math.nan
+    before = weights_of(actor)
+    if on_bad_gradient == "stop":
+        with pytest.raises(TrainingStopped, match="must be finite, got loss nan .* step 1 of iteration 7"):
+            learner.update(mixed_rows(), iteration=7)
+    else:
+        result = learner.update(mixed_rows(), iteration=7)
+        assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
+    assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
+    assert learner.state()[0] == {}
+    assert all(p.grad is None for p in actor.model.parameters())
+
+
+CORRECTED = {"anchor": "old", "correction": {"kind": "mask", "ratio_high": 2.0}}
+CHARGED = {"loss_coef": 0.1, "loss_gradient": "importance"}
+TOP_P = {"top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("authors", "sampled", "replay", "kl", "refused"),
+    [
+        ("uxxul", {}, {}, {}, "trajectory drawn must be known .* got 2 unknown. Set loss.replay.anchor: old"),
+        ("uxxul", {}, CORRECTED, {}, "when loss.replay.correction.kind is mask, got 2 unknown. Set loss.replay."),
+        ("uxxul", {}, {"anchor": "old"}, {}, None),
+        ("uull", TOP_P, {}, {}, "trajectory drawn must be sampled from the whole dis"),
+        ("uull", {"top_k": 50}, CORRECTED, {}, "trajectory drawn must be sampled from the whole dis"),
+        ("uull", TOP_P, {"objective": "luffy"}, CHARGED, "trajectory drawn must be sampled from the whole dis"),
+        ("uull", TOP_P, {"anchor": "old"}, CHARGED, None),
+        ("uull", TOP_P, {"allow_truncated_sampling": True}, {}, None),
+        ("uull", TOP_P, {"objective": "luffy"}, {}, None),
+        ("uxx", {**TOP_P, "mean_behavior_log_prob": math.nan}, {"missing_log_probs": "recompute"}, {}, None),
+    ],
+)
+def test_log_probs_that_are_no_denominator_are_refused_before_any_update(
+    authors: str, sampled: dict[str, Any], replay: dict[str, Any], kl: dict[str, Any], refused: str | None
+) -> None:
+    """Unknown ones, and those of a truncated distribution."""
+    drawn = row("drawn", segment(authors), stream="replay").trajectory
+    rows = [batch_row(replace(drawn, record=replace(drawn.record, **sampled)), "replay", advantage=1.0)]
+    actor = tiny_actor()
+    before = weights_of(actor)
+    learner = trainer(actor, run_config(**CONFIG, loss={"replay": replay}, kl=kl), reference=tiny_actor(seed=1))
+    if refused is None:
+        learner.update(rows, iteration=1)
+    else:
+        with pytest.raises((UnknownAnchor, TruncatedSampling), match=refused):
+            learner.update(rows, iteration=1)
+    assert torch.equal(weights_of(actor), before) == (refused is not None)
+
+
+@pytest.mark.parametrize("key", ["loss_coef", "reward_coef"])
+def test_kl_needs_a_reference(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"kl.{key} must be 0 without a reference policy, got 0.5"):
+        trainer(tiny_actor(), run_config(algorithm="ppo", kl={key: 0.5}))
+
+
+@pytest.mark.parametrize("weights", ["token", "sequence", "mean"])
+def test_replay_stream_has_an_ess_for_each_age(weights: str) -> None:
+    """Old rows that are all wrong must not hide behind young ones that are right."""
+    actor = tiny_actor()
+    young = sampled_by(actor, [row(f"y{i}", segment("ull", seed=i), stream="replay") for i in range(3)])
+    old = [row(f"o{i}", segment("ull", [level, level]), stream="replay") for i, level in enumerate((-1.0, -9.0))]
+    aged = zip([*young, *old], (1, 2, 3, 5, 5), strict=True)
+    rows = [batch_row(item.trajectory, "replay", staleness=age, advantage=1.0) for item, age in aged]
+    metrics = trainer(actor, run_config(**CONFIG, replay={"ess": {"weights": weights}})).score_only(rows).metrics
+    ess = {name.removeprefix(ESS_BY_AGE): value for name, value in metrics.items() if name.startswith(ESS_BY_AGE)}
+    assert ess.keys() == {"1", "2-3", "4-7"}
+    assert (ess["1"], ess["2-3"]) == pytest.approx((1.0, 1.0), abs=1e-4)
+    # One of the two weighs exp(8) times the other; of its two tokens one may be all that counts.
+    assert (0.25 if weights == "token" else 0.49) <= ess["4-7"] < 0.51
+    assert metrics["actor/replay/ess"] == metrics[f"actor/replay/ess_{weights}"]

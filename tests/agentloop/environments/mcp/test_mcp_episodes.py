@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments import load_environment
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
@@ -61,7 +61,7 @@ def test_episode_goes_on_after_each_fault_of_a_server_and_control_tokens_in_resu
 
 KILLED = """
 import os, signal, sys
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.mcp.server_program import submit
 from agentloop.environments.mcp.server_program import ServerProgram
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.config.config_file import load_config
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments import load_environment
 from agentloop.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.config.sections.environments.mcp_server import McpServerSection
+from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments import Environment, EnvironmentFactory, ToolLimits, ToolResult, load_environment
 from context.messages import ToolCall
 from tests.fakes.environments.faulty_tools import called

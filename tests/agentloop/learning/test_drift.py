@@ -4,22 +4,9 @@ from typing import get_args
 import pytest
 import torch
 
-from agentloop.algorithms.log_probs import (
-    LOG_RATIO_BOUND,
-    Drift,
-    EssWeights,
-    effective_sample_size,
-    log_ratios,
-    trajectory_drift,
-)
+from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios
+from agentloop.learning.update_stats import Drift, EssWeights, trajectory_drift
 from replay.questions.tokens import LOG_RATIO_BOUND as BOUND_WITHOUT_TENSORS
-
-
-def test_effective_sample_size_equals_hand_computed_values() -> None:
-    assert effective_sample_size(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(1.0)
-    # (1 + 3)^2 / (2 (1 + 9)) = 0.8
-    assert effective_sample_size(torch.tensor([1.0, 3.0])) == pytest.approx(0.8)
-    assert effective_sample_size(torch.tensor([1e8, 1.0, 1.0, 1.0])) == pytest.approx(0.25, abs=1e-6)
 
 
 def test_drift_is_over_the_known_action_tokens_of_all_rows_of_a_trajectory() -> None:
@@ -48,11 +35,7 @@ def drifting(*ratios: list[float]) -> Drift:
         mask[row, : len(values)] = True
         logs[row, : len(values)] = torch.tensor(values, dtype=torch.float64).log()
     return trajectory_drift(
-        logs - 30.0,
-        torch.full_like(logs, -30.0),
-        response_mask=mask,
-        trajectory=torch.arange(rows),
-        count=rows,
+        logs - 30.0, torch.full_like(logs, -30.0), response_mask=mask, trajectory=torch.arange(rows), count=rows
     )
 
 
@@ -67,24 +50,6 @@ def test_effective_sample_size_by_each_kind_of_weights() -> None:
     assert drift.effective_sample_size(both, "token") == pytest.approx(10.25**2 / (6 * 26.0625))
     alone = torch.tensor([False, False, True])
     assert [drift.effective_sample_size(alone, weights) for weights in get_args(EssWeights)] == [1.0, 1.0, 1.0]
-
-
-def test_long_trajectories_drift_by_their_tokens_while_their_means_stay() -> None:
-    # 100 tokens, half of them 10 times as likely, half a tenth: means exactly 1, tokens 101 / 20 on average.
-    drift = drifting(*[[10.0, 0.1] * 50] * 4)
-    everyone = torch.ones(4, dtype=torch.bool)
-    assert drift.effective_sample_size(everyone, "mean") == pytest.approx(1.0)
-    assert drift.effective_sample_size(everyone, "token") == pytest.approx(5.05**2 / 50.005)
-    # A hundredth of a nat a token, up or down, is a whole one of 100 tokens.
-    apart = drifting([math.exp(0.01)] * 100, [math.exp(-0.01)] * 100)
-    two = torch.ones(2, dtype=torch.bool)
-    assert apart.effective_sample_size(two, "mean") == pytest.approx(0.9999, abs=1e-5)
-    assert apart.effective_sample_size(two, "token") == pytest.approx(0.9999, abs=1e-5)
-    # e + 1 / e squared over 2 (e^2 + 1 / e^2)
-    expected = (math.e + 1 / math.e) ** 2 / (2 * (math.e**2 + math.e**-2))
-    assert apart.effective_sample_size(two, "sequence") == pytest.approx(expected)
-    # A product beyond e^20 counts as e^20.
-    assert drifting([math.exp(3.0)] * 10).sequence_weight.item() == pytest.approx(math.exp(20.0))
 
 
 def test_drift_is_clamped_alike_without_tensors() -> None:

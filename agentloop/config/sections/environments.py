@@ -1,0 +1,188 @@
+"""What the configuration says about environments: the one of a run, or several with their shares."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from agentloop.config.model_defaults import check_unused
+from agentloop.config.sections.dataset import TasksSection
+from replay.config import TaskPool
+from replay.setting_types import PositiveFloat, Section, rule_in_words
+
+if TYPE_CHECKING:
+    from agentloop.config.run_config import RunConfig
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_Kind = TypeVar("_Kind", bound=Section)
+
+
+def read_sections(values: Any, key: str, kind: type[_Kind]) -> Any:
+    """The mapping with each value read as `kind`; what is no mapping, as it is. Raises ValueError, with the key."""
+    if not isinstance(values, dict):
+        return values
+    return {name: _read(f"{key}.{_checked(str(name), key)}", value, kind) for name, value in values.items()}
+
+
+def _checked(name: str, key: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{key} must have names of A-Z, a-z, 0-9, _ and -, got {name!r}. Rename it.")
+    return name
+
+
+def _read(where: str, value: Any, kind: type[_Kind]) -> _Kind:
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a mapping, got {value!r}. See docs/environments.md.")
+    try:
+        return kind.model_validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        problem = _problem(where, error.errors(include_url=False)[0], value, kind)
+    raise ValueError(problem)
+
+
+def _problem(where: str, error: ErrorDetails, value: Mapping[str, Any], kind: type[Section]) -> str:
+    if error["type"] == "value_error":
+        rule = error["msg"].removeprefix("Value error, ")
+        if " must " not in rule:  # it names no key
+            return f"{where} {rule}, got {', '.join(value) or 'nothing'}. Change it."
+        return f"{where}.{rule.removeprefix('environment.')}"
+    schema = kind.model_json_schema()
+    part, given = schema, value
+    for key in error["loc"]:
+        keys = part.get("properties", {})
+        if isinstance(key, str) and keys and key not in keys:
+            return f"{where}.{key} must be a known key, got an unknown one. Known are {', '.join(keys)}."
+        if key not in keys:
+            break
+        where, part, given = f"{where}.{key}", keys[key], given.get(str(key), "nothing")
+        part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part
+    return f"{where} must be {rule_in_words(part)}, got {given!r}. Change it."
+
+
+class McpServerSection(Section):
+    """One MCP server: a program that is started for each episode, or an address that episodes share."""
+
+    command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Variables of the program's environment; they are stored with the run."
+    )
+    pass_env: tuple[str, ...] = Field(
+        (), description="Names of variables of this process that the program is given; their values are not stored."
+    )
+    url: str | None = Field(
+        None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server that runs."
+    )
+    token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
+    tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
+    start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
+
+    @model_validator(mode="after")
+    def _one_way_to_it(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("must have either command or url")
+        unused = ("token_env",) if self.command else ("env", "pass_env")
+        for name in unused:
+            if getattr(self, name):
+                raise ValueError(f"must not have {name}, which belongs to {'url' if self.command else 'command'}")
+        return self
+
+
+def _read_servers(values: Any) -> Any:
+    return read_sections(values, "environment.mcp_servers", McpServerSection)
+
+
+class EnvironmentSection(TaskPool, Section):
+    name: str = Field(
+        "lookup_chain",
+        description="Built-in environment, or `path/to/file.py:ClassName` for one of your own. `rows` has no class: "
+        "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
+    )
+    tools: tuple[str, ...] = Field(
+        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+    mcp_servers: Annotated[dict[str, McpServerSection], BeforeValidator(_read_servers)] = Field(
+        default_factory=dict,
+        description="MCP servers by name, whose tools are offered beside the environment's own; for example {notes: "
+        "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
+    )
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether there is no class: reward functions then say what a success is."""
+        return self.name == "rows"
+
+
+class EnvironmentShare(EnvironmentSection):
+    """One of several environments."""
+
+    share: PositiveFloat = Field(description="Its weight: 2, 1 and 1 are a half and two quarters of the episodes.")
+    tasks: TasksSection = Field(default_factory=TasksSection, description="Its own tasks, as the section of that name.")
+
+
+def _read_environments(values: Any) -> Any:
+    return read_sections(values, "environments", EnvironmentShare)
+
+
+EnvironmentShares = Annotated[dict[str, EnvironmentShare], BeforeValidator(_read_environments)]
+
+
+@dataclass(frozen=True)
+class EnvironmentPart:
+    """One environment of a run, with its tasks."""
+
+    name: str | None
+    """None: the run has this one alone."""
+    share: float
+    environment: EnvironmentSection
+    tasks: TasksSection
+
+
+def environment_parts(config: RunConfig) -> tuple[EnvironmentPart, ...]:
+    """The environments of a run, in the order of the configuration."""
+    if not config.environments:
+        return (EnvironmentPart(None, 1.0, config.environment, config.tasks),)
+    return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in config.environments.items())
+
+
+def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:
+    """Raises ValueError where a run would have two answers to which environments it has, or where one of the `checks`
+    does, each of which is made of the run as it would be with one of its environments alone."""
+    if not config.environments:
+        for check in checks:
+            check(config)
+        return
+    for name, section in (("environment", config.environment), ("tasks", config.tasks)):
+        keys = type(section).model_fields
+        check_unused(section, keys, where=name, when="environments has some, each of which has its own")
+    parts = environment_parts(config)
+    rows = [part.environment.is_rows for part in parts]
+    if any(rows) and not all(rows):
+        other = parts[rows.index(False)]
+        raise ValueError(
+            f"environments.{other.name}.name must be rows where that of others is, for the first reward function "
+            f"judges all of them, got {other.environment.name}. Write classes for the others, or train two runs."
+        )
+    for part in parts:
+        alone = config.model_copy(update={"environment": part.environment, "tasks": part.tasks, "environments": {}})
+        for check in checks:
+            try:
+                check(alone)
+            except ValueError as error:
+                raise ValueError(said_of(part.name, str(error))) from error
+
+
+def said_of(name: str | None, problem: str) -> str:
+    """A problem of the sections `environment` and `tasks`; with a name, about those of one of several environments."""
+    if name is None:
+        return problem
+    problem = re.sub(r"(?<![.\w])environment\.(?=\w)", f"environments.{name}.", problem)
+    return re.sub(r"(?<![.\w])tasks\.(?=\w)", f"environments.{name}.tasks.", problem)
