@@ -34,10 +34,10 @@ class TasksSection(TaskData, Section):
     shuffle: bool = Field(
         True, description="Go through a pool of tasks in a new order per epoch; false: as the rows stand."
     )
-    curriculum: Literal["none", "easy_first", "learnability"] = Field(
+    curriculum: Literal["none", "learnability"] = Field(
         "none",
-        description="How a task's success rate so far decides when it comes: easy_first, each epoch from often to "
-        "rarely solved; learnability, drawn with weight p (1 - p); see docs/data.md.",
+        description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
+        "p (1 - p); see docs/data.md.",
     )
     curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
@@ -68,13 +68,12 @@ class TasksSection(TaskData, Section):
                 f"tasks.shuffle must be true when tasks.curriculum is {self.curriculum}, which decides the order, "
                 "got false. Set one of them."
             )
-        unused = {"none": ("curriculum_decay", "curriculum_floor"), "easy_first": ("curriculum_floor",)}
-        for name in unused.get(self.curriculum, ()):
+        for name in ("curriculum_decay", "curriculum_floor") if self.curriculum == "none" else ():
             given, default = getattr(self, name), type(self).model_fields[name].default
             if given != default:
                 raise ValueError(
-                    f"tasks.{name} must be left at {default:g} when tasks.curriculum is {self.curriculum}, got "
-                    f"{given:g}. It would change nothing: remove it, or set tasks.curriculum: learnability."
+                    f"tasks.{name} must be left at {default:g} when tasks.curriculum is none, got {given:g}. "
+                    "It would change nothing: remove it, or set tasks.curriculum: learnability."
                 )
         return self
 

@@ -41,7 +41,7 @@ def test_a_loop_that_is_to_run_ahead_of_itself_is_refused(key: str, value: float
         ({"rollout": {"engine": "vllm", "dynamic_sampling_rounds": 2}}, "rollout.dynamic_sampling_rounds must be 0"),
         ({"reward": {"model": {"path": "judge"}}}, "reward.model.path must be null"),
         (
-            {"tasks": {"curriculum": "easy_first"}, "environment": {"task_pool": 64}},
+            {"tasks": {"curriculum": "learnability"}, "environment": {"task_pool": 64}},
             "tasks.curriculum must be none",
         ),
         ({"replay": {"redact": "mine.py:redact"}}, "replay.redact must be null"),

@@ -91,10 +91,6 @@ def test_options_of_one_objective_do_not_follow_another_one(
             {"tasks": {"curriculum_decay": 0.9}},
             "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9",
         ),
-        (
-            {"tasks": {"curriculum": "easy_first", "curriculum_floor": 0.2}},
-            "tasks.curriculum_floor must be left at 0.1 when tasks.curriculum is easy_first, got 0.2",
-        ),
     ],
 )
 def test_option_of_a_part_that_is_off_is_refused(sections: dict[str, Any], message: str) -> None:
