@@ -1,7 +1,4 @@
-"""Classes and functions people bring themselves, named `path/to/file.py:Name`, or given as they are in Python.
-
-All of it is called within `users_code`, which says whose error it is when it fails.
-"""
+"""Classes and functions people bring themselves, named `path/to/file.py:Name` and called within `users_code`."""
 
 from __future__ import annotations
 
@@ -55,10 +52,9 @@ def refuse_if_stopping(problem: str) -> None:
 
 @contextmanager
 def users_code() -> Iterator[None]:
-    """Within, code of the user's is called: whatever it raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
+    """Within, whatever code of the user's raises, sys.exit and Ctrl-C included, becomes UserCodeFailed.
 
-    What is no failure of its own passes: a UserError, which says all there is to say; the stop of the run; the end of
-    a tool's time and of a task that is cancelled. Once a stop was asked for, what the end of a process can cause raises
+    What is no failure of its own passes. Once a stop was asked for, what the end of a process can cause raises
     CodeInterrupted. Where the code forked, its child ends here and never becomes a second trainer.
     """
     process = os.getpid()

@@ -117,11 +117,9 @@ def check_repeatable(make: Callable[[int], Task], where: str, *, reads_rows: boo
     """A task of an environment whose tasks depend on nothing but the random numbers, or the row."""
     pairs = [(make(trial), make(trial)) for trial in range(_TRIALS)]
     if any((one.payload, one.messages()) != (same.payload, same.messages()) for one, same in pairs):
-        method, source, advice = "make_task", "rng", "Draw every random number from rng."
-        if reads_rows:
-            method, source, advice = "task_from_row", "row", "Take everything from the row."
+        method, source = ("task_from_row", "row") if reads_rows else ("make_task", "rng")
         rule = f"{where}.{method} must make the same task from the same {source}"
-        raise UserError(f"{rule}, got two different ones. {advice}")
+        raise UserError(f"{rule}, got two different ones. Take nothing from elsewhere.")
     return pairs[0][0]
 
 

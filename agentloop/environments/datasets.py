@@ -49,8 +49,7 @@ def load_rows(section: TasksSection) -> TaskRows:
     if section.held_out is not None:
         held_out = _split(section, section.held_out)
         others = [_digest(row, f"{data}, held-out row {number}") for number, row in enumerate(held_out, 1)]
-        known = set(digests)
-        shared = sum(digest in known for digest in others)
+        shared = sum(map(set(digests).__contains__, others))
         return TaskRows(rows, held_out, digest_of([*digests, "", *others]), shared)
     there = held_out_by_content(digests, section.held_out_share)
     kept, away = ([number for number, held in enumerate(there) if held is side] for side in (False, True))
@@ -141,8 +140,6 @@ def _parquet(path: Path) -> Sequence[Row]:
             "tasks.data must name a format that can be read here, got Parquet without pyarrow. Install the extra: "
             "pip install 'agentloop-replay[parquet]', or use .jsonl."
         ) from error
-    if not path.is_file():
-        raise UserError(f"tasks.data must be a file that exists, got {str(path)!r}. Check the path.")
     rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
     return rows
 

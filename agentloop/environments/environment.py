@@ -21,10 +21,7 @@ class Task:
     """One thing to solve."""
 
     prompt: str | tuple[Message, ...]
-    """The user's message, or the whole opening conversation.
-
-    Nothing in it is trained on but assistant messages of an author that `context.authors` registers as trained.
-    """
+    """The user's message, or an opening conversation; trained on are messages of authors registered as trained."""
     payload: Mapping[str, Any] = field(default_factory=dict)
     """What tools and reward need to know (JSON values, whose keys come in any order); never shown to the policy."""
     hint: str | None = None
@@ -33,10 +30,7 @@ class Task:
     """Which of several environments it is of; the run says so, and None where it has one."""
 
     def messages(self) -> tuple[Message, ...]:
-        """The opening conversation: the user's words by `user`, all else by `initialization`.
-
-        A message keeps an author that the configuration can register.
-        """
+        """The opening conversation, by `user` and `initialization` where no author of `context.authors` is named."""
         if isinstance(self.prompt, str):
             return (Message("user", self.prompt, author=USER),)
         return tuple(
@@ -80,18 +74,13 @@ def tool(
 ) -> _Function | Callable[[_Function], _Function]:
     """Offer a method of an `Environment` to the policy.
 
-    Its JSON schema comes from its annotations and its docstring: the first paragraph describes the tool,
-    `Args:` (or `:param name:`) its parameters. What it returns is shown: text as it is, anything else as JSON. An
-    exception becomes an observation too.
+    Its JSON schema comes from its annotations and its docstring. What it returns or raises is shown: text as it is,
+    anything else as JSON. Tools of different episodes run at the same time, in threads or, where `async def`, on one
+    event loop; the thread of a call that takes too long goes on until it returns.
 
-    Tools of different episodes run at the same time: an `async def` on one event loop, any other in threads, so what
-    episodes share must be safe there. A call that takes too long is left behind: its thread goes on until it returns,
-    and while it holds the interpreter's lock, nothing else runs.
     `isolated=True` runs the tool in a forked process whose whole process group is killed afterwards: changes to
-    `self` are lost, and a crash costs one call. It is no sandbox: the tool can do whatever the user can.
-
-    `deterministic=True` says that its result follows from the task and the arguments alone, and that a call changes
-    nothing: then it is not called twice with the same arguments for one task. See `Environment.deterministic`.
+    `self` are lost, and a crash costs one call. `deterministic=True` says that its result follows from the task and
+    the arguments alone, and that a call changes nothing: it is not called twice with the same arguments for one task.
     """
 
     def mark(function: _Function) -> _Function:
@@ -117,11 +106,7 @@ def tool_mark(method: object) -> ToolMark | None:
 
 
 class Environment:
-    """Base class of environments. One instance lives for one episode, so `self` may hold the episode's state.
-
-    The constructor's keyword arguments are the configuration's `environment.options`. Keep it cheap: load
-    data once, in a function with `functools.cache`.
-    """
+    """Base class of environments: an instance lives for one episode, and is made with `environment.options`."""
 
     version: ClassVar[str] = "1"
     """Raise it when tools or rewards change their meaning; stored with every trajectory."""
@@ -130,10 +115,8 @@ class Environment:
     """True: one thread calls all that an instance does, its own; for connections that other threads may not use."""
 
     deterministic: ClassVar[bool] = False
-    """True: every tool's result follows from the task and the calls before it in the episode. It is remembered, and a
-    call that is made again after the same calls for the same task is answered without running the tool; what was left
-    out is made up for before the next call that runs. `reward` must then go by task and messages, not by what tools
-    left in `self`. `agentloop replay verify --tools` tries whether it is true."""
+    """True: every tool's result follows from the task and the calls before it, so equal calls are answered from memory.
+    `reward` must then go by task and messages. `agentloop replay verify --tools` tries whether it is true."""
 
     def make_task(self, rng: random.Random) -> Task:
         """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""
@@ -148,11 +131,9 @@ class Environment:
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """Free what `start` and tools took hold of: connections, processes, files; may be `async def`.
+        """Free what `start` and tools took hold of, once `start` was called and the episode ended; may be `async def`.
 
-        Called once of each instance whose `start` was called, also where that raised, when its episode has ended in
-        whatever way; a tool call that was left behind may still run. One that raises, or takes longer than
-        `rollout.tool_timeout_s`, costs nothing: it is counted and warned of.
+        One that raises, or takes longer than `rollout.tool_timeout_s`, costs nothing: it is counted and warned of.
         """
         return None
 
@@ -161,21 +142,17 @@ class Environment:
         raise NotImplementedError
 
     def turn_rewards(self, task: Task, messages: Sequence[Message]) -> Sequence[float] | None:
-        """What each reply of the policy earned by itself, besides `reward`: one finite number per reply, in order.
+        """What each reply of the policy earned by itself, besides `reward`; None: this environment does not say.
 
-        None: this environment does not say. Asked of an instance that has played no episode, as `messages` and the
-        task's payload are all there is of a stored one; the task's prompt is then its opening messages. Used with
-        `advantage.credit: turn` only.
+        Asked with `advantage.credit: turn` of an instance that has played no episode.
         """
         return None
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
-        """Other tasks that this conversation, which failed at `task`, has in fact solved; none where it is not said.
+        """Other tasks that this conversation, which failed at `task`, has in fact solved, for `replay.hindsight`.
 
         What the tools answered from `first_turn` on must be what they would have answered for the new task. Asked of an
-        instance that has played no episode, as `turn_rewards` is, with `replay.hindsight.enable` only. Each is taken
-        only if `reward` of the new task and that end, asked of an instance that was started with the new task, is a
-        success (Andrychowicz et al. 2017, arXiv 1707.01495).
+        instance that has played no episode; each is taken only if its `reward` is a success.
         """
         return ()
 

@@ -28,7 +28,6 @@ from agentloop.environments.check import (
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.mcp import list_servers
 from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
@@ -76,12 +75,8 @@ class EnvironmentFactory:
 
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""
-        return replace(
-            self,
-            name=name,
-            is_one_of_several=True,
-            example=None if self.example is None else replace(self.example, environment=name),
-        )
+        example = None if self.example is None else replace(self.example, environment=name)
+        return replace(self, name=name, is_one_of_several=True, example=example)
 
     def with_version_of(self, source: str) -> EnvironmentFactory:
         """The version that a changed source makes it."""
@@ -205,20 +200,17 @@ def load_environment(
     tools: Sequence[str] = (),
     judges: Sequence[str] = (),
 ) -> EnvironmentFactory:
-    """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run.
+    """The environment `name` (built-in, or `path/to/file.py:ClassName`), checked by a dry run. Raises UserError.
 
-    It offers what the MCP `servers` offer besides its own tools. Its messages may name the `registered` authors. With
-    `row`, one of the user's data, it is to read its tasks from such; without, to make them up. `tools` are functions
+    With a `row` of the user's data it is to read its tasks from such; without, to make them up. `tools` are functions
     that `rows` offers, `judges` those that say what a success is there: their files are the environment's source too.
-
-    Raises UserError with one line that names file, class and method for whatever its author got wrong.
     """
     found = rows_with_tools(tools) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
     options = check_options(environment, options, name)
     if issubclass(environment, Adapter):
         environment = environment.for_options(options)
-    attached = list_servers(servers) if servers else None
+    attached = _asked_for_tools(servers) if servers else None
     if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
@@ -245,6 +237,19 @@ def load_environment(
     example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
+
+
+def _asked_for_tools(sections: Mapping[str, McpServerSection]) -> McpServers:
+    try:
+        import mcp  # noqa: F401  # here, for it takes a second and a half
+    except ImportError as error:
+        raise UserError(
+            f"environment.mcp_servers must be empty without the MCP SDK, got {', '.join(sections)}. "
+            "Install it: pip install 'agentloop-replay[mcp]'."
+        ) from error
+    from agentloop.environments.mcp.attached import McpServers
+
+    return McpServers(sections)
 
 
 def _file_of(name: str) -> Path:

@@ -1,12 +1,8 @@
 """The quickstart's environment: follow a chain of records to its code, past decoys.
 
-Every task has a private store of 32 keys. A record is {"next": key, "see": key} on the way or
-{"code": "78", "see": key} at the end of a chain. Following `next` from the asked key ends at the right code;
-`see` leads into other chains, which look alike and end in wrong codes, and no way leads back. Stores are
-random, so there is nothing to memorise: an agent has to copy keys, read fields and know when to stop.
-
-With `thinking` and `padding` episodes grow long enough for what a context strategy leaves out to matter. With `delay_s`
-acting takes as long as it does with tools that wait for something, which is when fresh episodes are expensive.
+Every task has a random store of 32 keys. A record is {"next": key, "see": key} on the way or {"code": "78", "see": key}
+at the end of a chain. Following `next` from the asked key ends at the right code; `see` leads into other chains, which
+look alike and end in wrong codes, and no way leads back.
 """
 
 from __future__ import annotations
@@ -58,10 +54,8 @@ class LookupChain(Environment):
     ) -> None:
         """`hops` is the fewest and most lookups a task needs.
 
-        The demonstrator follows `next` rather than `see` with probability `p_next`, and stops at a code,
-        be it right or wrong, with probability `p_stop`. With `thinking` it first says which field it goes by.
-        Tool results end in a note of `padding` words that say nothing. A lookup takes `delay_s` seconds, as one of a
-        distant service would.
+        The demonstrator follows `next` with probability `p_next`, stops at a code with `p_stop`, and with `thinking`
+        says which field it goes by. Tool results end in `padding` words, and a lookup takes `delay_s` seconds.
         """
         if not 1 <= hops[0] <= hops[1] <= MAX_CALLS:
             raise ValueError(f"hops must be [fewest, most] with 1 <= fewest <= most <= {MAX_CALLS}, got {list(hops)}")
@@ -71,12 +65,8 @@ class LookupChain(Environment):
             raise ValueError(f"padding must be >= 0, got {padding}")
         if not 0.0 <= delay_s < math.inf:
             raise ValueError(f"delay_s must be >= 0, got {delay_s}")
-        self.hops = hops
-        self.p_next = p_next
-        self.p_stop = p_stop
-        self.thinking = thinking
-        self.padding = padding
-        self.delay_s = delay_s
+        self.hops, self.p_next, self.p_stop = hops, p_next, p_stop
+        self.thinking, self.padding, self.delay_s = thinking, padding, delay_s
         self._store: Mapping[str, Record] = {}
 
     def make_task(self, rng: random.Random) -> Task:
@@ -147,10 +137,7 @@ class LookupChain(Environment):
         return (Achieved(_task(trail, code, store), first_turn=len(called) - len(trail)),)
 
     def demonstrate(self, task: Task, messages: Sequence[Message], rng: random.Random) -> Message:
-        """Careless, but never wrong about the form: calls only keys it was shown, answers the code before it.
-
-        It keeps to MAX_CALLS: a `see` from which no code can be reached in time is not followed.
-        """
+        """The next careless reply: it calls keys that it was shown, and reaches a code within MAX_CALLS."""
         calls_left = MAX_CALLS - sum(len(message.tool_calls) for message in messages)
         if messages[-1].role != "tool":
             return self._call("key", task.payload["key"])

@@ -22,16 +22,10 @@ _ROLES = ("system", "user", "assistant")
 
 
 class RowEnvironment(Environment):
-    """The policy is shown one column of a row; the whole row is the task's payload, dates and bytes as texts.
-
-    Its score says nothing: the first of `reward.functions` is asked in its place.
-    """
+    """The policy is shown a column of a row, which is the payload; the first of `reward.functions` is the score."""
 
     def __init__(self, prompt: str = "prompt", system: str | None = None) -> None:
-        """`prompt` is the column that is shown: a text, or a list of messages with role and content.
-
-        `system` is the text of a system message before it.
-        """
+        """`prompt` is the column that is shown, a text or messages; `system` is a system message before it."""
         self._prompt = prompt
         self._system = system
         self.task: Task | None = None

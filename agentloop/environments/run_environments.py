@@ -94,8 +94,8 @@ def open_tasks(
 ) -> tuple[RunEnvironments, TaskSource]:
     """The environments with the run's tasks, checked.
 
-    `sources` are the digests that the environment's source has had in the run, oldest first. Raises UserError for
-    another than the last one unless `environment_changed`; another than the first one is another version.
+    Raises UserError, unless `environment_changed`, for a source whose digest is not the last one of the run's
+    `sources`; another than the first one is another version.
     """
     rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})

@@ -21,12 +21,7 @@ GroupResult = tuple[str, int, float]
 
 
 class EnvironmentTasks:
-    """Training tasks of one environment by index, and held-out tasks.
-
-    Both are a function of the seed, and the same on every machine; a curriculum adds what became of earlier tasks.
-    Tasks that the environment makes up come from separate random streams, so held-out ones are new to the policy (up
-    to chance, where an environment has few different tasks).
-    """
+    """Training tasks of one environment by index, and held-out tasks, as the seed and a curriculum decide."""
 
     def __init__(
         self,
@@ -56,11 +51,7 @@ class EnvironmentTasks:
         return None if self._rows is None else self._rows.summary()
 
     def train(self, index: int) -> Task:
-        """The `index`-th training task of the run, from 0.
-
-        A pool of N is gone through in a new random order per epoch: N indices in a row, from a multiple of N,
-        give every task once. A curriculum has rules of its own: see `TaskOrder`.
-        """
+        """The `index`-th training task of the run, from 0."""
         return self._task("train", index if self._order is None else self._order.at(index))
 
     def held_out(self, count: int) -> list[Task]:
@@ -71,10 +62,7 @@ class EnvironmentTasks:
         return [self._task("held-out", number) for number in order[:count]]
 
     def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
-        """The tasks at the indices `done` have been in a batch; `groups` are those that the policy tried in it.
-
-        A task's groups are counted together and once, at however many of the indices it stands.
-        """
+        """Count the `groups` of a batch whose tasks stood at the indices `done`, a task's groups together and once."""
         if self._order is None or not self._order.adapts:
             return
         counts: dict[str, tuple[int, float]] = {}
@@ -162,18 +150,10 @@ _UNIT = 10**6
 class TaskOrder:
     """Which task of a pool of `size` stands at each index of the run's line of tasks.
 
-    Without a curriculum a pure function of seed and index: each epoch of `size` indices gives every task once.
-
-    `easy_first`: an epoch too gives every task once, those first that succeeded most often when it began.
-    `learnability`: an index is drawn with weight max(floor, 4 p (1 - p)), which is greatest where half of the attempts
-    succeed and a group teaches most (sampling for learnability: Rutherford et al. 2024, arXiv 2408.15099;
-    Foster & Foerster 2025, arXiv 2502.12272). No task comes again while it is under way, and for the floor none is left
-    out for good.
-
-    p = (successes + 1) / (attempts + 2), so a task that was never tried has 1/2; its decay is the factor of
-    earlier counts each time a task is tried again, for the policy that made them is gone.
-
-    What an index was given is kept until it has been learned from: rates that change in between move nothing.
+    Without a curriculum each epoch of `size` indices gives every task once, in an order of the seed. With
+    `learnability` a task that is not under way is drawn with weight max(floor, 4 p (1 - p)), where
+    p = (successes + 1) / (attempts + 2) and earlier counts decay whenever it is tried again (Rutherford et al. 2024,
+    arXiv 2408.15099; Foster & Foerster 2025, arXiv 2502.12272). An index keeps its task until that is learned from.
     """
 
     def __init__(self, size: int, *, seed: int, section: TasksSection) -> None:
@@ -199,15 +179,12 @@ class TaskOrder:
         if not self.adapts:
             return self._in_epoch(index)
         while self._next <= index:
-            easy_first = self._section.curriculum == "easy_first"
-            self._given[self._next] = self._in_epoch(self._next) if easy_first else self._drawn()
+            self._given[self._next] = self._drawn()
             self._next += 1
         return self._given[index]
 
     def record_success(self, index: int, *, attempts: int, successes: float) -> None:
         """The task at `index` is done: of `attempts` of the policy at it (0: none was made), so many succeeded."""
-        if not self.adapts:
-            return
         number = self._given.pop(index)
         if attempts:
             tried, solved = self._counts.get(number, (0.0, 0.0))
@@ -236,8 +213,6 @@ class TaskOrder:
             "next": self._next,
             "given": sorted(self._given.items()),
             "counts": [[number, *counts] for number, counts in sorted(self._counts.items())],
-            "epoch": self._epoch,
-            "order": self._order,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -246,20 +221,17 @@ class TaskOrder:
         self._next = state["next"]
         self._given = dict(state["given"])
         self._counts = {number: (tried, solved) for number, tried, solved in state["counts"]}
-        self._epoch, self._order = state["epoch"], list(state["order"])
         self._weights[:] = _UNIT
         for number in self._counts:
             self._weights[number] = self._weight(number)
 
     def _in_epoch(self, index: int) -> int:
-        """The number at an index of an epoch's order: shuffled, and with a curriculum the easiest first."""
+        """The number at an index of an epoch's order, which is shuffled unless `tasks.shuffle` is false."""
         epoch, position = divmod(index, self.size)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, list(range(self.size))
             if self._section.shuffle:
                 random.Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
-            if self.adapts:  # sorting keeps the shuffled order of equals
-                self._order.sort(key=self.success, reverse=True)
         return self._order[position]
 
     def _drawn(self) -> int:

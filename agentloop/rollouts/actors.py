@@ -124,11 +124,8 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
 
 
 def checked_parser(section: ContextSection, environments: RunEnvironments, files: ModelFiles) -> ReplyParser:
-    """The parser of `context.parser`.
-
-    Raises UserError where the chat template does not show what the environments say and offer, or writes calls that the
-    parser can't read. Where it was named, and not found by the template, the prompt itself may describe the calls.
-    """
+    """The parser of `context.parser`. Raises UserError where the chat template does not show what environments say
+    and offer, or writes calls that the parser can't read."""
     parser = make_parser(section.parser, files.template, tools=environments.tools)
     for factory in environments.all:
         _check_shown(factory, files.template, section)

@@ -53,13 +53,10 @@ class Collector:
         earlier: Sequence[Collected] = (),
         progress: Progress = lambda *_: None,
     ) -> Collected:
-        """Run `size` episodes of each task and compare each group; `groups` holds (task, size).
+        """Run `size` episodes of each task of `groups`, and compare each group by its rewards less the penalty.
 
-        The stored reward is the weighted sum of all rewards; advantages are of it less the penalty. An episode that the
-        engine or a reward function failed is left out of its group as if it had not been run, and so is a group that
-        lost all of them. `earlier` are the earlier rounds of the same iteration, whose ids must not come again.
-
-        Raises UserError if nothing at all is left.
+        An episode that the engine or a reward function failed is left out as if it had not been run. `earlier` are
+        rounds of the same iteration, whose ids must not come again. Raises UserError if nothing at all is left.
         """
         tasks = [task for task, size in groups for _ in range(size)]
         everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
@@ -128,10 +125,7 @@ class Collector:
     def _greedy_rewards(
         self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
     ) -> dict[str, float]:
-        """The reward of one greedy episode per task, by the task's hash, less the penalty that the sampled ones pay.
-
-        For `algorithm: remax`, which compares with it. Nothing else is kept; its log-probs are those of temperature 1.
-        """
+        """For `algorithm: remax`, the reward less penalty of one greedy episode per task, by the task's hash."""
         if self.config.algorithm != "remax" or not tasks:
             return {}
         by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
@@ -151,8 +145,7 @@ class Collector:
 
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:
-    """How many tool calls were run, how long they and replies take in the mean, and the shares of calls that failed or
-    were answered from memory; nothing where none was made. Many failed calls are warned of once."""
+    """Counts, mean seconds and shares of failed and remembered tool calls; many failed ones are warned of once."""
     metrics: dict[str, float] = {}
     if failed_closes := sum(episode.close_problem is not None for episode in episodes):
         metrics["rollout/failed_closes"] = failed_closes

@@ -21,10 +21,7 @@ _LONGEST_RESULT = 20_000
 
 
 def demonstrate(environment: Environment, task: Task, rng: random.Random, *, where: str) -> tuple[Message, ...]:
-    """One demonstrated conversation; the demonstrator's replies are by `llm`, in whose place they stand.
-
-    `where` is what errors call the environment's class.
-    """
+    """One demonstrated conversation, with replies by `llm`; `where` is what errors call the environment's class."""
     start_now(environment, task, where)
     messages = list(task.messages())
     while True:
@@ -42,11 +39,7 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random, *, whe
 def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Message, ...]]:
-    """Endless demonstrated conversations on new tasks.
-
-    Every second one as a `strategy` that gives hints shows it: the policy will sample in sight of them, and be trained
-    without.
-    """
+    """Endless demonstrated conversations on new tasks, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
         environment, task = factory.create(), factory.make_task(rng)

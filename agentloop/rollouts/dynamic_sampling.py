@@ -13,11 +13,7 @@ Round = Callable[[Sequence[int], Sequence[Collected]], Collected]
 
 
 def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Trajectory]]]:
-    """Groups whose members have one reward before a KL penalty, and so no advantage over each other but by it.
-
-    An advantage function of the user's own may tell members of one reward apart: a group whose members have an
-    advantage is not among these, unless it can be the penalty's.
-    """
+    """Groups whose members have one reward before a KL penalty, and no advantage over each other but by the penalty."""
     members = _members(fresh)
     return [
         (group, members[group.id])
@@ -31,13 +27,10 @@ def zero_variance_groups(fresh: Collected) -> list[tuple[GroupRecord, list[Traje
 
 
 def sample_dynamically(first: Collected, collect_round: Round, *, rounds: int) -> Collected:
-    """`first` with its zero-variance groups replaced, in at most `rounds` further rounds.
+    """`first` with its zero-variance groups of several replaced, in at most `rounds` further rounds.
 
-    Each round collects as many groups as there are still to replace, of the same sizes; those with a signal take the
-    places of those without, which are unused: stored, and in no batch. What is left after the last round stays, so the
-    batch keeps its size. A group of one is never replaced, as no other would have more of a signal.
-
-    DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), with a bound.
+    Each round collects as many groups as there are still to replace, of the same sizes; what is left after the last
+    one stays, so the batch keeps its size. DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476), with a bound.
     """
     collected = [first]
     to_replace = [group.id for group, members in zero_variance_groups(first) if len(members) > 1]

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -66,12 +66,10 @@ class RewardFunction:
 
     def call_of(self, episode: Episode) -> Callable[[], Any]:
         """The function with all its arguments."""
-        return partial(self._function, episode, **self._columns(episode.task.payload))
-
-    def _columns(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        if self._takes_all:
-            return {name: value for name, value in payload.items() if name != self._first}
-        return {name: payload[name] for name in self._names if name in payload}
+        columns = episode.task.payload.items()
+        given = {name: value for name, value in columns if name in self._names or self._takes_all}
+        given.pop(self._first, None)
+        return partial(self._function, episode, **given)
 
 
 @dataclass
@@ -94,10 +92,7 @@ class RewardScorer:
     def __init__(
         self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None, judges: bool = False
     ) -> None:
-        """Runs the files of the user's functions; raises UserError for what does not fit.
-
-        `judges`: the first function stands in the environment's place, which has no score.
-        """
+        """`judges`: the first function stands in the environment's place. Raises UserError for what does not fit."""
         self._section = section
         self._max_tokens = max_tokens
         self._model = model
@@ -164,10 +159,7 @@ class RewardScorer:
         return scores
 
     async def _values(self, function: RewardFunction, episodes: Sequence[Episode]) -> list[float | str]:
-        """The number of each episode, or what is wrong where that is to cost the episode alone.
-
-        Functions that are `async def` run side by side, others one after another.
-        """
+        """The number of each episode, or what is wrong where that is to cost the episode alone."""
         places, thread = asyncio.Semaphore(self._section.parallel if function.waits else 1), WorkerThreads(1)
 
         async def answer(episode: Episode) -> Any:

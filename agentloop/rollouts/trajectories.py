@@ -151,16 +151,12 @@ def trajectory_of(
 
 
 def succeeded(episode: Episode, config: RunConfig) -> bool:
-    """The one place that says what a success is: the environment's word, or that of the function that stands in its
-    place, whatever else is rewarded."""
+    """True if the environment, or the function in its place, says so, whatever else is rewarded."""
     return episode.environment_reward >= config.rollout.success_reward
 
 
 def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
-    """The share of the policy's tool calls that some row of the same task made before, after the same calls.
-
-    None: no row has messages with calls in them.
-    """
+    """The share of tool calls that some row of the same task made before, after the same calls; None: no calls."""
     made, seen = 0, set[tuple[str, ...]]()
     for row in rows:
         history: tuple[str, ...] = (row.record.task,)
@@ -173,15 +169,14 @@ def repeated_calls(rows: Sequence[Trajectory]) -> float | None:
 
 
 def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory]) -> dict[str, float]:
-    """How many fresh episodes each had in an iteration, and their success and reward; nothing where there is one
-    environment."""
+    """Fresh episodes of each of several environments in an iteration, with their success and reward."""
     if len(environments.all) == 1:
         return {}
     metrics: dict[str, float] = {}
-    for factory in environments.all:
-        records = [row.record for row in rows if row.record.environment == factory.name]
-        metrics[f"environment/{factory.name}/episodes"] = float(len(records))
+    for name in environments.by_name:
+        records = [row.record for row in rows if row.record.environment == name]
+        metrics[f"environment/{name}/episodes"] = float(len(records))
         if records:
-            metrics[f"environment/{factory.name}/success"] = statistics.fmean(record.success for record in records)
-            metrics[f"environment/{factory.name}/reward"] = statistics.fmean(record.reward for record in records)
+            metrics[f"environment/{name}/success"] = statistics.fmean(record.success for record in records)
+            metrics[f"environment/{name}/reward"] = statistics.fmean(record.reward for record in records)
     return metrics

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,6 @@ RAISED = {
 }
 MESSAGES = (Message("user", "Say something."), Message("assistant", "x", author="llm"))
 LIMITS = ToolLimits(20.0, 200)
-FAR_S = 20.0
 
 
 @pytest.fixture(params=RAISED)
@@ -149,12 +147,8 @@ async def hook(file: Path, name: str, method: str) -> None:
 
 
 def scorer(file: Path, name: str, **section: Any) -> RewardScorer:
-    given = {"functions": [{"function": f"{file}:{name}"}], "timeout_s": FAR_S, **section}
+    given = {"functions": [{"function": f"{file}:{name}"}], "timeout_s": 20.0, **section}
     return RewardScorer(RewardSection.model_validate(given), max_tokens=100)
-
-
-def estimated(file: Path) -> AdvantageEstimator:
-    return AdvantageEstimator(RunConfig.model_validate({"advantage": {"function": f"{file}:fail"}}))
 
 
 def of_file(file: Path) -> object:
@@ -178,10 +172,11 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     "environment.options must be accepted by": lambda file: factory_of(file, made=False),
     "make_task must make a task": lambda file: factory_of(file).make_task(None),  # type: ignore[arg-type]
     "task_from_row must read every row": lambda file: factory_of(file).task_from_row({"fails": True}, "row 7"),
-    "Mine.start must accept its tasks": lambda file: asyncio.run(hook(file, "Mine", "start")),
-    "Waiting.start must accept its tasks": lambda file: asyncio.run(hook(file, "Waiting", "start")),
-    "Mine.reward must return a number": lambda file: asyncio.run(hook(file, "Mine", "reward")),
-    "Waiting.reward must return a number": lambda file: asyncio.run(hook(file, "Waiting", "reward")),
+    **{
+        f"{name}.{rule}": lambda file, name=name, rule=rule: asyncio.run(hook(file, name, rule.partition(" ")[0]))
+        for name in ("Mine", "Waiting")
+        for rule in ("start must accept its tasks", "reward must return a number")
+    },
     "Mine.reward must judge any reply": lambda file: factory_of(file).reward(task("reward"), MESSAGES),
     "turn_rewards must return a list": lambda file: factory_of(file).turn_rewards(task(""), MESSAGES, replies=1),
     "achieved must return a list of Achieved": lambda file: factory_of(file).achieved(task(""), MESSAGES),
@@ -190,7 +185,9 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     ),
     "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([episode()]),
     "reward.functions must": lambda file: scorer(file, "fail_later").score([episode()]),
-    "advantage.function must take the members": estimated,
+    "advantage.function must take the members": lambda file: AdvantageEstimator(
+        RunConfig.model_validate({"advantage": {"function": f"{file}:fail"}})
+    ),
     "objective (fail) must take an ObjectiveInput": objective_of,
     "replay.sampler must be a sampler that weighs rows": drawn,
     "context.parser must read any reply": lambda file: make_parser(f"{file}:Parser", "").parse("x", stopped=True),  # type: ignore[arg-type]
@@ -208,13 +205,6 @@ def test_hook_that_raises_anything_is_one_line_with_its_place(rule: str, file: P
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("name", ["fail", "fail_later"])
-def test_dropped_reward_function_costs_its_episode_whatever_it_raises(name: str, file: Path, raised: str) -> None:
-    scores = scorer(file, name, on_error="drop").score([episode()])
-    assert math.isnan(scores.totals[0])
-    assert RAISED[raised] in scores.problems[0]
-
-
 def called(file: Path, name: str) -> ToolResult:
     async def call() -> ToolResult:
         environment = factory_of(file).create()
@@ -223,15 +213,17 @@ def called(file: Path, name: str) -> ToolResult:
     return asyncio.run(call())
 
 
-@pytest.mark.parametrize("name", ["act", "act_apart", "act_later"])
-def test_tool_that_raises_anything_is_an_observation(name: str, file: Path, raised: str) -> None:
-    result = called(file, name)
-    assert result.error_kind == "raised"
-    assert RAISED[raised] in str(result.problem)
-    assert re.search(r"mine\.py:\d+", str(result.problem))
-
-
-def test_sink_that_raises_anything_is_dropped(file: Path, raised: str) -> None:
+def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themselves_alone(
+    file: Path, raised: str
+) -> None:
+    for name in ("act", "act_apart", "act_later"):
+        result = called(file, name)
+        assert result.error_kind == "raised"
+        assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))
+    for name in ("fail", "fail_later"):
+        scores = scorer(file, name, on_error="drop").score([episode()])
+        assert math.isnan(scores.totals[0])
+        assert RAISED[raised] in scores.problems[0]
     said: list[str] = []
     sinks = MetricSinks({"mine": load_class(f"{file}:Sink", what="metrics.sinks")()}, said.append)
     sinks.log(1, {})
@@ -239,8 +231,6 @@ def test_sink_that_raises_anything_is_dropped(file: Path, raised: str) -> None:
     assert said[0].startswith(f"metrics sink mine failed: {RAISED[raised]}")
     assert sinks.missed == {"mine": 1}
 
-
-def test_close_that_raises_anything_costs_nothing(file: Path, raised: str) -> None:
     async def closed() -> str | None:
         factory = factory_of(file)
         factory.environment.closes = False  # type: ignore[attr-defined]
@@ -287,20 +277,18 @@ def stopping() -> Iterator[None]:
 @pytest.mark.parametrize("raised", ["BrokenPipeError('gone')", "SystemExit(0)"])
 @pytest.mark.usefixtures("stopping")
 def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_episode(file: Path) -> None:
-    for attempt in (
-        partial(scorer(file, "fail").score, [episode()]),
-        partial(scorer(file, "fail_later", on_error="drop").score, [episode()]),
-        partial(called, file, "act"),
-        partial(called, file, "act_later"),
-    ):
+    for scored in (scorer(file, "fail"), scorer(file, "fail_later", on_error="drop")):
         with pytest.raises(CodeInterrupted):
-            attempt()
+            scored.score([episode()])
+    for name in ("act", "act_later"):
+        with pytest.raises(CodeInterrupted):
+            called(file, name)
     assert called(file, "act_apart").error_kind == "raised"  # Ctrl-C does not reach its process
 
 
 @pytest.mark.parametrize("raised", ["ValueError('no')"])
 @pytest.mark.usefixtures("stopping")
-def test_failure_that_no_ended_process_causes_is_what_it_is_without_a_stop(file: Path) -> None:
+def test_failure_that_no_ended_process_causes_stays_what_it_is(file: Path) -> None:
     with pytest.raises(UserError, match="ValueError: no"):
         scorer(file, "fail").score([episode()])
     assert math.isnan(scorer(file, "fail_later", on_error="drop").score([episode()]).totals[0])

@@ -21,18 +21,12 @@ def reward(problem: Problem, answer: str, *, asks: bool = True) -> float:
     return agent.reward(task, [*task.messages(), *[call] * asks, Message("assistant", answer)])
 
 
-@pytest.mark.parametrize(
-    ("expression", "result"),
-    [("12 + 7 * 3", "33"), ("(12 + 7) * 3", "57"), ("-4 / 8", "-0.5"), ("0.1 + 0.2", "0.3"), ("12 * 34.5", "414")],
-)
-def test_calculator_calculates(expression: str, result: str) -> None:
-    assert CalculatorAgent().calculate(expression) == result
-
-
-@pytest.mark.parametrize("expression", ["9 ** 9 ** 9", "__import__('os')", "1 +", "", "1 < 2", "'a' * 3", "(1, 2)"])
-def test_calculator_refuses_what_is_no_sum(expression: str) -> None:
-    with pytest.raises((ValueError, SyntaxError)):
-        CalculatorAgent().calculate(expression)
+def test_calculator_calculates_sums_and_refuses_all_else() -> None:
+    sums = {"12 + 7 * 3": "33", "(12 + 7) * 3": "57", "-4 / 8": "-0.5", "0.1 + 0.2": "0.3", "12 * 34.5": "414"}
+    assert {sum: CalculatorAgent().calculate(sum) for sum in sums} == sums
+    for other in ("9 ** 9 ** 9", "__import__('os')", "1 +", "", "1 < 2", "'a' * 3", "(1, 2)"):
+        with pytest.raises((ValueError, SyntaxError)):
+            CalculatorAgent().calculate(other)
 
 
 def test_the_right_number_after_a_calculation_is_rewarded_alone() -> None:

@@ -34,9 +34,9 @@ def reward(row: dict[str, Any], codes: Sequence[str], answer: str = DONE) -> flo
     return agent.reward(task, [*task.messages(), *replies, Message("assistant", answer)])
 
 
-@pytest.mark.parametrize(("problem", "xs", "result"), BY_HAND)
-def test_code_does_what_the_english_says(problem: Problem, xs: list[int], result: Any) -> None:
-    assert problem.outcome(xs).value == result
+def test_code_does_what_the_english_says() -> None:
+    for problem, xs, result in BY_HAND:
+        assert problem.outcome(xs).value == result
 
 
 def test_hidden_tests_decide(posed: tuple[Problem, dict[str, Any]]) -> None:

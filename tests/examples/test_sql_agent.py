@@ -23,22 +23,24 @@ BOX, SHIP, PORT = (
 )
 
 
+Asked = list[tuple[Question, Task]]
+
+
 @pytest.fixture(scope="module")
-def questions_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("databases")
 
 
 @pytest.fixture(scope="module")
-def asked(questions_folder: Path) -> list[tuple[Question, Task]]:
+def asked(folder: Path) -> Asked:
     """A few of those to train on, and those to be judged by."""
-    rng = random.Random(3)
-    made = [*new_questions(30, questions_folder, rng), *held_out_questions(questions_folder, rng)]
-    agent = SqlAgent(str(questions_folder))
+    rng, agent = random.Random(3), SqlAgent(str(folder))
+    made = [*new_questions(30, folder, rng), *held_out_questions(folder, rng)]
     return [(question, agent.task_from_row(row(question, schema, path))) for question, schema, path in made]
 
 
-def reward(questions_folder: Path, task: Task, queries: Sequence[str], answer: str = DONE) -> float:
-    agent = SqlAgent(str(questions_folder))
+def reward(folder: Path, task: Task, queries: Sequence[str], answer: str = DONE) -> float:
+    agent = SqlAgent(str(folder))
     agent.start(task)
     replies = [Message("assistant", "", tool_calls=(ToolCall("run_sql", {"query": query}),)) for query in queries]
     return agent.reward(task, [*task.messages(), *replies, Message("assistant", answer)])
@@ -51,26 +53,24 @@ def test_rows_of_the_harbour_are_those_counted_by_hand() -> None:
         assert connection.execute(question.query()).fetchall() == [(60,)]  # ship 9 is the one of port 3
 
 
-def test_the_right_query_succeeds_and_no_other_comparison_or_function(
-    questions_folder: Path, asked: list[tuple[Question, Task]]
-) -> None:
+def test_the_right_query_succeeds_and_no_other_comparison_or_function(folder: Path, asked: Asked) -> None:
     for question, task in asked:
-        assert reward(questions_folder, task, [question.query()]) == 1.0
-        assert reward(questions_folder, task, ["SELECT oops", question.query()]) == 1.0
+        assert reward(folder, task, [question.query()]) == 1.0
+        assert reward(folder, task, ["SELECT oops", question.query()]) == 1.0
         wrong = [question.query(asked=name) for name in ASKED if name != question.template.asked]
         wrong += [question.query(condition=name) for name in CONDITIONS if name != question.template.condition]
-        assert [reward(questions_folder, task, [query]) for query in wrong] == [0.0] * len(wrong)
+        assert [reward(folder, task, [query]) for query in wrong] == [0.0] * len(wrong)
 
 
-def test_what_is_no_answer_has_no_reward(questions_folder: Path, asked: list[tuple[Question, Task]]) -> None:
+def test_what_is_no_answer_has_no_reward(folder: Path, asked: Asked) -> None:
     question, task = asked[0]
-    assert reward(questions_folder, task, []) == 0.0
-    assert reward(questions_folder, task, [question.query()], answer="It is 4.") == 0.0
-    assert reward(questions_folder, task, [question.query(), "DROP TABLE box"]) == 0.0
-    assert reward(questions_folder, task, [question.query() + " AND 0"]) == 0.0
+    assert reward(folder, task, []) == 0.0
+    assert reward(folder, task, [question.query()], answer="It is 4.") == 0.0
+    assert reward(folder, task, [question.query(), "DROP TABLE box"]) == 0.0
+    assert reward(folder, task, [question.query() + " AND 0"]) == 0.0
 
 
-def test_no_template_and_no_schema_is_both_learned_and_judged_by(asked: list[tuple[Question, Task]]) -> None:
+def test_no_template_and_no_schema_is_both_learned_and_judged_by(asked: Asked) -> None:
     assert not set(TRAINED) & set(HELD_OUT)
     for name, parts in (("asked", ASKED), ("condition", CONDITIONS), ("joins", JOINS)):
         assert {getattr(template, name) for template in TRAINED} == set(parts)

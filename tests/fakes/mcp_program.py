@@ -92,12 +92,6 @@ def child() -> list[int]:
     return [subprocess.Popen(["sleep", "3600"]).pid, os.getpid()]
 
 
-@server.tool()
-def variable(name: str) -> str | None:
-    """A variable of the environment."""
-    return os.environ.get(name)
-
-
 @server.tool(structured_output=False)
 async def forget(context: Context) -> str:
     """Offer other tools than before."""
@@ -111,6 +105,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         # It ends with who started it, however that went.
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-        server.run("streamable-http", port=int(sys.argv[1]), json_response=len(sys.argv) > 2)
+        server.run("streamable-http", port=int(sys.argv[1]))
     else:
         server.run("stdio")

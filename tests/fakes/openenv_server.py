@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
@@ -30,8 +30,6 @@ SCHEMA = {
         },
         "required": ["number"],
     },
-    "observation": {"type": "object"},
-    "state": {"type": "object"},
 }
 
 
@@ -54,12 +52,9 @@ class GuessServer:
             await websocket.close()
             return
         self.open += 1
-        try:
+        with suppress(WebSocketDisconnect):
             await self._serve(websocket)
-        except WebSocketDisconnect:
-            pass
-        finally:
-            self.open -= 1
+        self.open -= 1
 
     async def _serve(self, websocket: WebSocket) -> None:
         secret = 0

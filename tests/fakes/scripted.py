@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest, Generator
-from agentloop.environments import EnvironmentFactory, RunEnvironments
+from agentloop.environments import EnvironmentFactory, RunEnvironments, Task
 from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.episodes.episode import Episode
 from context import HermesParser, default_authors
 from tests.fakes import families as fakes
 
@@ -19,6 +20,19 @@ CUT = "<cut>"
 def call(name: str, arguments: str = "{}") -> str:
     """A tool call as the policy writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def chain_of(task: Task, key: str) -> list[str]:
+    """The keys of a LookupChain's store from `key` along `next`."""
+    store, keys = task.payload["store"], [key]
+    while "next" in store[keys[-1]]:
+        keys.append(store[keys[-1]]["next"])
+    return keys
+
+
+def shown(episode: Episode) -> list[str]:
+    """What the tools of an episode answered."""
+    return [message.content for message in episode.messages if message.role == "tool"]
 
 
 class ScriptedGenerator:
@@ -60,7 +74,7 @@ class ConcurrentScriptedGenerator(ScriptedGenerator):
         return reply
 
     async def close(self) -> None:
-        return
+        return None
 
 
 def scripted_actors(

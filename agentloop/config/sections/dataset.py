@@ -35,10 +35,10 @@ class TasksSection(TaskData, Section):
     shuffle: bool = Field(
         True, description="Go through a pool of tasks in a new order per epoch; false: as the rows stand."
     )
-    curriculum: Literal["none", "easy_first", "learnability"] = Field(
+    curriculum: Literal["none", "learnability"] = Field(
         "none",
-        description="How a task's success rate so far decides when it comes: easy_first, each epoch from often to "
-        "rarely solved; learnability, drawn with weight p (1 - p); see docs/data.md.",
+        description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
+        "p (1 - p); see docs/data.md.",
     )
     curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
@@ -69,9 +69,9 @@ class TasksSection(TaskData, Section):
                 f"tasks.shuffle must be true when tasks.curriculum is {self.curriculum}, which decides the order, "
                 "got false. Set one of them."
             )
-        unused = {"none": ("curriculum_decay", "curriculum_floor"), "easy_first": ("curriculum_floor",)}
-        keys = unused.get(self.curriculum, ())
-        check_unused(self, keys, where="tasks", when=f"tasks.curriculum is {self.curriculum}")
+        if self.curriculum == "none":
+            keys = ("curriculum_decay", "curriculum_floor")
+            check_unused(self, keys, where="tasks", when="tasks.curriculum is none")
         return self
 
 

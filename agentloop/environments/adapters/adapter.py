@@ -46,9 +46,9 @@ def with_tool(
     arguments: TypeAdapter[dict[str, Any]],
 ) -> type[Any]:
     """A class that differs in a tool, named as the `function`, which is called with the environment first."""
-    named = {"name": function.__name__, "description": description, "parameters": parameters}
-    spec = ToolSpec(function.__name__, {"type": "function", "function": named}, False, False, arguments, function)
-    return with_tools(environment, {spec.name: spec})
+    name = function.__name__
+    schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return with_tools(environment, {name: ToolSpec(name, schema, False, False, arguments, function)})
 
 
 def as_text(value: Any) -> str:

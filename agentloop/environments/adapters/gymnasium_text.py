@@ -21,19 +21,12 @@ _LARGEST_SEED = 2**31 - 1
 
 
 class GymnasiumText(Adapter):
-    """Tasks are seeds: the first observation is the prompt, and each call of `act` is a step.
-
-    Shown is what `render` draws as text where the environment can (`ansi`), and the observation where not. Actions are
-    a choice (`Discrete`) or texts (`Text`).
-    """
+    """Tasks are seeds, calls of `act` are steps; shown is what `render` draws as text, or else the observation."""
 
     def __init__(
         self, id: str, arguments: dict[str, Any] | None = None, actions: list[str] | None = None, goal: str = ""
     ) -> None:
-        """`id`: as Gymnasium knows it, or `module:Id`; `arguments`: of its maker.
-
-        `actions`: names of the choices, in order. `goal`: what the prompt says before the first observation.
-        """
+        """`arguments` are the maker's, `actions` names the choices in order, `goal` opens the prompt."""
         super().__init__()
         self._id, self._arguments, self._actions, self._goal = id, arguments or {}, actions, goal
         self._made: Any = None
@@ -83,7 +76,7 @@ class GymnasiumText(Adapter):
         if self._made.render_mode != "ansi":
             return as_text(observation)
         # Colours mark where the player is: FrozenLake's is the red letter.
-        return _COLOURED.sub(lambda found: f"{found[2]}{_colour(found[1])}", self._made.render()).strip("\n")
+        return _COLOURED.sub(_with_colour, self._made.render()).strip("\n")
 
     def _names(self) -> list[str] | None:
         """Names of the actions; None where they are texts."""
@@ -128,6 +121,6 @@ class GymnasiumText(Adapter):
             ) from error
 
 
-def _colour(codes: str) -> str:
-    found = [int(code) % 10 for code in codes.split(";") if code.isdecimal() and 30 <= int(code) < 48]
-    return f"({_COLOURS[found[-1] % 8]})" if found else ""
+def _with_colour(drawn: re.Match[str]) -> str:
+    codes = [int(code) % 10 for code in drawn[1].split(";") if code.isdecimal() and 30 <= int(code) < 48]
+    return f"{drawn[2]}({_COLOURS[codes[-1] % 8]})" if codes else drawn[2]

@@ -1,8 +1,4 @@
-"""Environments that a server of OpenEnv runs.
-
-A session is a WebSocket, as OpenEnv's own clients have it: its routes `/reset` and `/step` over plain HTTP make a new
-environment for each request, so an episode can't be played by them. Tried with OpenEnv 0.10.0.
-"""
+"""Environments that a server of OpenEnv 0.10 runs; a session is a WebSocket, for plain HTTP requests share no state."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ class OpenEnv(Adapter):
         reset: dict[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        """`goal`: what the prompt says before the first observation. `field`: the one of an observation that is shown.
-
-        `reset`: what the server is asked for besides a seed, or besides a row. `timeout_s`: for each of its answers.
-        """
+        """`goal` opens the prompt; `field` of an observation is shown; `reset` goes with each seed or row."""
         super().__init__()
         self._url, self._goal, self._field, self._asked, self._timeout_s = url, goal, field, reset or {}, timeout_s
         self._session: AbstractContextManager[Any] | None = None

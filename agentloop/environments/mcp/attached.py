@@ -7,10 +7,10 @@ import inspect
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcp import MCPError
 from mcp.types import (
@@ -23,7 +23,6 @@ from mcp.types import (
     TextResourceContents,
     Tool,
 )
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter
 
 from agentloop.config.sections.environments import McpServerSection
@@ -52,14 +51,10 @@ class ServerTool:
     arguments: TypeAdapter[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class ListedServer:
-    """A server that has been asked what it offers."""
-
+class ListedServer(NamedTuple):
     name: str
     section: McpServerSection
     tools: tuple[ServerTool, ...]
-    handshake: str
 
 
 async def list_server(name: str, section: McpServerSection) -> ListedServer:
@@ -73,7 +68,6 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
     try:
         await connection.open()
         found = await connection.tools()
-        version = connection.protocol_version
     except Exception as error:
         problem = connection.problem if not connection.is_open else one_line(error)
         shown = section.url or " ".join(section.command)
@@ -82,19 +76,13 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
         ) from error
     finally:
         await connection.close()
-    chosen = _chosen(found, section, where)
-    tools = tuple(_server_tool(tool, f"{where}: the tool {tool.name!r}") for tool in chosen)
-    return ListedServer(name, section, tools, "auto" if version in MODERN_PROTOCOL_VERSIONS else "legacy")
-
-
-def _chosen(found: list[Tool], section: McpServerSection, where: str) -> list[Tool]:
     names = [tool.name for tool in found]
-    if section.tools is None:
-        return found
-    for name in section.tools:
-        if name not in names:
-            raise UserError(f"{where}.tools must be names of its tools, got {name!r}. {suggest(name, names)}")
-    return [tool for tool in found if tool.name in section.tools]
+    wanted = names if section.tools is None else section.tools
+    for tool in wanted:
+        if tool not in names:
+            raise UserError(f"{where}.tools must be names of its tools, got {tool!r}. {suggest(tool, names)}")
+    chosen = [_server_tool(tool, f"{where}: the tool {tool.name!r}") for tool in found if tool.name in wanted]
+    return ListedServer(name, section, tuple(chosen))
 
 
 def _server_tool(tool: Tool, where: str) -> ServerTool:
@@ -114,7 +102,8 @@ class McpServers:
 
     def __init__(self, sections: Mapping[str, McpServerSection]) -> None:
         """Each is started or found once, and asked for its tools. Raises UserError."""
-        self._listed = submit(_list_all(sections)).result()
+        listing = (list_server(name, section) for name, section in sections.items())
+        self._listed: list[ListedServer] = submit(_together(listing)).result()
 
     def digest(self, source: str) -> str:
         """A digest of an environment's source with what they offer: a tool that changes is another environment."""
@@ -143,36 +132,28 @@ class McpServers:
     async def opened_for(self, environment: Environment) -> AsyncIterator[None]:
         """Connect this instance: programs are started for it, and ended with it."""
         with self._connections_of(environment) as connections:
-            await asyncio.wrap_future(submit(_open_all(connections)))
+            await asyncio.wrap_future(submit(_together(one.open() for one in connections)))
             yield
 
     @contextmanager
     def opened_now_for(self, environment: Environment) -> Iterator[None]:
         """Connect this instance where there is no event loop."""
         with self._connections_of(environment) as connections:
-            submit(_open_all(connections)).result()
+            submit(_together(one.open() for one in connections)).result()
             yield
 
     @contextmanager
     def _connections_of(self, environment: Environment) -> Iterator[list[Connection]]:
-        connections = {server.name: Connection(server.section, handshake=server.handshake) for server in self._listed}
-        object.__setattr__(environment, _OF_INSTANCE, connections)  # its class may be a frozen dataclass
+        named = {server.name: Connection(server.section) for server in self._listed}
+        object.__setattr__(environment, _OF_INSTANCE, named)  # its class may be a frozen dataclass
         try:
-            yield list(connections.values())
+            yield list(named.values())
         finally:
-            submit(_close_all(list(connections.values())))  # nobody waits for it: a program may take its time
+            submit(_together(one.close() for one in named.values()))  # nobody waits: a program may take its time
 
 
-async def _open_all(connections: Sequence[Connection]) -> None:
-    await asyncio.gather(*(connection.open() for connection in connections))
-
-
-async def _close_all(connections: Sequence[Connection]) -> None:
-    await asyncio.gather(*(connection.close() for connection in connections))
-
-
-async def _list_all(sections: Mapping[str, McpServerSection]) -> list[ListedServer]:
-    return await asyncio.gather(*(list_server(name, section) for name, section in sections.items()))
+async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*work)
 
 
 def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:

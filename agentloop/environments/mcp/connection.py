@@ -29,10 +29,8 @@ class ServerGone(Exception):
 
 
 class Connection:
-    def __init__(self, section: McpServerSection, *, handshake: str = "auto") -> None:
-        """`handshake`: how the SDK agrees on a version of the protocol."""
+    def __init__(self, section: McpServerSection) -> None:
         self._section = section
-        self._handshake = handshake
         self._client: Client | None = None
         self._program: ServerProgram | None = None
         self._holding: asyncio.Task[None] | None = None
@@ -69,10 +67,6 @@ class Connection:
             if cursor is None:
                 break
         return found
-
-    @property
-    def protocol_version(self) -> str:
-        return self._open_client().protocol_version
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Raises ServerGone; and what the SDK raises of an answer that is an error or no answer."""
@@ -117,8 +111,7 @@ class Connection:
         try:
             async with AsyncExitStack() as stack:
                 transport = await self._transport(stack)
-                client = Client(transport, mode=self._handshake, cache=None)
-                self._client = await stack.enter_async_context(client)
+                self._client = await stack.enter_async_context(Client(transport, cache=None))
                 opened.set()
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001  whatever the SDK raises of a broken connection is said to whoever asks

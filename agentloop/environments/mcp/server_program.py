@@ -1,7 +1,4 @@
-"""A program that speaks MCP over its standard streams: started, read line by line within bounds, and ended.
-
-The SDK's own transport joins what it reads without a bound: a result of 100 MB keeps it busy for many minutes.
-"""
+"""A program that speaks MCP over its streams, read within bounds, which the SDK's own transport does not have."""
 
 from __future__ import annotations
 
@@ -103,8 +100,7 @@ class ServerProgram:
         return shortened(f"{ended}; {' / '.join(said[-_STDERR_LINES:])}" if said else ended)
 
     async def end(self) -> None:
-        """Close its input, wait, and kill what is left of its group. Comes to its end though whoever waits is
-        cancelled."""
+        """Close its input, wait, and kill what is left of its group, whether or not who waits is cancelled."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -146,14 +142,13 @@ class ServerProgram:
 _RUNNING: set[ServerProgram] = set()
 
 
-async def _end_all() -> None:
-    await asyncio.gather(*(program.end() for program in list(_RUNNING)))
-
-
 @atexit.register
 def _end_before_exit() -> None:
+    async def end_all() -> None:
+        await asyncio.gather(*(program.end() for program in list(_RUNNING)))
+
     if _RUNNING:
-        submit(_end_all()).result(4 * _GRACE_S)
+        submit(end_all()).result(4 * _GRACE_S)
 
 
 _Result = TypeVar("_Result")

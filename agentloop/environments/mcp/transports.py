@@ -17,9 +17,7 @@ from mcp.shared.message import SessionMessage
 
 from agentloop.environments.mcp.server_program import MOST_BYTES, ServerProgram
 
-TOO_LONG = -32050
-"""Code of the error that stands for an answer that was left out."""
-_TOO_LONG_TEXT = f"the answer was longer than {MOST_BYTES >> 20} MB and was left out"
+_TOO_LONG = f"the answer was longer than {MOST_BYTES >> 20} MB and was left out"
 _CONNECT_S = 30.0
 _Received = SessionMessage | Exception
 
@@ -62,7 +60,7 @@ async def through_pipes(program: ServerProgram) -> AsyncIterator[Any]:
 def _read(line: bytes | None, waiting: set[types.RequestId]) -> list[types.JSONRPCMessage]:
     """The message of a line, none of one that is no message; an error for all that wait if it was too long."""
     if line is None:
-        error = types.ErrorData(code=TOO_LONG, message=_TOO_LONG_TEXT)
+        error = types.ErrorData(code=-32050, message=_TOO_LONG)
         failed: list[types.JSONRPCMessage] = [types.JSONRPCError(jsonrpc="2.0", id=id, error=error) for id in waiting]
         waiting.clear()
         return failed
@@ -99,7 +97,7 @@ class _Bounded(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             read += len(chunk)
             if read > MOST_BYTES:
-                raise httpx2.StreamError(_TOO_LONG_TEXT)
+                raise httpx2.StreamError(_TOO_LONG)
             yield chunk
 
     async def aclose(self) -> None:

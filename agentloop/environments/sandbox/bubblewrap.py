@@ -1,8 +1,4 @@
-"""How a program is started so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum.
-
-Root gives itself up first, for no limit of processes holds for root, and what root may write in /proc reaches the whole
-machine.
-"""
+"""Starts a program so that bubblewrap contains it: namespaces, limits on each process, a cgroup for their sum."""
 
 from __future__ import annotations
 
@@ -80,14 +76,14 @@ def interpreters() -> list[Interpreter]:
 
 
 def command(interpreter: Interpreter, limits: SandboxLimits, *, program: int, status: int) -> list[str]:
-    """All words: without privileges, in namespaces of its own, with limits on every process.
+    """The words that start the open file `program`; bubblewrap reports its first process to `status`.
 
-    `program` is an open file; to `status` bubblewrap writes which process is the first one of the sandbox, and how that
-    ended. Raises SandboxFailed for what is not installed.
+    Raises SandboxFailed for what is not installed.
     """
     if sys.platform != "linux":
         raise SandboxFailed(f"bubblewrap is for Linux, and this is {sys.platform}")
     bwrap = _path("bwrap")
+    # Root gives itself up: no limit of processes holds for it, and what it may write in /proc reaches the machine.
     who = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
     return [
         *([_path("setpriv"), *who] if os.geteuid() == 0 else []),

@@ -1,8 +1,4 @@
-"""Calls a function of code that nobody has read, many times in one start of a sandbox: hidden tests for a reward.
-
-What the code is to return never enters the sandbox, so it can't be printed without being computed. The code sees the
-arguments of all calls, and that it is being tried.
-"""
+"""Calls a function of code that nobody has read, many times in one sandbox, which never sees the expected results."""
 
 from __future__ import annotations
 
@@ -55,10 +51,7 @@ class Returned:
 
 
 def call_function(sandbox: PythonSandbox, code: str, name: str, calls: Sequence[Sequence[Any]]) -> tuple[Returned, ...]:
-    """What the function `name` of `code` returns for the arguments of each call, JSON values, in one program.
-
-    The limits are those of all calls together. What the code prints is dropped.
-    """
+    """What the function `name` of `code` returns for each call's arguments, in one program with one set of limits."""
     program = f"CODE = {code!r}\nNAME = {name!r}\nCALLS = {json.dumps([list(call) for call in calls])!r}\n{_HARNESS}"
     run = sandbox.run(program)
     answers = [answer for line in run.output.splitlines() if (answer := _read(line)) is not None]

@@ -70,10 +70,9 @@ class SandboxRun:
 
 
 class PythonSandbox:
-    """Runs programs, each by itself: none finds what another one has left.
+    """Runs programs, each by itself, with the standard library and two places to write, which go with it.
 
-    A program sees the standard library and the system's files, and can write to /tmp and /dev/shm, which go with it.
-    With `none` nothing contains it: it can do whatever the user can, and only time and output are limited.
+    With `none` nothing contains a program: it can do whatever the user can, and only time and output are limited.
     """
 
     def __init__(self, kind: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
@@ -84,20 +83,14 @@ class PythonSandbox:
         self._interpreter = usable_interpreter() if kind == "bubblewrap" else None
 
     def run(self, program: str) -> SandboxRun:
-        """Run it to its end or to a limit. In a sandbox, nothing that it started is alive afterwards.
-
-        Raises SandboxFailed where it could not be begun.
-        """
+        """Run a program to its end or to a limit. Raises SandboxFailed where it could not be begun."""
         if self._interpreter is None:
             return _run_uncontained(program, self.limits)
         return _run_contained(program, self.limits, self._interpreter)
 
 
 class SandboxedPython(Environment):
-    """Offers `run_python`; derive from it, and add tasks and rewards, which may run programs in `self.sandbox` too.
-
-    `environment.options` takes `sandbox` and `limits`, as in {sandbox: bubblewrap, limits: {seconds: 2}}.
-    """
+    """Base class with the tool `run_python`; tasks and rewards may run programs in `self.sandbox` too."""
 
     def __init__(self, *, sandbox: SandboxKind = "bubblewrap", limits: SandboxLimits | None = None) -> None:
         self.sandbox = PythonSandbox(sandbox, limits)
@@ -198,10 +191,7 @@ def _watched(
     pass_fds: Sequence[int] = (),
     folder: str | None = None,
 ) -> tuple[str, Stopped | None]:
-    """What the command printed until it ended or was ended, and by which limit.
-
-    It has a session of its own, nothing to read and no environment variables. `end` leaves nothing of it alive.
-    """
+    """What the command printed until it ended, and the limit that ended it; `end` leaves nothing of it alive."""
     deadline = time.monotonic() + limits.seconds
     with _pipe() as (reading, writing):
         process = subprocess.Popen(

@@ -1,10 +1,7 @@
-"""Tries in a process of its own whether a query can be prepared in bounded time and memory.
+"""Tries, in a process that runs this file, whether a query can be prepared in bounded time and memory.
 
-SQLite copies a common table expression wherever it is named. Thirty of them that each name the one before twice are a
-short text and a billion copies, made before the first instruction runs: nothing can interrupt that. All else that a
-query is prepared from is as long as its text.
-
-Run as a file this is the process, which starts sooner without the packages of this project.
+SQLite copies a common table expression wherever it is named: thirty that each name the one before twice are a billion
+copies, made before the first instruction runs, and nothing can interrupt that.
 """
 
 from __future__ import annotations

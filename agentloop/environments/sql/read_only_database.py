@@ -56,11 +56,7 @@ class QueryResult:
     limits: SqlLimits
 
     def same_rows(self, other: QueryResult, *, in_order: bool = False) -> bool:
-        """True if both hold the same rows, each as often; False where one of them is not complete.
-
-        Names of columns don't count. Numbers are the same to nine digits, 2 and 2.0 too: a sum depends on the order in
-        which it was made.
-        """
+        """True if both are complete and hold the same rows, each as often, with numbers compared to nine digits."""
         if not (self.complete and other.complete):
             return False
         mine, others = ([tuple(map(_comparable, row)) for row in result.rows] for result in (self, other))
@@ -112,11 +108,7 @@ _SCHEMA = (
 
 
 class ReadOnlyDatabase:
-    """A database file; each query opens it again, so that threads may share this and no query finds what one has left.
-
-    A query may read the file's tables, views and schema, and is ended at its limits. It can't write, attach other
-    files, change settings, begin transactions or load code.
-    """
+    """A database file that queries can only read, up to their limits; threads may share it."""
 
     def __init__(self, path: str | os.PathLike[str], limits: SqlLimits | None = None) -> None:
         """Raises UserError where there is no database that can be read."""
@@ -131,10 +123,7 @@ class ReadOnlyDatabase:
             ) from error
 
     def query(self, sql: str) -> QueryResult:
-        """The rows of one statement, up to the limits.
-
-        Raises QueryFailed for what is wrong with the query, sqlite3.Error for what is wrong with the file.
-        """
+        """The rows of one statement. Raises QueryFailed for a fault of the query, sqlite3.Error for one of the file."""
         limits = self.limits
         if len(sql) > limits.query_characters:
             raise QueryFailed(f"the query is longer than {limits.query_characters} characters")
@@ -222,10 +211,7 @@ def _refusal(action: int, first: str, second: str) -> str | None:
 
 
 class SqlQueries(Environment):
-    """Offers `run_sql`; derive from it, and add tasks and rewards, which may query `self.database` too.
-
-    `environment.options` takes `database`, a file, and `limits`, as in {database: shop.sqlite, limits: {rows: 20}}.
-    """
+    """Base class with the tool `run_sql`; tasks and rewards may query `self.database` too."""
 
     def __init__(self, *, database: str, limits: SqlLimits | None = None) -> None:
         self.database = ReadOnlyDatabase(database, limits)

@@ -39,11 +39,7 @@ class ToolLimits:
 
 
 async def call_tool(environment: Environment, call: ToolCall, limits: ToolLimits, threads: WorkerThreads) -> ToolResult:
-    """Check the arguments, run the tool under its deadline and put the outcome into words.
-
-    Raises nothing that the tool or the policy did wrong; CodeInterrupted once a stop was asked for. An `async def` tool
-    runs on the event loop, any other in one of `threads`; an isolated one in a process of its own.
-    """
+    """The outcome of a call in words, within its deadline. Raises CodeInterrupted once a stop was asked for."""
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
         return checked

@@ -1,9 +1,6 @@
 """Runs a tool in a forked process of its own session, and leaves none of its process group alive.
 
-The child starts with everything this process knows and can change none of it; of its threads only the calling
-one lives on, so the tool must not use torch. What it returns comes back through a pipe as one line of bounded
-length; its standard streams lead nowhere. A tool that starts a session of its own, or means harm, gets away:
-this contains accidents, it is no sandbox.
+Only the calling thread lives on in the child, so a tool must not use torch. This contains accidents, not attacks.
 """
 
 from __future__ import annotations

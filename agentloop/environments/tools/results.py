@@ -39,10 +39,7 @@ class ToolResult:
 
 
 def observe(call: Callable[[], Any], *, max_chars: int) -> ToolResult:
-    """Call a tool and put what it returns or raises into words: text as it is, anything else as JSON.
-
-    NUL and lone surrogates become U+FFFD.
-    """
+    """What a tool returns, text as it is and anything else as JSON, or raises; NUL and surrogates become U+FFFD."""
     try:
         with users_code():
             return _shown(call(), max_chars)

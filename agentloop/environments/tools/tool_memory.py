@@ -21,10 +21,7 @@ _Run = Callable[[], Awaitable[ToolResult]]
 
 
 class ToolMemory:
-    """What the tools of a run's environments answered, for the episodes of one event loop.
-
-    Episodes that make the same call at the same time wait for the one of them that runs it.
-    """
+    """What tools answered, for the episodes of one event loop; of equal calls at the same time one is run."""
 
     def __init__(self, *environments: str) -> None:
         """`environments`: see `ObservationRecord`."""
@@ -69,13 +66,11 @@ class ToolMemory:
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """A memory, for the episodes of one task."""
+    """A memory, for the episodes of one task by its hash, of one environment as `ObservationRecord` names it."""
 
     memory: ToolMemory
     task: str
-    """The task's hash."""
     environment: str
-    """See `ObservationRecord`."""
 
     def asked(self, call: ToolCall, parent: str | None) -> ObservationRecord:
         """A call that has no answer yet. Raises ValueError for arguments that are no JSON."""

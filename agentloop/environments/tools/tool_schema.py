@@ -1,8 +1,4 @@
-"""What is known about an environment's tools, from their signatures and docstrings.
-
-Each tool has one pydantic type, a `TypedDict` of its arguments: it gives the JSON schema that the model is shown and
-checks what the model's calls hold. What a tool's author got wrong is an error of one line.
-"""
+"""An environment's tools from their signatures and docstrings: JSON schemas, and the types that check calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where code of the user's runs: coroutines on an event loop, plain functions in threads that nobody waits for.
-
-The standard library's pools wait at exit for a thread that hangs, and anyio's threads do too: these are daemons.
-"""
+"""Where code of the user's runs: coroutines on an event loop, plain functions in threads that no exit waits for."""
 
 from __future__ import annotations
 
@@ -34,11 +31,9 @@ class WorkerThreads:
         """Calls that go on behind their deadline."""
 
     async def run(self, call: Callable[[], _Result], *, timeout_s: float) -> _Result:
-        """The result of `call`. Raises ToolTimeout when it takes longer than `timeout_s`, which begins with the call.
+        """The result of `call`. Raises ToolTimeout, and UserError where too many calls went on behind their deadline.
 
-        What code of the user's raises in it is a UserCodeFailed. A call that takes too long is abandoned: another
-        thread takes the place of its own, which goes on until the call returns or this program ends. Raises UserError
-        where too many do.
+        What code of the user's raises in it is a UserCodeFailed.
         """
         async with self._places:
             worker = self._idle.pop() if self._idle else _Worker()
@@ -52,10 +47,7 @@ class WorkerThreads:
         return future.result()
 
     async def ask(self, function: Callable[..., Any], *args: Any, timeout_s: float, setting: str) -> Any:
-        """What a function of the user's returns, in one of the threads; one that is `async def` runs on the event loop.
-
-        Raises UserCodeFailed, also where it takes longer than `timeout_s`, which `setting` sets.
-        """
+        """What a function of the user's returns. Raises UserCodeFailed, also after the `timeout_s` of a `setting`."""
         late = UserCodeFailed(f"no end within {setting}={timeout_s:g} s")
         if not inspect.iscoroutinefunction(function):
             try:
@@ -73,10 +65,7 @@ class WorkerThreads:
                 raise
 
     async def close_environment(self, environment: Environment, *, timeout_s: float) -> str | None:
-        """Call the `close` of an instance; what went wrong, in words. None: nothing did.
-
-        Whoever waits for it may be cancelled meanwhile: that comes once it has ended.
-        """
+        """What went wrong in the `close` of an instance; None: nothing did. Cancelling it waits for its end."""
         if type(environment).close is Environment.close:
             return None
 

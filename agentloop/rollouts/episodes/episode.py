@@ -103,11 +103,7 @@ async def rollout(
     ask: Ask,
     threads: WorkerThreads,
 ) -> Episode:
-    """Asks for a reply per turn and answers its tool calls; `threads` run what else is slow.
-
-    Only an episode that the policy ended with an answer is scored by the environment; any other end has reward 0
-    and is kept: it is what teaches the format. One that the engine failed has no reward, for it teaches nothing.
-    """
+    """A finished episode; one that ends without an answer has reward 0, and one that the engine failed has NaN."""
     hooks = EpisodeHooks(environment, task, threads, limits)
     try:
         episode = await _played(hooks, context, tools=tools, limits=limits, ask=ask)

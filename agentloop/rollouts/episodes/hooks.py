@@ -13,9 +13,11 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.environments import Environment, Task
 from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserCodeFailed, UserError
+from agentloop.errors import UserError
 from agentloop.user_code import failing_as
 from context import Message
+
+_ADVICE = "Mend it and --resume: this iteration is collected again."
 
 
 @dataclass
@@ -26,7 +28,6 @@ class EpisodeHooks:
     task: Task
     threads: WorkerThreads
     limits: RolloutSection
-    advice: str = "Mend it and --resume: this iteration is collected again."
     was_started: bool = False
 
     async def start(self) -> None:
@@ -35,25 +36,22 @@ class EpisodeHooks:
             self.was_started = True
             return  # it does nothing
         starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            # `close` comes next, which must not meet a start that is under way, or is yet to come.
-            await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            raise
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"{name}.start must accept its tasks, got {failed} for {quoted_task(self.task)}. {self.advice}"
-            ) from failed
+        with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. {_ADVICE}"):
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # `close` comes next, which must not meet a start that is under way, or is yet to come.
+                await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                raise
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
-        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {self.advice}"):
+        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {_ADVICE}"):
             reward = float(await self._called(self.environment.reward, self.task, messages))
         if not math.isfinite(reward):
-            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {self.advice}")
+            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {_ADVICE}")
         return reward
 
     async def close(self) -> str | None:

@@ -43,15 +43,11 @@ class ConcurrentTurns:
         """An episode asks no more."""
 
     async def close(self) -> None:
-        """Nobody asks any more on this event loop."""
         await self._generator.close()
 
 
 class TogetherTurns:
-    """All running episodes take their turns together: one batch of replies when each has asked or ended.
-
-    What is sampled does not depend on which tool was quicker.
-    """
+    """Running episodes take their turns together, so what is sampled does not depend on which tool was quicker."""
 
     def __init__(self, generator: Generator, *, episodes: int, vocab_size: int) -> None:
         self._generator = generator
@@ -96,10 +92,7 @@ Progress = Callable[[int, int], None]
 def run_episodes(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time; yields them in order.
-
-    With an engine that takes batches they take their turns together, with one elsewhere each goes on by itself.
-    """
+    """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)

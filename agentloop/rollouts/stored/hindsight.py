@@ -1,8 +1,4 @@
-"""Failed episodes as successes of the tasks that they did solve.
-
-Hindsight: Andrychowicz et al. 2017, arXiv 1707.01495. The end of a failed conversation becomes a row of its own: the
-prompt is the new task's, and the replies are the tokens that were sampled.
-"""
+"""Ends of failed episodes as successes of tasks that they did solve (Andrychowicz et al. 2017, arXiv 1707.01495)."""
 
 from __future__ import annotations
 
@@ -54,10 +50,8 @@ class Hindsight:
     def relabel(self, rows: Sequence[Trajectory], *, iteration: int, attempt: int) -> Relabelled:
         """A row per task that one of `rows` solved in hindsight, in the iteration's places after them.
 
-        `attempt`: how often the run was resumed. Those of an iteration that a resume took back are not its rows.
-
-        Asked are episodes that failed though they ended with an answer and made no wrong call: no environment scores
-        any other end, and what was called wrongly is no example.
+        Asked are episodes that failed though they ended with an answer and made no wrong call. `attempt`: how often the
+        run was resumed.
         """
         found = Relabelled()
         failed = [row for row in rows if _may_have_solved_another(row)]

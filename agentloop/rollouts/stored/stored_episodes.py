@@ -32,8 +32,7 @@ class StoredEpisodes:
     store: ReplayStore
 
     def of(self, rows: Sequence[Trajectory]) -> list[StoredEpisode | None]:
-        """None for a row of another environment, or of another version of this one; and for one whose messages can't be
-        read, which is quarantined."""
+        """None for a row of another environment or version, and for one whose messages can't be read."""
         with self.store.reading() as connection:
             tasks = task_records(connection, [row.record.task for row in rows])
         return [self._of_one(row, tasks) for row in rows]
@@ -57,8 +56,7 @@ class StoredEpisodes:
 
 
 def stored_turn_rewards(episodes: StoredEpisodes) -> TurnRewards:
-    """Turn rewards of trajectories: their environment is asked again, with their messages; None where these are
-    unknown."""
+    """Turn rewards of trajectories, asked of their environment again; None where their messages are unknown."""
 
     def of_one(row: Trajectory, episode: StoredEpisode | None) -> tuple[float, ...] | None:
         if episode is None:

@@ -51,7 +51,7 @@ REFUSED: list[tuple[Sections, str]] = [
     ({**WORKERS, "algorithm": "remax"}, "algorithm must be grpo when collection.by is workers, got remax"),
     (merged(WORKERS, {"rollout": {"dynamic_sampling_rounds": 2}}), "rollout.dynamic_sampling_rounds must be 0"),
     (merged(WORKERS, {"reward": {"model": {"path": "judge"}}}), "reward.model.path must be null"),
-    (merged({**WORKERS, **POOL}, {"tasks": {"curriculum": "easy_first"}}), "tasks.curriculum must be none"),
+    (merged({**WORKERS, **POOL}, {"tasks": {"curriculum": "learnability"}}), "tasks.curriculum must be none"),
     (merged(WORKERS, {"replay": {"redact": "mine.py:redact"}}), "replay.redact must be null"),
     *(
         (
@@ -94,10 +94,6 @@ REFUSED: list[tuple[Sections, str]] = [
     ),
     ({"reward": {"on_error": "drop"}}, "reward.on_error must be left at stop when reward.functions is []"),
     ({"tasks": {"curriculum_decay": 0.9}}, "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none"),
-    (
-        {"tasks": {"curriculum": "easy_first", "curriculum_floor": 0.2}},
-        "tasks.curriculum_floor must be left at 0.1 when tasks.curriculum is easy_first, got 0.2",
-    ),
     ({"critic": {"gamma": 0.9}}, "critic.gamma must have its default when algorithm is grpo"),
     (
         merged(POOL, {"algorithm": "ppo", "replay": {"complete_zero_variance": True}}),

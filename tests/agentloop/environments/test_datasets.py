@@ -18,7 +18,6 @@ from agentloop.config.sections.dataset import TasksSection
 from agentloop.environments import open_tasks
 from agentloop.environments.datasets import load_rows
 from agentloop.errors import UserError
-from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_run
@@ -80,9 +79,8 @@ def test_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
 
 
 def test_hugging_face_set_has_its_own_splits(tmp_path: Path) -> None:
-    splits = {
-        name: datasets.Dataset.from_list(part) for name, part in (("train", NUMBERS[:30]), ("test", NUMBERS[28:]))
-    }
+    parts = {"train": NUMBERS[:30], "test": NUMBERS[28:]}
+    splits = {name: datasets.Dataset.from_list(part) for name, part in parts.items()}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     found = load_rows(section(f"hf:{tmp_path / 'saved'}", held_out="test"))
     assert (numbers(found.train), numbers(found.held_out)) == (list(range(30)), list(range(28, 40)))
@@ -134,18 +132,16 @@ def test_rows_that_can_not_be_read_are_refused_with_their_line(tmp_path: Path, c
     assert message in refusal(section(path))
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "a.csv", "hf:missing/set"])
-def test_data_that_is_not_there_is_refused_in_one_line(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert refusal(section(name)).startswith("tasks.data must be ")
+def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    for name in ("missing.jsonl", "missing.parquet", "a.csv"):
+        assert refusal(section(tmp_path / name)).startswith("tasks.data must be ")
+    assert refusal(section("hf:missing/set")).startswith("tasks.data must be ")
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"tasks": {"curriculum": "easy_first"}}, "when tasks.curriculum is easy_first and tasks.data is null"),
+        ({"tasks": {"curriculum": "learnability"}}, "when tasks.curriculum is learnability and tasks.data is null"),
         ({"tasks": {"held_out": "test"}}, "tasks.held_out must be null when tasks.data is, got 'test'."),
         ({"tasks": {"data": "a.jsonl", "subset": "b"}}, "tasks.subset must be null unless tasks.data is hf:NAME"),
         ({"tasks": {"data": "a.jsonl", "held_out": "train"}}, "tasks.held_out must be another split than the one"),
@@ -156,92 +152,59 @@ def test_configuration_that_names_two_orders_is_refused(sections: dict[str, Any]
         RunConfig.model_validate(sections)
 
 
-def configured(tmp_path: Path, source: str) -> RunConfig:
-    (tmp_path / "mine.py").write_text("from agentloop import Environment, Task\n\n\n" + source)
-    data = jsonl(tmp_path / "a.jsonl", NUMBERS)
-    return RunConfig.model_validate(
-        {"environment": {"name": f"{tmp_path / 'mine.py'}:Mine"}, "tasks": {"data": str(data)}}
-    )
-
-
-_REWARD = "    def reward(self, task, messages):\n        return 0.0\n"
-
-
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("method", "task", "message"),
     [
-        (
-            "    def make_task(self, rng):\n        return Task('x')\n",
-            "must define task_from_row when tasks.data names",
-        ),
-        (
-            "    def task_from_row(self, row):\n        return Task(row['question'])\n",
-            "Mine.task_from_row must read every row, got KeyError: 'question' at mine.py:6 in row 1.",
-        ),
-        (
-            "    def task_from_row(self, row):\n        return Task('x', {'a': 1 / (row['number'] - 17)})\n",
-            "Mine.task_from_row must read every row, got ZeroDivisionError: division by zero at mine.py:6 in row ",
-        ),
-        (
-            "    made = []\n"
-            "    def task_from_row(self, row):\n        self.made.append(1)\n        return Task(str(self.made))\n",
-            "Mine.task_from_row must make the same task from the same row, got two different ones.",
-        ),
+        ("make_task", "'x'", "must define task_from_row when tasks.data names"),
+        ("task_from_row", "row['question']", "must read every row, got KeyError: 'question' at mine.py:5 in row 1."),
+        ("task_from_row", "str(1 / (row['number'] - 17))", "got ZeroDivisionError: division by zero at mine.py:5 in "),
+        ("task_from_row", "str(made.append(1) or made)", "must make the same task from the same row, got two differ"),
     ],
 )
-def test_environment_that_can_not_read_the_rows_is_refused_at_once(tmp_path: Path, body: str, message: str) -> None:
+def test_environment_that_can_not_read_the_rows_is_refused_at_once(
+    tmp_path: Path, method: str, task: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"from agentloop import Environment, Task\nmade = []\nclass Mine(Environment):\n"
+        f"    def {method}(self, row):\n        return Task({task})\n"
+        "    def reward(self, task, messages):\n        return 0.0\n"
+    )
+    data = str(jsonl(tmp_path / "a.jsonl", NUMBERS))
+    sections = {"environment": {"name": f"{tmp_path / 'mine.py'}:Mine"}, "tasks": {"data": data}}
     with pytest.raises(UserError) as caught:
-        open_tasks(configured(tmp_path, f"class Mine(Environment):\n{body}{_REWARD}"))
+        open_tasks(RunConfig.model_validate(sections))
     assert message in str(caught.value)
 
 
 # Runs
 
 
-def row_run(folder: Path, model: Path, data: Path, **sections: Any) -> RunConfig:
-    tasks = {"data": str(data), "curriculum": "learnability", **sections.pop("tasks", {})}
-    return small_config(
-        folder,
-        model,
-        run={"iterations": 6},
-        environment={"name": ENVIRONMENT},
-        tasks=tasks,
-        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
-        evaluation={"every": 0, "tasks": 8},
-        checkpoint={"every": 3},
-        **sections,
-    )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jsonl(tmp_path_factory.mktemp("data") / "numbers.jsonl", NUMBERS[:16])
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, qwen2: Path, data: Path) -> tuple[TrainResult, SilentDisplay]:
-    display = SilentDisplay()
-    return train(row_run(tmp_path_factory.mktemp("unbroken"), qwen2, data), display=display), display
-
-
 @pytest.mark.slow
-def test_run_with_a_curriculum_resumes_bit_for_bit_on_its_own_rows_alone(
-    tmp_path: Path, qwen2: Path, unbroken: tuple[TrainResult, SilentDisplay]
+def test_run_with_a_curriculum_follows_success_and_resumes_bit_for_bit_on_its_own_rows_alone(
+    tmp_path: Path, qwen2: Path
 ) -> None:
-    data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:16])
-    config = row_run(tmp_path, qwen2, data)
-    assert train(config, display=StopAfter(4)).iterations == 4
+    data, display = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:16]), SilentDisplay()
+    broken, unbroken = (
+        small_config(
+            tmp_path / name,
+            qwen2,
+            run={"iterations": 6},
+            environment={"name": ENVIRONMENT},
+            tasks={"data": str(data), "curriculum": "learnability"},
+            rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+            evaluation={"every": 0, "tasks": 8},
+            checkpoint={"every": 3},
+        )
+        for name in ("broken", "unbroken")
+    )
+    result = train(unbroken, display=display)
+    assert train(broken, display=StopAfter(4)).iterations == 4
     jsonl(data, NUMBERS[:15])
     with pytest.raises(UserError, match=r"^tasks\.data must hold the rows that the run began with, got others\."):
-        train(config, resume=True, display=SilentDisplay())
+        train(broken, resume=True, display=SilentDisplay())
     jsonl(data, NUMBERS[:16])
-    resumed = train(config, resume=True, display=SilentDisplay())
-    assert_same_run(resumed.folder, unbroken[0].folder)
+    assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)
 
-
-@pytest.mark.slow
-def test_run_says_how_many_rows_it_has_and_follows_their_success(unbroken: tuple[TrainResult, SilentDisplay]) -> None:
-    result, display = unbroken
     assert "tasks: 13 to train on, 3 held out" in display.notes
     tried = rows(
         result.folder / "replay.sqlite", "select distinct task, payload from trajectories join tasks on hash = task"

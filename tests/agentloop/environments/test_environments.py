@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from agentloop.environments import Task, load_environment
+from agentloop.environments import Environment, Task, load_environment, tool
 from agentloop.environments.task_source import EnvironmentTasks
+from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError
 from context.messages import Message
 
@@ -55,92 +55,63 @@ def refusal(name: str, **options: Any) -> str:
     return text
 
 
-_TOOL = """@tool
-    def act(self, x: int) -> str:
-        '''Act.'''
-        return str(x)
-"""
+class Schemas(Environment):
+    """Tools documented in the style of Google, and of reST."""
+
+    @tool
+    def google(self, name: str, size: int, share: float = 0.5, quick: bool = True, unit: str | None = None) -> str:
+        """Do it
+        well.
+
+        More for people.
+
+        Args:
+            name: What it
+                is called.
+            size (int): How big: in metres.
+
+        Returns:
+            Something.
+        """
+        return name
+
+    @tool
+    def rest(self, rows: list[list[int]], by: dict[str, float], how: Literal["up", "down"], any: list[Any]) -> dict:
+        """Sort rows.
+
+        :param rows: The rows,
+            all of them.
+        :param dict by: Weights.
+        :type how: str
+        :return: The rows.
+        """
+        return {}
 
 
-def tool_schema(tmp_path: Path, source: str) -> dict[str, Any]:
-    indented = textwrap.indent(textwrap.dedent(source).strip(), "    ").lstrip() + "\n"
-    (schema,) = load_environment(write_changed(tmp_path, _TOOL, indented), {}).tools
-    assert schema["type"] == "function"
-    function = schema["function"]
-    assert isinstance(function, dict)
-    return function
-
-
-def test_tool_schema_has_types_defaults_and_google_descriptions(tmp_path: Path) -> None:
-    function = tool_schema(
-        tmp_path,
-        '''
-        @tool
-        def act(self, name: str, size: int, share: float = 0.5, quick: bool = True, unit: str | None = None) -> str:
-            """Do it
-            well.
-
-            More for people.
-
-            Args:
-                name: What it
-                    is called.
-                size (int): How big: in metres.
-
-            Returns:
-                Something.
-            """
-            return name
-        ''',
-    )
-    assert function == {
-        "name": "act",
-        "description": "Do it well.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "description": "What it is called."},
-                "size": {"type": "integer", "description": "How big: in metres."},
-                "share": {"type": "number", "default": 0.5},
-                "quick": {"type": "boolean", "default": True},
-                "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-            },
-            "required": ["name", "size"],
+def test_tool_schema_has_types_defaults_containers_choices_and_descriptions() -> None:
+    google, rest = (spec.schema["function"] for spec in tools_of(Schemas).values())
+    assert (google["name"], google["description"], rest["description"]) == ("google", "Do it well.", "Sort rows.")
+    assert google["parameters"] == {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "What it is called."},
+            "size": {"type": "integer", "description": "How big: in metres."},
+            "share": {"type": "number", "default": 0.5},
+            "quick": {"type": "boolean", "default": True},
+            "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         },
+        "required": ["name", "size"],
     }
-    # Chat templates print it as it is.
-    size = json.dumps(function["parameters"]["properties"]["size"])
-    assert size == '{"type": "integer", "description": "How big: in metres."}'
-
-
-def test_tool_schema_has_containers_choices_and_rest_descriptions(tmp_path: Path) -> None:
-    function = tool_schema(
-        tmp_path,
-        '''
-        @tool
-        def act(self, rows: list[list[int]], by: dict[str, float], how: Literal["up", "down"], any: list[Any]) -> dict:
-            """Sort rows.
-
-            :param rows: The rows,
-                all of them.
-            :param dict by: Weights.
-            :type how: str
-            :return: The rows.
-            """
-            return {}
-        ''',
-    )
-    assert function["description"] == "Sort rows."
-    assert function["parameters"]["properties"] == {
-        "rows": {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "integer"}},
-            "description": "The rows, all of them.",
-        },
+    matrix = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
+    assert rest["parameters"]["properties"] == {
+        "rows": {**matrix, "description": "The rows, all of them."},
         "by": {"type": "object", "additionalProperties": {"type": "number"}, "description": "Weights."},
         "how": {"type": "string", "enum": ["up", "down"]},
         "any": {"type": "array", "items": {}},
     }
+    # Chat templates print it as it is.
+    size = json.dumps(google["parameters"]["properties"]["size"])
+    assert size == '{"type": "integer", "description": "How big: in metres."}'
 
 
 @pytest.mark.parametrize(
@@ -178,16 +149,11 @@ def test_mistake_of_an_author_is_refused_at_once(tmp_path: Path, old: str, new: 
     assert text.startswith(name)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"limits": 1}, "environment.options must be arguments of {name}, got 'limits'. Did you mean limit?"),
-        ({"limit": "many"}, "environment.options.limit must be int, got 'many'."),
-    ],
-)
-def test_option_that_does_not_fit_is_refused_at_once(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_option_that_does_not_fit_is_refused_at_once(tmp_path: Path) -> None:
     name = write(tmp_path, _SOUND)
-    assert refusal(name, **options).startswith(message.format(name=name))
+    unknown = f"environment.options must be arguments of {name}, got 'limits'. Did you mean limit?"
+    assert refusal(name, limits=1).startswith(unknown)
+    assert refusal(name, limit="many").startswith("environment.options.limit must be int, got 'many'.")
     assert vars(load_environment(name, {"sizes": [3, 4]}).create()) == {"limit": 9, "sizes": (3, 4)}
     name = write_changed(tmp_path, "limit: int = 9", "limit: int")
     assert refusal(name) == f"environment.options must give 'limit', which {name} asks for, got none."
@@ -228,28 +194,19 @@ def test_task_pool_is_gone_through_once_per_epoch_in_a_new_order() -> None:
     assert first != second
 
 
-def test_unlimited_tasks_are_all_new_and_depend_on_the_seed() -> None:
-    tasks = hashes(source("unlimited"), 0, 50)
+def test_unlimited_and_held_out_tasks_are_all_new_and_depend_on_the_seed_alone() -> None:
+    factory, tasks = load_environment("lookup_chain", {}), hashes(source("unlimited"), 0, 50)
     assert len(set(tasks)) == 50
     assert set(tasks).isdisjoint(hashes(source("unlimited", seed=8), 0, 50))
-
-
-@pytest.mark.parametrize("pool", [5, "unlimited"])
-def test_held_out_tasks_are_new_and_always_the_same(pool: Any) -> None:
-    factory = load_environment("lookup_chain", {})
-    held_out = [factory.task_hash(task) for task in source(pool).held_out(30)]
+    held_out = [factory.task_hash(task) for task in source("unlimited").held_out(30)]
     assert len(set(held_out)) == 30
-    assert set(held_out).isdisjoint(hashes(source(pool), 0, 50))
-    assert held_out[:10] == [factory.task_hash(task) for task in source("unlimited").held_out(10)]
-
-
-def test_tasks_are_the_same_in_every_process() -> None:
-    """Written out once: neither hash() nor the order of a set may decide."""
+    assert set(held_out).isdisjoint([*tasks, *hashes(source(5), 0, 5)])
+    assert held_out[:10] == [factory.task_hash(task) for task in source(5).held_out(10)]
+    # Written out once: neither hash() nor the order of a set may decide.
     task = source(5).train(3)
     assert (task.payload["key"], task.payload["code"], task.payload["hops"]) == ("boat", "71", 4)
 
 
 def test_task_messages_are_never_written_by_the_policy() -> None:
-    prompt = (Message("system", "s", author="llm"), Message("user", "u", author="llm"), Message("assistant", "a"))
-    authors = [message.author for message in Task(prompt).messages()]
-    assert authors == ["initialization", "user", "initialization"]
+    prompt = tuple(Message(role, "x", author="llm") for role in ("system", "user", "assistant"))
+    assert [message.author for message in Task(prompt).messages()] == ["initialization", "user", "initialization"]

@@ -12,19 +12,12 @@ import pytest
 from agentloop.environments import LookupChain, Task, call_demonstrated
 from agentloop.environments.lookup_chain import KEYS, MAX_CALLS
 from context.messages import Message, ToolCall
+from tests.fakes.scripted import chain_of
 
 
 def tasks(count: int, **options: Any) -> list[Task]:
     environment = LookupChain(**options)
     return [environment.make_task(random.Random(seed)) for seed in range(count)]
-
-
-def chain_of(task: Task, key: str) -> list[str]:
-    """The keys from `key` along `next`."""
-    store, keys = task.payload["store"], [key]
-    while "next" in store[keys[-1]]:
-        keys.append(store[keys[-1]]["next"])
-    return keys
 
 
 def demonstrate(task: Task, rng: random.Random, **options: Any) -> list[Message]:
@@ -45,69 +38,60 @@ def reward(task: Task, messages: list[Message]) -> float:
     return LookupChain().reward(task, messages)
 
 
-def test_next_leads_to_the_right_code_in_two_to_five_lookups() -> None:
+def test_next_leads_to_the_right_code_and_see_to_wrong_ones_with_no_way_back() -> None:
     lengths = set()
     for task in tasks(200):
-        chain = chain_of(task, task.payload["key"])
+        store, chain = task.payload["store"], chain_of(task, task.payload["key"])
         assert len(chain) == task.payload["hops"]
-        assert task.payload["store"][chain[-1]]["code"] == task.payload["code"]
+        assert store[chain[-1]]["code"] == task.payload["code"]
+        assert task.hint == "The trail: " + ", ".join(f'"{key}"' for key in chain) + "."
         lengths.add(len(chain))
-    assert lengths == {2, 3, 4, 5}
-    assert task.hint == "The trail: " + ", ".join(f'"{key}"' for key in chain) + "."
-
-
-def test_see_leads_to_wrong_codes_with_no_way_back() -> None:
-    for task in tasks(50):
-        store, right = task.payload["store"], set(chain_of(task, task.payload["key"]))
         assert sorted(store) == sorted(KEYS)
         for key, record in store.items():
-            assert record["see"] not in right
-            assert record["see"] != key
-            assert key in right or record.get("next") not in right
+            assert record["see"] not in (*chain, key)
+            assert key in chain or record.get("next") not in chain
             assert store[chain_of(task, record["see"])[-1]]["code"] != task.payload["code"]
+    assert lengths == {2, 3, 4, 5}
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (Message("assistant", 'The code is "78".'), 1.0),
-        (Message("assistant", 'The code is "79".'), 0.0),
-        (Message("assistant", "The code is 78."), 0.0),
-        (Message("assistant", 'The code is "78". '), 0.0),
-        (Message("tool", 'The code is "78".'), 0.0),
-        (Message("assistant", 'The code is "78".', tool_calls=(ToolCall("lookup", {"key": "oak"}),)), 0.0),
-    ],
-)
-def test_reward_is_one_for_exactly_the_right_answer(message: Message, expected: float) -> None:
-    task = Task("", {"code": "78"})
-    assert reward(task, [*task.messages(), message]) == expected
+def test_reward_is_one_for_exactly_the_right_answer() -> None:
+    right, lookup = 'The code is "78".', (ToolCall("lookup", {"key": "oak"}),)
+    wrong = [Message("assistant", text) for text in ('The code is "79".', "The code is 78.", f"{right} ")]
+    wrong += [Message("tool", right), Message("assistant", right, tool_calls=lookup)]
+    assert [reward(Task("", {"code": "78"}), [Message("user", ""), message]) for message in wrong] == [0.0] * 5
+    assert reward(Task("", {"code": "78"}), [Message("assistant", right)]) == 1.0
 
 
-def test_demonstrator_that_is_never_careless_is_always_right() -> None:
+def test_each_step_of_the_trail_is_paid_once_and_in_order() -> None:
+    (task,) = tasks(1, hops=(3, 3))
+    first, second, third = chain_of(task, task.payload["key"])
+    aside = task.payload["store"][first]["see"]
+    replies = [
+        Message("assistant", "", author="llm", tool_calls=tuple(ToolCall("lookup", {"key": key}) for key in keys))
+        for keys in ((first,), (aside,), (second,), (second, third), ())
+    ]
+    said = [message for reply in replies for message in (reply, Message("tool", "{}", author="env"))]
+    rewards = LookupChain().turn_rewards(task, [*task.messages(), *said])
+    assert rewards == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3, 0])
+
+
+def test_demonstrator_is_always_right_or_careless_to_the_wanted_share() -> None:
+    """Halving per choice: 2 to 5 choices give (1/4 + 1/8 + 1/16 + 1/32) / 4 = 0.117."""
     for seed, task in enumerate(tasks(30)):
         messages = demonstrate(task, random.Random(seed), p_next=1.0, p_stop=1.0)
         assert reward(task, messages) == 1.0
         assert sum(len(message.tool_calls) for message in messages) == task.payload["hops"]
-
-
-def test_careless_demonstrator_succeeds_in_a_tenth_to_a_quarter_of_its_tries() -> None:
-    """Halving per choice: 2 to 5 choices give (1/4 + 1/8 + 1/16 + 1/32) / 4 = 0.117."""
     rewards = [reward(task, demonstrate(task, random.Random(seed))) for seed, task in enumerate(tasks(1000))]
     assert 0.10 <= sum(rewards) / len(rewards) <= 0.15
 
 
 @pytest.mark.parametrize("options", [{}, {"p_next": 0.0, "p_stop": 0.0}, {"hops": (8, 8), "p_next": 0.1}])
-def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(
-    options: dict[str, Any],
-) -> None:
+def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(options: dict[str, Any]) -> None:
     for seed, task in enumerate(tasks(100, **({"hops": options["hops"]} if "hops" in options else {}))):
         messages = demonstrate(task, random.Random(seed), **options)
-        calls = 0
-        for before, message in pairwise(messages):
-            for call in message.tool_calls:
-                calls += 1
-                assert f'"{call.arguments["key"]}"' in before.content
-        assert 1 <= calls <= MAX_CALLS
+        calls = [(call, before) for before, message in pairwise(messages) for call in message.tool_calls]
+        assert all(f'"{call.arguments["key"]}"' in before.content for call, before in calls)
+        assert 1 <= len(calls) <= MAX_CALLS
         assert messages[-1].content == f'The code is "{json.loads(messages[-2].content)["code"]}".'
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import EnvironmentFactory, ToolLimits, load_environment
+from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.environments.row_environment import RowEnvironment
 from agentloop.errors import UserError
 from agentloop.user_code import give_function
-from context.messages import Message, ToolCall
+from context.messages import Message
 from tests.fakes.environments import functions
-from tests.fakes.environments.faulty_tools import called
+from tests.fakes.environments.faulty_tools import ask
 
 FILE = Path(functions.__file__)
 ROW = {"prompt": "What is in the box?", "store": {"box": "a hat"}}
-LIMITS = ToolLimits(10, 1000)
 
 
 def loaded(*names: str) -> EnvironmentFactory:
@@ -29,46 +28,21 @@ def answer(factory: EnvironmentFactory, name: str, **arguments: object) -> str:
     assert factory.example is not None
     environment = factory.create()
     environment.start(factory.example)
-    return called(environment, ToolCall(name, arguments), LIMITS).content
+    return ask(environment, name, **arguments).content
 
 
-def test_schema_comes_from_types_and_docstring() -> None:
-    assert loaded("add").tools == (
-        {
-            "type": "function",
-            "function": {
-                "name": "add",
-                "description": "Add two numbers.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        "a": {"type": "integer", "description": "The first one."},
-                        "b": {"type": "integer", "default": 2},
-                    },
-                    "required": ["a"],
-                },
-            },
-        },
-    )
-
-
-def test_argument_of_type_task_is_given_and_not_shown() -> None:
+def test_functions_are_called_like_methods_and_those_that_ask_for_the_task_are_given_it() -> None:
     factory = loaded("look")
     assert list(factory.tools[0]["function"]["parameters"]["properties"]) == ["key"]
     assert answer(factory, "look", key="box") == "a hat"
+    assert answer(factory, "look", key="hat") == '{"error": "KeyError: \'hat\'"}'
     assert "look has no argument 'task'" in answer(factory, "look", key="box", task={})
-
-
-def test_functions_are_called_like_methods() -> None:
+    assert loaded("apart").has_deterministic_tools and not factory.has_deterministic_tools
     factory = loaded("add", "later", "apart", "start")
-    assert loaded("apart").has_deterministic_tools and not loaded("look").has_deterministic_tools
     assert answer(factory, "add", a=1) == "3"
     assert answer(factory, "later", text="so") == "so"
     assert answer(factory, "start", a=1) == "1"  # it hides no method of the environment
     assert answer(factory, "apart", key="box") == "a hat"
-    assert answer(factory, "add", a="1") == '{"error": "argument \'a\': Input should be a valid integer"}'
-    assert "there is no tool 'look'" in answer(loaded("add"), "look", key="box")
-    assert answer(loaded("look"), "look", key="hat") == '{"error": "KeyError: \'hat\'"}'
 
 
 @pytest.mark.parametrize(
@@ -86,17 +60,17 @@ def test_function_that_can_not_be_a_tool_is_refused_by_name(names: tuple[str, ..
 
 
 def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
-    def source(*judges: str) -> str:
-        return load_environment("rows", {}, row=ROW, tools=[f"{mine}:act"], judges=judges).source
-
     mine, judge = tmp_path / "mine.py", tmp_path / "judge.py"
     mine.write_text('def act(a: int) -> int:\n    """Act."""\n    return a\n')
     judge.write_text("def right(episode):\n    return 1.0\n")
+
+    def source(*judges: str) -> str:
+        return load_environment("rows", {}, row=ROW, tools=[f"{mine}:act"], judges=judges).source
+
     digests = [source(), source(f"{judge}:right")]
-    mine.write_text(mine.read_text() + "# more\n")
-    digests.append(source(f"{judge}:right"))
-    judge.write_text(judge.read_text() + "# more\n")
-    digests.append(source(f"{judge}:right"))
+    for file in (mine, judge):
+        file.write_text(file.read_text() + "# more\n")
+        digests.append(source(f"{judge}:right"))
     assert len(set(digests)) == 4
     assert source(f"{judge}:right") == digests[-1]
 
@@ -121,12 +95,11 @@ def test_prompt_of_a_row_may_be_text_or_messages_and_its_values_dates_and_bytes(
     said = [{"role": "assistant", "content": "Well?"}, {"role": "user", "content": "Why?", "name": None}]
     factory = load_environment("rows", {"prompt": "said", "system": "Be brief."}, row={"said": said})
     assert factory.example is not None
-    shown = [(message.role, message.content, message.author) for message in factory.example.messages()]
-    assert shown == [
-        ("system", "Be brief.", "initialization"),
-        ("assistant", "Well?", "initialization"),
-        ("user", "Why?", "user"),
-    ]
+    assert factory.example.messages() == (
+        Message("system", "Be brief.", author="initialization"),
+        Message("assistant", "Well?", author="initialization"),
+        Message("user", "Why?", author="user"),
+    )
 
 
 @pytest.mark.parametrize(

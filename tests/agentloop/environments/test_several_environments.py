@@ -24,7 +24,7 @@ def opened(environments: dict[str, Any] = THREE) -> Any:
     return open_tasks(load_plain({"environments": environments}, source="test"))
 
 
-def test_tasks_go_round_and_say_which_environment_they_are_of() -> None:
+def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of() -> None:
     environments, source = opened()
     tasks = [source.train(number) for number in range(6)]
     assert [task.environment for task in tasks] == ["easy", "hard", "parity"] * 2
@@ -34,18 +34,12 @@ def test_tasks_go_round_and_say_which_environment_they_are_of() -> None:
     hashes = {environments.task_hash(task) for task in tasks}
     assert hashes == {factory.task_hash(task) for factory, task in zip(factories * 2, tasks, strict=True)}
 
-
-def test_one_of_several_makes_the_tasks_that_it_makes_whatever_stands_beside_it() -> None:
-    _, source = opened()
+    # Each makes the tasks that it makes alone.
     _, alone = opened({"hard": THREE["hard"]})
     assert [source.train(number * 3 + 1) for number in range(3)] == [alone.train(number) for number in range(3)]
-
-
-def test_held_out_tasks_are_of_each_in_turn_and_a_longer_list_begins_with_a_shorter_one() -> None:
-    _, source = opened()
-    tasks = source.held_out(7)
-    assert [task.environment for task in tasks] == ["easy", "hard", "parity", "easy", "hard", "parity", "easy"]
-    assert source.held_out(4) == tasks[:4]
+    held_out = source.held_out(7)
+    assert [task.environment for task in held_out] == [*["easy", "hard", "parity"] * 2, "easy"]
+    assert source.held_out(4) == held_out[:4]
 
 
 def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,8 @@ from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2,
 
 def write_environment(folder: Path, even: int) -> None:
     """Parity's, with its reward in a file beside it."""
-    text = Path(PARITY.rpartition(":")[0]).read_text()
-    text = text.replace("class RowParity", "from rule import EVEN\n\n\nclass RowParity").replace(
-        "% 2 == 0)", "% 2 == EVEN)"
-    )
-    (folder / "mine.py").write_text(text)
+    text = Path(PARITY.rpartition(":")[0]).read_text().replace("% 2 == 0)", "% 2 == EVEN)")
+    (folder / "mine.py").write_text(text.replace("class RowParity", "from rule import EVEN\n\n\nclass RowParity"))
     (folder / "rule.py").write_text(f"EVEN = {even}\n")
 
 
@@ -30,21 +29,16 @@ def test_source_digest_is_of_the_file_and_of_what_it_imports_from_beside_it(tmp_
     (tmp_path / "near.py").write_text("def f():\n    import further\n")
     (tmp_path / "further.py").write_text("")
     (tmp_path / "pack").mkdir()
-    for name in ("__init__.py", "inner.py"):
-        (tmp_path / "pack" / name).write_text("")
-    (tmp_path / "unused.py").write_text("")
+    for name in ("pack/__init__.py", "pack/inner.py", "unused.py"):
+        (tmp_path / name).write_text("")
     digests = [source_digest(file)]
     for name in ("mine.py", "near.py", "further.py", "pack/inner.py"):
         (tmp_path / name).write_text((tmp_path / name).read_text() + "# changed\n")
         digests.append(source_digest(file))
     assert len(set(digests)) == 5
     (tmp_path / "unused.py").write_text("# changed\n")
-    (tmp_path / "elsewhere").mkdir()
-    assert source_digest(file) == digests[-1]
-    for path in tmp_path.glob("*.py"):
-        (tmp_path / "elsewhere" / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "pack").rename(tmp_path / "elsewhere" / "pack")
-    assert source_digest(tmp_path / "elsewhere" / "mine.py") == digests[-1]
+    copied = shutil.copytree(tmp_path, tmp_path / "elsewhere")
+    assert source_digest(file) == source_digest(copied / "mine.py") == digests[-1]
 
 
 @pytest.mark.slow
@@ -63,23 +57,18 @@ def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tm
 
     write_environment(tmp_path, even=1)
     second = source_digest(tmp_path / "mine.py")
-    told = (
-        "environment.name must have the source that the run had last, got .*mine.py:Parity changed since "
-        rf"\(digest {second[:8]} after {first[:8]}\)\. Put it back, or go on with --environment-changed"
-    )
-    with pytest.raises(UserError, match=told):
-        evaluate_run(run)
-    with pytest.raises(UserError, match=told):
-        train(config, resume=True, display=SilentDisplay())
+    changed = rf"mine.py:Parity changed since \(digest {second[:8]} after {first[:8]}\)\. Put it back, or go on with "
+    for going_on in (partial(evaluate_run, run), partial(train, config, resume=True, display=SilentDisplay())):
+        with pytest.raises(UserError, match=changed):
+            going_on()
     version = f"1+{second[:8]}"
     assert evaluate_run(run, environment_changed=True).evaluated.environment_version == version
 
     display = SilentDisplay()
     train(config, resume=True, environment_changed=True, display=display)
     (note,) = [note for note in display.notes if note.startswith("environment changed")]
-    where = f"environment_version != '{version}' and source == 'self'"
     assert f"of its version {version}; 16 of other versions go on being replayed" in note
-    assert note.endswith(f'agentloop replay prune {run} --where "{where}" --yes')
+    assert note.endswith(f"""{run} --where "environment_version != '{version}' and source == 'self'" --yes""")
     stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"
     assert rows(run / "replay.sqlite", stored) == [(1, "1", 16), (2, version, 12), (3, version, 12)]
     assert open_run_folder(run).environments == (first, second)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,7 @@ from agentloop.environments import Environment, ToolLimits, ToolResult, tool
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.errors import ToolTimeout, UserError
 from context.messages import ToolCall
-from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, Faulty, call, called, error
-
-PATIENT = replace(LIMITS, timeout_s=10.0)
-"""For tools that answer: a busy machine takes its time to fork."""
+from tests.fakes.environments.faulty_tools import GIFTS, HANGS, LIMITS, PATIENT, Faulty, ask, call, called, error
 
 
 @pytest.mark.parametrize(
@@ -43,10 +41,8 @@ def test_tool_result_is_text_as_it_is_and_all_else_json(name: str, arguments: An
     ("name", "arguments", "text"),
     [
         ("add", {}, "argument 'a' is missing"),
-        ("add", {"a": 1, "c": 1}, "add has no argument 'c'. There is a, b."),
         ("describe", {"item": [1], "flags": {}}, "describe has no argument 'item'. Did you mean items?"),
         ("add", {"a": True}, "argument 'a': Input should be a valid integer"),
-        ("add", {"a": 1, "b": None}, "argument 'b': Input should be a valid integer"),
         ("ad", {}, "there is no tool 'ad'. Did you mean add?"),
         ("add", [1, 2], "arguments must be an object, got list"),
         ("describe", {"items": [math.inf], "flags": {}}, "argument 'items': Input should be a finite number"),
@@ -62,10 +58,8 @@ def test_tool_arguments_that_do_not_fit_are_explained_to_the_policy(name: str, a
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("value", "ValueError: bad value"),
         ("empty", "KeyError"),
         ("exit", "SystemExit: 3"),
-        ("interrupt", "KeyboardInterrupt"),
         ("unprintable", "_Unprintable"),
         ("long", "ValueError: " + "y" * 300 + "..."),
         ("surrogate", "ValueError: \ufffd"),
@@ -77,20 +71,13 @@ def test_tool_that_raises_is_an_observation_of_one_line(kind: str, text: str) ->
     assert (error(result), result.error_kind) == (text, "raised")
 
 
-@pytest.mark.parametrize(("kind", "content"), [("nul", "a\ufffdb"), ("surrogate in json", '["a\ufffdb"]')])
-def test_text_no_encoder_takes_is_replaced(kind: str, content: str) -> None:
-    assert call("give", {"kind": kind}) == ToolResult(content, "not_text")
-
-
-@pytest.mark.parametrize("kind", ["bytes", "set", "nan", "cycle"])
-def test_results_without_json_form_are_answered_by_type(kind: str) -> None:
-    result = call("give", {"kind": kind})
-    assert result.error_kind == "not_text"
-    assert error(result).startswith("the tool returned ")
-
-
-def test_long_result_is_cut_with_a_marker() -> None:
+def test_result_that_is_long_or_no_text_is_cut_replaced_or_named_by_its_type() -> None:
     assert call("give", {"kind": "long"}).content == "x" * 100 + "... [cut: 900 characters left out]"
+    for kind, content in {"nul": "a\ufffdb", "surrogate in json": '["a\ufffdb"]'}.items():
+        assert call("give", {"kind": kind}) == ToolResult(content, "not_text")
+    for kind in ("bytes", "set", "nan", "cycle"):
+        result = call("give", {"kind": kind})
+        assert result.error_kind == "not_text" and error(result).startswith("the tool returned ")
 
 
 @pytest.mark.parametrize("kind", list(HANGS))
@@ -173,21 +160,16 @@ def test_malformed_calls_never_raise_and_are_answered_at_once() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is dead; a killed one may wait for whoever adopted it."""
+    """True for a dead process; a killed one may wait for whoever adopted it."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
         return True
 
 
-def wait_until_gone(pids: list[int]) -> bool:
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        if all(map(gone, pids)):
-            return True
+def wait_until_gone(pids: list[int]) -> None:
+    while not all(map(gone, pids)):
         time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -205,22 +187,22 @@ def test_isolated_tool_answers_like_any_other(kind: str, content: str, error_kin
     assert call("apart", {"kind": kind}, limits=limits) == ToolResult(content, error_kind)
 
 
-def test_isolated_tool_leaves_no_child_and_no_file_behind() -> None:
+def test_isolated_tool_leaves_no_child_and_no_file_behind_and_dies_with_its_group(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid, session = json.loads(call("apart", {"kind": "pid"}, limits=PATIENT).content)
     assert pid == session != os.getpid()
     before = len(os.listdir("/proc/self/fd"))
     children = json.loads(call("apart", {"kind": "fork"}, limits=PATIENT).content)
-    assert len(children) == 3 and wait_until_gone(children)
+    assert len(children) == 3
+    wait_until_gone(children)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_isolated_tool_that_hangs_dies_with_its_whole_group(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTLOOP_TEST_PIDS", str(tmp_path / "pids"))
     began = time.monotonic()
-    # Long enough for its children to be born.
+    # Long enough for its children to begin.
     assert call("apart", {"kind": "fork, hang"}, limits=replace(LIMITS, timeout_s=1.0)).error_kind == "timeout"
     assert time.monotonic() - began < 2.0
-    assert wait_until_gone(json.loads((tmp_path / "pids").read_text()))
+    wait_until_gone(json.loads((tmp_path / "pids").read_text()))
 
 
 def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:
@@ -231,5 +213,5 @@ def test_isolated_tool_that_returns_100_mb_is_cut_before_it_is_read() -> None:
             print("x" * 100_000_000)
             return "y" * 100_000_000
 
-    result = called(Loud(), ToolCall("give", {}), ToolLimits(30, 5))
+    result = ask(Loud(), "give", limits=ToolLimits(30, 5))
     assert result.content == "yyyyy... [cut: 99999995 characters left out]"

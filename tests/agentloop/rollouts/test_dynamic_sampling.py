@@ -67,9 +67,8 @@ def test_a_kl_penalty_hides_no_flat_group() -> None:
     penalties = dict(zip(("a0", "a1", "b0", "b1"), (0.01, 0.02, 0.03, 0.01), strict=True))
     rows = [replace(t, record=replace(t.record, advantage=0.5 - penalties[t.id])) for t in found.trajectories]
     penalties_by_id = {id: KlPenalty(penalty, kl=1.0, tokens=1) for id, penalty in penalties.items()}
-    assert [
-        group.id for group, _ in zero_variance_groups(replace(found, trajectories=rows, kl_penalties=penalties_by_id))
-    ] == ["a"]
+    charged = replace(found, trajectories=rows, kl_penalties=penalties_by_id)
+    assert [group.id for group, _ in zero_variance_groups(charged)] == ["a"]
     assert zero_variance_groups(replace(found, trajectories=rows)) == []  # by a function of the user's own
 
 
@@ -120,10 +119,8 @@ def test_rounds_are_bounded_and_keep_the_size_of_the_batch(
 )
 def test_completed_groups_are_measured_by_the_runs_own_algorithm(algorithm: str, expected: float) -> None:
     fresh = collected(a=(0, 0), b=(0, 1))
-    drawn = [
-        batch_row(t, "replay")
-        for t in (trajectory("x", "a", 1.0), trajectory("y", "a", 0.0), trajectory("z", "b", 5.0))
-    ]
+    rows = (trajectory("x", "a", 1.0), trajectory("y", "a", 0.0), trajectory("z", "b", 5.0))
+    drawn = [batch_row(row, "replay") for row in rows]
     estimator = AdvantageEstimator(RunConfig.model_validate({"algorithm": algorithm}))
     found = completed_advantages(fresh, drawn, estimator=estimator, penalty=None)
     assert found == pytest.approx({"a0": expected, "a1": expected}, abs=1e-15)

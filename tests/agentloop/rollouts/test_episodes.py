@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
+from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.trajectories import Collected
 from context import ChatTemplate, Renderer, default_authors, loss_mask
 from replay.records import Trajectory
 from replay.storage.validate import validate
@@ -21,14 +24,23 @@ from tests.fakes.scripted import CHATML, CUT, LOG_PROB, ScriptedGenerator, call,
 LIMITS = {"max_turns": 3, "max_tokens_per_turn": 200, "tool_timeout_s": 0.3, "tool_output_chars": 60}
 
 
-def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str]]:
-    """One episode with Faulty's tools, as the loop collects, stores and reads it; and the prompts it was shown."""
-    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+def played(actors: Actors, *, size: int = 1, max_tokens: int = 4000, iteration: int = 1) -> Collected:
+    """A group of episodes, as the loop collects and stores them."""
     config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": max_tokens}})
-    actors = scripted_actors(factory, [replies])
-    task = factory.make_task(random.Random(0))
-    (trajectory,) = collect(actors, [(task, 1)], config).trajectories
-    validate([trajectory], default_authors())
+    task = actors.environments.all[0].make_task(random.Random(0))
+    found = collect(actors, [(task, size)], config, iteration=iteration)
+    validate(found.trajectories, default_authors())
+    return found
+
+
+def graded(*scripts: Sequence[str]) -> Actors:
+    return scripted_actors(load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {}), scripts)
+
+
+def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str]]:
+    """One episode with Faulty's tools, and the prompts it was shown."""
+    actors = graded(replies)
+    (trajectory,) = played(actors, max_tokens=max_tokens).trajectories
     return trajectory, actors.generator.prompts[0]  # type: ignore[union-attr]
 
 
@@ -36,9 +48,7 @@ def episode(*replies: str, max_tokens: int = 4000) -> tuple[Trajectory, list[str
     ("reply", "kind", "shown"),
     [
         (call("fail", '{"kind": "value"}'), "raised", "ValueError: bad value"),
-        (call("hang", '{"kind": "sleep"}'), "timeout", "hang took longer than 0.3 s"),
         (call("flood"), None, "xxxxxxxx... [cut: 16777156 characters left out]"),
-        (call("give", '{"kind": "surrogate"}'), "not_text", "a\ufffdb"),
         (call("gve"), "unknown_tool", "Did you mean give?"),
         (call("add", '{"a": "x"}'), "bad_arguments", "argument 'a'"),
         (call("add", '{"a": 1,}'), "malformed", "malformed tool call: a tool call is not valid JSON"),
@@ -93,12 +103,8 @@ def test_what_a_template_refuses_is_told_once_and_the_episode_is_kept(caplog: py
     refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     template = ChatTemplate(CHATML.template_source + refusing, CHATML.special_tokens)
     renderer = Renderer(CHATML.codec, template, authors=default_authors(), stop_ids=frozenset({CHATML.end_id}))
-    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
-    actors = replace(scripted_actors(factory, [[call("count")]] * 3), renderer=renderer)
-    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
     with caplog.at_level(logging.WARNING):
-        collected = collect(actors, [(factory.make_task(random.Random(0)), 3)], config)
-    validate(collected.trajectories, default_authors())
+        collected = played(replace(graded(*[[call("count")]] * 3), renderer=renderer), size=3)
     assert [row.record.stop_reason for row in collected.trajectories] == ["unrenderable"] * 3
     assert collected.metrics()["rollout/stop/unrenderable"] == 1.0
     (told,) = [record.getMessage() for record in caplog.records]
@@ -110,19 +116,14 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     # Of five calls two fail in the tool: 0.4; a name the policy made up, an argument and a broken call are its own.
     fails, made_up = call("fail", '{"kind": "value"}'), call("gve")
     scripts = [[fails, call("count"), "done"], [made_up, fails, "done"], [call("add", '{"a": 1,}'), "done"]]
-    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
-    config = RunConfig.model_validate({"rollout": LIMITS, "context": {"max_tokens": 4000}})
-    task = factory.make_task(random.Random(0))
-    actors = scripted_actors(factory, scripts)
-    found = collect(actors, [(task, 3)], config)
-    metrics = found.metrics()
+    actors = graded(*scripts)
+    metrics = played(actors, size=3).metrics()
     assert metrics["rollout/failed_calls"] == 0.4
     timed = {name: value for name, value in metrics.items() if name.startswith(("time/reply", "time/tool/"))}
     assert timed.keys() == {"time/reply", "time/tool/count", "time/tool/fail"}  # none of a made-up name
     assert all(0 < seconds < 10 for seconds in timed.values())
-    again = replace(actors, generator=ScriptedGenerator(scripts))
-    collect(again, [(task, 3)], config, iteration=2)
-    quiet = collect(scripted_actors(factory, [["done"]]), [(task, 1)], config).metrics()
+    played(replace(actors, generator=ScriptedGenerator(scripts)), size=3, iteration=2)
+    quiet = played(graded(["done"])).metrics()
     assert not {"rollout/failed_calls", "rollout/failed_closes"} & quiet.keys()
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
     place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."

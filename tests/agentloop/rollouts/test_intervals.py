@@ -76,36 +76,22 @@ THREE = Evaluation(
 )
 
 
-def test_evaluation_counts_tasks_alike_and_leaves_out_what_is_unknown() -> None:
+def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has() -> None:
     # (1 + 1/4 + 0) / 3; pass@2: (1 + (1 - 3/6) + 0) / 3; pass@4 of the two tasks with 4 samples: (1 + 1) / 2
     found = report(PLAYED, THREE, seed=0)
-    assert {k: estimate.value for k, estimate in found.pass_at_k.items()} == {
-        1: pytest.approx(1.25 / 3),
-        2: pytest.approx(0.5),
-        4: 1.0,
-    }
+    assert {k: estimate.value for k, estimate in found.pass_at_k.items()} == pytest.approx(
+        {1: 1.25 / 3, 2: 0.5, 4: 1.0}
+    )
     assert found.mean_turns.value == pytest.approx(3.0)
-    assert {reason: share.value for reason, share in found.stop_reasons.items()} == {
-        "answered": pytest.approx(1.75 / 3),
-        "truncated": pytest.approx(1 / 3),
-        "max_turns": pytest.approx(0.25 / 3),
-    }
+    stops = {reason: share.value for reason, share in found.stop_reasons.items()}
+    assert stops == pytest.approx({"answered": 1.75 / 3, "truncated": 1 / 3, "max_turns": 0.25 / 3})
     assert THREE.metrics()["eval/pass_at_4"] == 1.0
     assert THREE.metrics()["eval/success"] == pytest.approx(1.25 / 3)
-
-
-def test_table_names_the_kind_of_every_interval() -> None:
-    told, *lines = as_table(report(PLAYED, THREE, seed=0)).splitlines()
+    told, *lines = as_table(found).splitlines()
     assert told == "evaluated: runs/a-001: policy 12 (runs/a-001/checkpoints/000012/model), environment trail 2"
     assert lines[0] == "held-out success: 41.7 % (3 tasks, 4 samples each, 1 more lost to the engine)"
     kinds = {line[:18].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
-    assert kinds == {
-        "pass@1": "bootstrap over tasks",
-        "pass@2": "bootstrap over tasks",
-        "pass@4": "Wilson",  # both tasks agree
-        "mean turns": "bootstrap over tasks",
-        "mean reward": "bootstrap over tasks",
-        "ended: answered": "bootstrap over tasks",
-        "ended: truncated": "bootstrap over tasks",
-        "ended: max_turns": "bootstrap over tasks",
-    }
+    rows = ("pass@1", "pass@2", "pass@4", "mean turns", "mean reward")
+    assert list(kinds) == [*rows, "ended: answered", "ended: truncated", "ended: max_turns"]
+    assert kinds.pop("pass@4") == "Wilson"  # both tasks agree
+    assert set(kinds.values()) == {"bootstrap over tasks"}

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments, Task, lo
 from agentloop.rollouts.actors import Actors, tool_memory
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
+from agentloop.rollouts.trajectories import repeated_calls
+from context.messages import Message, ToolCall
+from replay.records import Trajectory
 from tests.agentloop.rollouts.stored.test_hindsight import FETCH_PLACE, random_episodes
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import call, scripted_actors
+from tests.fakes.records import trajectory
+from tests.fakes.scripted import call, scripted_actors, shown
 
 FILE = ENVIRONMENTS / "remembered_tools.py"
 Scripts = Sequence[Sequence[str]]
@@ -41,10 +46,6 @@ def play(environment: str, scripts: Scripts, *, concurrent: bool = False) -> tup
     config, task = settings(), factory.make_task(random.Random(0))
     actors = actors_for(factory, scripts, config, concurrent=concurrent)
     return list(run_episodes(actors, [task] * len(scripts), config)), list(runs)
-
-
-def shown(episode: Episode) -> list[str]:
-    return [message.content for message in episode.messages if message.role == "tool"]
 
 
 def square(n: int) -> str:
@@ -142,3 +143,24 @@ def test_answers_are_for_their_task_and_their_environment_alone() -> None:
     hashes = {load_environment("lookup_chain", options).tools_hash(100) for options in ({}, {"padding": 2})}
     assert len(hashes) == 2
     assert factory.tools_hash(100) != factory.tools_hash(101)
+
+
+def calls(task: str, *turns: Sequence[int]) -> Trajectory:
+    """One that made these calls, reply by reply."""
+    messages = [Message("user", "go")]
+    for turn in turns:
+        made = tuple(ToolCall("look", {"n": n}) for n in turn)
+        messages.append(Message("assistant", "", author="llm", tool_calls=made))
+        messages += [Message("tool", "x", author="env", name="look") for _ in turn]
+    row = trajectory("id")
+    return replace(row, record=replace(row.record, task=task), messages=tuple(messages))
+
+
+def test_a_call_is_repeated_after_the_same_calls_of_the_same_task() -> None:
+    # Of six calls 1, 1-2, 1-3 and, of the other task, 1 are new.
+    assert repeated_calls([calls("a", [1], [2]), calls("a", [1], [3]), calls("b", [1]), calls("a", [1])]) == 1 - 4 / 6
+    # Calls of one reply follow each other.
+    assert repeated_calls([calls("a", [1, 2]), calls("a", [1], [2])]) == 0.5
+    assert repeated_calls([calls("a", [1, 2]), calls("a", [2, 1])]) == 0.0
+    assert repeated_calls([]) is None
+    assert repeated_calls([calls("a")]) is None

@@ -62,10 +62,8 @@ def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
     config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
     factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
     actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])
-    vocabulary = actors.vocab_size
-    penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=vocabulary))
-    tasks = [(factory.make_task(random.Random(0)), 2)]
-    found = collect(actors, tasks, config, penalty=penalty)
+    penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=actors.vocab_size))
+    found = collect(actors, [(factory.make_task(random.Random(0)), 2)], config, penalty=penalty)
     one, same = (found.kl_penalties[trajectory.id] for trajectory in found.trajectories)
     assert abs(one.amount - same.amount) > 1e-3
     advantages = [trajectory.record.advantage for trajectory in found.trajectories]

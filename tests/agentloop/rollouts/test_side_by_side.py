@@ -13,10 +13,9 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.environments import load_environment
-from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.scripted import call, scripted_actors
+from tests.fakes.scripted import call, scripted_actors, shown
 
 NEVER = [call("never"), "done"]
 
@@ -28,11 +27,6 @@ def play(scripts: Sequence[Sequence[str]], *, environment: str = "Slow", concurr
     actors = scripted_actors(factory, scripts, concurrent=concurrent)
     rng = random.Random(0)
     return list(run_episodes(actors, [factory.make_task(rng) for _ in scripts], config))
-
-
-def shown(episode: Episode) -> list[str]:
-    """What its tools answered."""
-    return [message.content for message in episode.messages if message.role == "tool"]
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
@@ -61,11 +55,7 @@ def test_a_concurrent_episode_goes_on_while_another_waits() -> None:
     assert shown(play([waiting, quick], concurrent=True)[0]) == ["True"]
 
 
-def test_a_tool_that_never_returns_costs_its_own_call_alone() -> None:
-    costs_its_own_call_alone("never")
-
-
-def costs_its_own_call_alone(tool: str) -> None:
+def test_a_tool_that_never_returns_costs_its_own_call_alone(tool: str = "never") -> None:
     scripts = [[call(tool), "done"], *[[call("wait", '{"seconds": 0.01}'), "done"]] * 3]
     began = time.monotonic()
     stuck, *others = play(scripts, tool_timeout_s=0.3)
@@ -77,7 +67,8 @@ def costs_its_own_call_alone(tool: str) -> None:
 @pytest.mark.slow
 def test_a_query_that_never_returns_costs_its_own_call_alone() -> None:
     # In a process of its own, for the query goes on until its process ends.
-    program = "from tests.agentloop.rollouts.test_side_by_side import *; costs_its_own_call_alone('query'); "
+    program = "from tests.agentloop.rollouts.test_side_by_side import *; "
+    program += "test_a_tool_that_never_returns_costs_its_own_call_alone('query'); "
     program += "play([NEVER] * 64, tool_timeout_s=0.2)"  # nor does what never returns hold up the end
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
-from agentloop.environments import EnvironmentFactory, Task, load_environment
+from agentloop.environments import load_environment
 from agentloop.learning.batch import build_batch
 from agentloop.rollouts.trajectories import Collected
 from context import loss_mask
@@ -20,39 +21,38 @@ from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.records import policy, run_record
-from tests.fakes.scripted import CHATML, ScriptedGenerator, call, scripted_actors
+from tests.fakes.scripted import CHATML, ScriptedGenerator, call, chain_of, scripted_actors
 
 RUN = "run"
 
 
-def trail(task: Task) -> list[str]:
-    """The perfect replies: look up each key of the chain, then answer."""
-    store, key = task.payload["store"], task.payload["key"]
-    keys = [key]
-    while "next" in store[keys[-1]]:
-        keys.append(store[keys[-1]]["next"])
-    return [*(call("lookup", f'{{"key": "{key}"}}') for key in keys), f'The code is "{task.payload["code"]}".']
-
-
-def setting() -> tuple[EnvironmentFactory, Task]:
-    factory = load_environment("lookup_chain", {"hops": [3, 3], "padding": 40})
-    return factory, factory.make_task(random.Random(0))
+FACTORY = load_environment("lookup_chain", {"hops": [3, 3], "padding": 40})
+TASK = FACTORY.make_task(random.Random(0))
+SCRIPT = [call("lookup", f'{{"key": "{key}"}}') for key in chain_of(TASK, TASK.payload["key"])]
+SCRIPT.append(f'The code is "{TASK.payload["code"]}".')
+"""The perfect replies: look up each key of the chain, then answer."""
 
 
 def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collected, ScriptedGenerator, RunConfig]:
-    factory, task = setting()
     limits = {"max_turns": 6, "max_tokens_per_turn": 200}
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000, **context}})
     section = config.context
     actors = scripted_actors(
-        factory,
+        FACTORY,
         scripts,
         authors=section.author_table(),
         strategy=make_strategy(section.strategy, section.options),
         control=section.training_control(),
     )
     assert isinstance(actors.generator, ScriptedGenerator)
-    return collect(actors, [(task, len(scripts))], config, run=RUN), actors.generator, config
+    return collect(actors, [(TASK, len(scripts))], config, run=RUN), actors.generator, config
+
+
+@cache
+def whole() -> Trajectory:
+    """The script in one context."""
+    (row,) = collected([SCRIPT])[0].trajectories
+    return row
 
 
 def stored(rows: Collected, config: RunConfig, folder: Path) -> list[Trajectory]:
@@ -74,41 +74,37 @@ def said(row: Trajectory, config: RunConfig) -> list[str]:
 
 
 def test_window_trains_each_reply_once_in_the_context_it_was_said_in(tmp_path: Path) -> None:
-    script = trail(setting()[1])
-    whole, _, _ = collected([script])
-    assert (whole.rewrites, len(whole.trajectories[0].segments)) == ({}, 1)
-    budget = whole.trajectories[0].record.num_tokens - 150
-    rows, generator, config = collected([script], strategy="sliding_window", options={"budget": budget})
+    assert len(whole().segments) == 1
+    budget = whole().record.num_tokens - 150
+    rows, generator, config = collected([SCRIPT], strategy="sliding_window", options={"budget": budget})
     (row,) = stored(rows, config, tmp_path)
     assert row.record.reward == 1.0
     assert [segment.reason for segment in row.segments] == ["clean", "strategy_rewrite"]
-    assert said(row, config) == ["".join(f"{text}<|im_end|>" for text in part) for part in (script[:3], script[3:])]
+    assert said(row, config) == ["".join(f"{text}<|im_end|>" for text in part) for part in (SCRIPT[:3], SCRIPT[3:])]
     # The last prompt has lost the first look-up, and is the last segment up to the reply.
-    assert script[0] not in generator.prompts[0][3]
+    assert SCRIPT[0] not in generator.prompts[0][3]
     last = CHATML.codec.decode(row.segments[1].tokens.token_ids.tolist())
-    assert last == f"{generator.prompts[0][3]}{script[3]}<|im_end|>"
+    assert last == f"{generator.prompts[0][3]}{SCRIPT[3]}<|im_end|>"
     assert rows.rewrites == {"drop_turns": 1}
     assert rows.metrics()["context/rewrites/drop_turns"] == 1.0
     assert rows.metrics()["context/segments"] == 2.0
 
 
 def test_memory_stores_the_question_as_a_fork_that_is_no_turn(tmp_path: Path) -> None:
-    script = trail(setting()[1])
-    budget = collected([script])[0].trajectories[0].record.num_tokens - 100
+    budget = whole().record.num_tokens - 100
     options = {"budget": budget, "max_summary_tokens": 60}
-    asked = [*script[:3], "next was here", script[3]]
+    asked = [*SCRIPT[:3], "next was here", SCRIPT[3]]
     rows, generator, config = collected([asked], strategy="memory", options=options)
     (row,) = stored(rows, config, tmp_path)
     assert (row.record.reward, row.record.num_turns, row.record.num_tool_calls) == (1.0, 4, 3)
     assert [segment.reason for segment in row.segments] == ["clean", "fork", "strategy_rewrite"]
-    assert said(row, config)[1:] == ["next was here<|im_end|>", f"{script[3]}<|im_end|>"]
+    assert said(row, config)[1:] == ["next was here<|im_end|>", f"{SCRIPT[3]}<|im_end|>"]
     assert "next was here" in generator.prompts[0][4]
     assert rows.metrics()["context/rewrites/summarise"] == 1.0
 
 
 def test_hint_is_seen_and_not_trained_on_and_its_log_probs_are_unknown(tmp_path: Path) -> None:
-    script = trail(setting()[1])
-    rows, generator, config = collected([script], strategy="hint")
+    rows, generator, config = collected([SCRIPT], strategy="hint")
     (row,) = stored(rows, config, tmp_path)
     assert "The trail:" in generator.prompts[0][0]
     (segment,) = row.segments
@@ -120,10 +116,9 @@ def test_hint_is_seen_and_not_trained_on_and_its_log_probs_are_unknown(tmp_path:
 
 
 def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None:
-    script = trail(setting()[1])
-    wrong = [script[0], 'The code is "00".']
-    budget = collected([script])[0].trajectories[0].record.num_tokens - 150
-    rows, _, config = collected([script, wrong], strategy="sliding_window", options={"budget": budget})
+    wrong = [SCRIPT[0], 'The code is "00".']
+    budget = whole().record.num_tokens - 150
+    rows, _, config = collected([SCRIPT, wrong], strategy="sliding_window", options={"budget": budget})
     assert [len(row.segments) for row in rows.trajectories] == [2, 1]
     # Rewards 1 and 0: two members, mean 1/2, whatever the number of segments.
     assert (rows.groups[0].size, rows.groups[0].reward_mean) == (2, 0.5)
@@ -137,8 +132,7 @@ def test_trajectories_of_several_segments_weigh_no_more_in_their_group() -> None
 
 
 def test_withheld_turns_and_texts_stay_sampled_and_are_not_trained(tmp_path: Path) -> None:
-    script = trail(setting()[1])
-    rows, _, config = collected([script], keep_turns=[0, -1], blackout=["The code"])
+    rows, _, config = collected([SCRIPT], keep_turns=[0, -1], blackout=["The code"])
     (row,) = stored(rows, config, tmp_path)
-    assert said(row, config) == [f"{script[0]}<|im_end|>{script[3].removeprefix('The code')}<|im_end|>"]
-    assert row.record.num_action_tokens == collected([script])[0].trajectories[0].record.num_action_tokens
+    assert said(row, config) == [f"{SCRIPT[0]}<|im_end|>{SCRIPT[3].removeprefix('The code')}<|im_end|>"]
+    assert row.record.num_action_tokens == whole().record.num_action_tokens

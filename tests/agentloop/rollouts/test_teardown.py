@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,6 @@ from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.scripted import CUT, call, scripted_actors
 
-CLASSES = ("Holding", "AsyncHolding")
 LIMITS = {"max_turns": 2, "max_tokens_per_turn": 200, "tool_timeout_s": 0.2, "tool_output_chars": 60}
 
 
@@ -38,17 +37,23 @@ def loaded(name: str) -> EnvironmentFactory:
     return factory
 
 
+@pytest.fixture(params=["Holding", "AsyncHolding"])
+def factory(request: pytest.FixtureRequest) -> EnvironmentFactory:
+    return loaded(request.param)
+
+
+def play(factory: EnvironmentFactory, tasks: Sequence[Task], *script: Any, **limits: Any) -> list[Any]:
+    """Episodes with the same script; those of AsyncHolding each go on by themselves."""
+    actors = scripted_actors(factory, [script] * len(tasks), concurrent=factory.name.endswith("AsyncHolding"))
+    return list(run_episodes(actors, tasks, config(**limits)))
+
+
 def config(**rollout: Any) -> RunConfig:
     return RunConfig.model_validate({"rollout": {**LIMITS, **rollout}, "context": {"max_tokens": 4000}})
 
 
 def faulty(fault: str) -> Task:
     return Task("Say something.", {"fault": fault})
-
-
-@pytest.fixture(params=[("Holding", False), ("AsyncHolding", True)], ids=CLASSES)
-def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
-    yield request.param
 
 
 @pytest.mark.parametrize(
@@ -63,38 +68,29 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, bool]]:
     ],
 )
 def test_environment_is_closed_once_whatever_ends_its_episode(
-    fault: str, script: list[Any], stop_reason: str, limits: dict[str, Any], kind: tuple[str, bool]
+    fault: str, script: list[Any], stop_reason: str, limits: dict[str, Any], factory: EnvironmentFactory
 ) -> None:
-    name, concurrent = kind
-    factory = loaded(name)
-    actors = scripted_actors(factory, [script], concurrent=concurrent)
-    (episode,) = run_episodes(actors, [faulty(fault)], config(**limits))
-    assert episode.stop_reason == stop_reason
-    assert episode.close_problem is None
+    (episode,) = play(factory, [faulty(fault)], *script, **limits)
+    assert (episode.stop_reason, episode.close_problem) == (stop_reason, None)
     assert counts(factory) == {"started": 1, "closed": 1}
 
 
 @pytest.mark.parametrize("fault", ["start", "reward"])
-def test_environments_are_closed_when_one_of_them_ends_the_run(fault: str, kind: tuple[str, bool]) -> None:
-    factory = loaded(kind[0])
-    actors = scripted_actors(factory, [["done"]] * 5, concurrent=kind[1])
+def test_environments_are_closed_when_one_of_them_ends_the_run(fault: str, factory: EnvironmentFactory) -> None:
     with pytest.raises(UserError, match=f"{fault} must"):
-        list(run_episodes(actors, [faulty(""), faulty(fault), *[faulty("")] * 3], config()))
+        play(factory, [faulty(""), faulty(fault), *[faulty("")] * 3], "done")
     assert counts(factory)["closed"] == counts(factory)["started"] >= 1
 
 
 def test_an_environment_whose_start_is_under_way_when_the_run_ends_is_closed_after_it() -> None:
     factory = loaded("Holding")
     with pytest.raises(UserError, match="start must"):
-        late = [faulty("late start")] * 4
-        list(run_episodes(scripted_actors(factory, [["done"]] * 5), [*late, faulty("start")], config(tool_timeout_s=5)))
+        play(factory, [*[faulty("late start")] * 4, faulty("start")], "done", tool_timeout_s=5)
     assert counts(factory)["closed"] == counts(factory)["started"] == 5
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
+def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactory) -> None:
     """As a worker does that has lost a claim, or is asked to leave."""
-    factory = loaded(name)
     actors = scripted_actors(factory, [])
 
     async def cancelled() -> None:
@@ -115,26 +111,22 @@ def test_environment_of_a_cancelled_episode_is_closed(name: str) -> None:
     assert counts(factory) == {"started": 1, "closed": 1}
 
 
-@pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [("close", "OSError: would not go at closing.py:"), ("slow close", "no end within rollout.tool_timeout_s=0.2 s")],
 )
 def test_failing_close_costs_no_episode_is_counted_and_said_once(
-    name: str, fault: str, problem: str, caplog: pytest.LogCaptureFixture
+    fault: str, problem: str, factory: EnvironmentFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    actors = scripted_actors(loaded(name), [["done"]] * 3)
     with caplog.at_level(logging.WARNING):
-        collected = collect(actors, [(faulty(fault), 2), (faulty(""), 1)], config())
+        collected = collect(scripted_actors(factory, [["done"]] * 3), [(faulty(fault), 2), (faulty(""), 1)], config())
     assert [row.record.reward for row in collected.trajectories] == [1.0, 1.0, 1.0]
     assert collected.metrics()["rollout/failed_closes"] == 2
     (said,) = [message for message in caplog.messages if ".close must" in message]
-    assert f"closing.py:{name}.close must free what an episode holds, got {problem}" in said
+    assert f"{factory.name}.close must free what an episode holds, got {problem}" in said
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_instances_that_are_started_outside_of_an_episode_are_closed(name: str) -> None:
-    factory = loaded(name)
+def test_instances_that_are_started_outside_of_an_episode_are_closed(factory: EnvironmentFactory) -> None:
     task = factory.make_task(random.Random(0))
     said = (*task.messages(), Message("assistant", "done", author="llm"))
     assert factory.achieved(task, said) == [] and factory.turn_rewards(task, said, replies=1) is None

@@ -33,14 +33,12 @@ def forked_pool(text: str) -> float:
         return pool.apply(score, (text,))
 
 
-def spawned(text: str) -> float:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(score, text).result()
+def in_pool(method: str) -> Callable[[str], float]:
+    def with_pool(text: str) -> float:
+        with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
+            return pool.submit(score, text).result()
 
-
-def from_forkserver(text: str) -> float:
-    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
-        return pool.submit(score, text).result()
+    return with_pool
 
 
 def program(text: str) -> float:
@@ -70,9 +68,9 @@ def kept(method: str) -> Callable[[str], float]:
 WAYS: dict[str, Callable[[str], float]] = {
     "fork pool": forked_pool,
     "kept fork executor": kept("fork"),
-    "spawn executor": spawned,
+    "spawn executor": in_pool("spawn"),
     "kept spawn executor": kept("spawn"),
-    "forkserver": from_forkserver,
+    "forkserver": in_pool("forkserver"),
     "kept forkserver": kept("forkserver"),
     "subprocess": program,
     "terminate": terminated,
@@ -94,11 +92,9 @@ def judge(episode: Any) -> float:
 
 
 class Sink:
-    def __init__(self, folder: Path) -> None:
-        pass
+    def __init__(self, folder: Path) -> None: ...
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         ask(str(iteration))
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...

@@ -64,11 +64,9 @@ class AsyncHolding(Holding):
     """On the event loop."""
 
     async def start(self, task: Task) -> None:  # type: ignore[override]  # a plain one may become an async one
-        await asyncio.sleep(0)
         super().start(task)
 
     async def close(self) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
         if self.fault == "slow close":
             self.counts["closed"] += 1
             await asyncio.sleep(3)

@@ -10,11 +10,7 @@ from agentloop.rollouts.episodes.episode import Episode
 
 
 def add(a: int, b: int = 2) -> int:
-    """Add two numbers.
-
-    Args:
-        a: The first one.
-    """
+    """Add two numbers."""
     return a + b
 
 
@@ -72,9 +68,3 @@ def of_lists(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
 
 def misspelt(episode: Episode, anser: str) -> float:
     return 0.0
-
-
-def moody(episode: Episode, answer: str) -> float:
-    if answer == "moody":
-        raise ConnectionError("no answer")
-    return 1.0

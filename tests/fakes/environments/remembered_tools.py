@@ -59,13 +59,3 @@ class Sums(Pure):
         RUNS.append("fail")
         self.total += 100
         raise RuntimeError("no")
-
-
-class Lying(Pure):
-    """What it declares is not so."""
-
-    @tool(deterministic=True)
-    def count(self) -> int:
-        """Say how often anybody asked."""
-        RUNS.append("count")
-        return next(_NUMBERS)

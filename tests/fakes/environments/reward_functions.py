@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import torch
 
 from agentloop.algorithms.advantages import Member
 from agentloop.rollouts.rewards import Episode
@@ -55,22 +51,6 @@ def endless(episode: Episode) -> float:
 async def waiting(episode: Episode) -> float:
     await asyncio.sleep(60)
     return 1.0
-
-
-def wordy(episode: Episode) -> Any:
-    return "1"
-
-
-def several(episode: Episode) -> Any:
-    return torch.tensor([1.0, 2.0])
-
-
-def not_a_number_of_numpy(episode: Episode) -> Any:
-    return np.float32("nan")
-
-
-def nothing(episode: Episode) -> Any:
-    return None
 
 
 def best_of_group(members: Sequence[Member]) -> list[float]:

@@ -26,9 +26,6 @@ class Slow(Environment):
     def make_task(self, rng: random.Random) -> Task:
         return Task("Do something.", {"number": rng.randrange(1000)})
 
-    def start(self, task: Task) -> None:
-        self.number = task.payload["number"]
-
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         ENDED.release()
         return 1.0
@@ -37,13 +34,13 @@ class Slow(Environment):
     def wait(self, seconds: float) -> str:
         """Wait."""
         time.sleep(seconds)
-        return f"waited {self.number}"
+        return f"waited {seconds}"
 
     @tool
     async def pause(self, seconds: float) -> str:
         """Wait without a thread."""
         await asyncio.sleep(seconds)
-        return f"paused {self.number}"
+        return f"paused {seconds}"
 
     @tool
     def meet(self) -> str:

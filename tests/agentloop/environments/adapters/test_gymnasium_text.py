@@ -9,14 +9,14 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 
-from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, ToolResult, load_environment
+from agentloop.environments import EnvironmentFactory, Task, load_environment
 from agentloop.errors import UserError
-from context.messages import Message, ToolCall
-from tests.fakes.environments.faulty_tools import called
+from context.messages import Message
+from tests.fakes.environments.faulty_tools import ask
 
-LIMITS = ToolLimits(timeout_s=60.0, max_chars=1000)
 MOVES = ["left", "down", "right", "up"]
 LAKE = {"id": "FrozenLake-v1", "arguments": {"is_slippery": False}, "actions": MOVES, "goal": "Reach G."}
+OVER = "The episode is over. Answer to end it."
 
 
 class Echo(gymnasium.Env[str, str]):
@@ -36,15 +36,13 @@ class Echo(gymnasium.Env[str, str]):
 gymnasium.register("Echo-v0", Echo)
 
 
-def play(factory: EnvironmentFactory, *actions: str) -> tuple[Environment, list[ToolResult]]:
+def play(factory: EnvironmentFactory, *actions: str) -> tuple[float, list[str]]:
+    """The reward, and what was shown of each action."""
     environment = factory.create()
     assert factory.example is not None
     environment.start(factory.example)
-    return environment, [called(environment, ToolCall("act", {"action": action}), LIMITS) for action in actions]
-
-
-def rewarded(environment: Environment) -> float:
-    return environment.reward(Task("x"), [Message("assistant", "done", author="llm")])
+    shown = [ask(environment, "act", action=action).content for action in actions]
+    return environment.reward(Task("x"), [Message("assistant", "done", author="llm")]), shown
 
 
 def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
@@ -62,23 +60,18 @@ def test_drawn_environment_is_shown_as_text_with_its_colours_in_words() -> None:
 
 def test_return_of_the_episode_is_its_reward_and_its_end_is_said() -> None:
     factory = load_environment("gymnasium", LAKE)
-    environment, results = play(factory, "down", "down", "right", "right", "down", "right", "left")
-    assert results[0].content == "  (Down)\nSFFF\nF(red)HFH\nFFFH\nHFFG"
-    assert results[5].content.endswith("HFFG(red)\nThe episode is over. Answer to end it.")
-    assert results[6].content == "The episode is over. Answer to end it."
-    assert rewarded(environment) == 1.0
-    assert rewarded(play(factory, "down")[0]) == 0.0
+    reward, shown = play(factory, "down", "down", "right", "right", "down", "right", "left")
+    assert shown[0] == "  (Down)\nSFFF\nF(red)HFH\nFFFH\nHFFG"
+    assert shown[5].endswith(f"HFFG(red)\n{OVER}") and shown[6] == OVER
+    assert (reward, play(factory, "down")[0]) == (1.0, 0.0)
 
 
 def test_texts_are_actions_and_observations_as_they_are() -> None:
     drawn = load_environment("gymnasium", {"id": "Blackjack-v1", "actions": ["stick", "hit"]}).example
     assert drawn is not None and str(drawn.prompt).startswith("[")  # a tuple of numbers
     factory = load_environment("gymnasium", {"id": "Echo-v0"})
-    first, again = (factory.make_task(random.Random(seed)).prompt for seed in (1, 1))
-    assert first == again
-    environment, results = play(factory, "hello", "stop")
-    assert [result.content for result in results] == ["hello", "stop\nThe episode is over. Answer to end it."]
-    assert rewarded(environment) == 0.5
+    assert factory.make_task(random.Random(1)).prompt == factory.make_task(random.Random(1)).prompt
+    assert play(factory, "hello", "stop") == (0.5, ["hello", f"stop\n{OVER}"])
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,6 @@ def test_texts_are_actions_and_observations_as_they_are() -> None:
         ({"id": "NoSuch-v0"}, "environment.options.id must name an environment that Gymnasium can make, got 'NoSuch"),
         ({"id": "Pendulum-v1"}, "environment.options.id must be an environment of Gymnasium with actions of Discrete"),
         ({"id": "FrozenLake-v1", "actions": ["left"]}, "environment.options.actions must have a name of its own for"),
-        ({}, "environment.options must give 'id', which gymnasium asks for"),
     ],
 )
 def test_what_can_not_be_played_is_one_error(options: dict[str, Any], problem: str) -> None:

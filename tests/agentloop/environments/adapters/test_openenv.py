@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from agentloop.environments import Environment, EnvironmentFactory, Task, ToolLimits, ToolResult, load_environment
+from agentloop.environments import Environment, EnvironmentFactory, Task, load_environment
 from agentloop.environments.adapters.openenv import OpenEnv
 from agentloop.errors import UserError
-from context.messages import Message, ToolCall
-from tests.fakes.environments.faulty_tools import called
+from context.messages import Message
+from tests.fakes.environments.faulty_tools import ask
 from tests.fakes.openenv_server import GuessServer, served
 
-LIMITS = ToolLimits(timeout_s=60.0, max_chars=1000)
+OVER = "The episode is over. Answer to end it."
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +28,6 @@ def started(factory: EnvironmentFactory, task: Task) -> Environment:
     environment = factory.create()
     environment.start(task)
     return environment
-
-
-def step(environment: Environment, **action: Any) -> ToolResult:
-    return called(environment, ToolCall("step", action), LIMITS)
 
 
 def end(environment: Environment) -> float:
@@ -53,12 +48,12 @@ def test_episode_is_a_session_whose_rewards_add_up(url: str) -> None:
     factory = load_environment("openenv", {"url": url, "goal": "Guess.", "field": "text"})
     task = factory.make_task(random.Random(3))
     secret = random.Random(task.payload["reset"]["seed"]).randrange(5)
+    wrong = (secret + 1) % 5
     assert task.prompt == f"Guess.\n\nA number below {secret + 5}."
-    environment, other = started(factory, task), started(factory, Task("", {"reset": {"secret": (secret + 1) % 5}}))
-    assert step(other, number=(secret + 1) % 5).content.startswith("right")
-    assert step(environment, number=(secret + 1) % 5).content == "wrong"
-    assert step(environment, number=secret).content == "right\nThe episode is over. Answer to end it."
-    assert step(environment, number=secret).content == "The episode is over. Answer to end it."
+    environment, other = started(factory, task), started(factory, Task("", {"reset": {"secret": wrong}}))
+    assert ask(other, "step", number=wrong).content.startswith("right")
+    shown = [ask(environment, "step", number=number).content for number in (wrong, secret, secret)]
+    assert shown == ["wrong", f"right\n{OVER}", OVER]
     assert end(environment) == -0.25 + 0.75
 
 
@@ -67,7 +62,7 @@ def test_row_is_what_the_server_is_reset_by(url: str) -> None:
     task = factory.task_from_row({"secret": 4}, "row 1")
     assert json.loads(str(task.prompt)) == {"text": "A number below 9."}
     environment = started(factory, task)
-    assert json.loads(step(environment, number=4).content.splitlines()[0]) == {"text": "right"}
+    assert json.loads(ask(environment, "step", number=4).content.splitlines()[0]) == {"text": "right"}
     assert end(environment) == 0.75
 
 
@@ -75,26 +70,24 @@ def test_faults_of_the_server_are_observations(url: str) -> None:
     factory = load_environment("openenv", {"url": url, "field": "text"})
     task = factory.make_task(random.Random(0))
     environment = started(factory, task)
-    assert step(environment, number="3").error_kind == "bad_arguments"
-    refused = step(environment, number=8)
+    assert ask(environment, "step", number="3").error_kind == "bad_arguments"
+    refused = ask(environment, "step", number=8)
     assert (refused.error_kind, json.loads(refused.content)) == ("raised", {"error": "no such door"})
     for last in (7, 9):
         environment = started(factory, task)
-        assert [step(environment, number=number).error_kind for number in (last, 1)] == ["crashed", "crashed"]
+        kinds = [ask(environment, "step", number=number).error_kind for number in (last, 1)]
+        assert kinds == ["crashed", "crashed"]
         end(environment)
 
 
-def test_server_without_a_free_session_is_one_error() -> None:
-    with served(GuessServer(capacity=1)) as url:
-        factory = load_environment("openenv", {"url": url})
+def test_server_without_a_free_session_and_settings_that_do_not_fit_are_one_error(url: str) -> None:
+    with served(GuessServer(capacity=1)) as small:
+        factory = load_environment("openenv", {"url": small})
         assert factory.example is not None
         first = started(factory, factory.example)
         with pytest.raises(UserError, match="must have a session for each episode.*Server at capacity: 1/1"):
             started(factory, factory.example)
         end(first)
-
-
-def test_setting_that_does_not_fit_the_server_is_one_error(url: str) -> None:
     with pytest.raises(UserError, match="environment.options.url must be an OpenEnv server that runs, got"):
         load_environment("openenv", {"url": "http://127.0.0.1:9"})
     with pytest.raises(UserError, match="environment.options.field must be a field of the observations, got 'txt'"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -32,12 +33,9 @@ def processes_with(mark: str) -> list[int]:
     """Processes of this machine that have the mark in their command line."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if mark.encode() in words:
-            found.append(int(folder.name))
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if mark.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
     return found
 
 
@@ -76,11 +74,8 @@ REFUSED = {
 def test_what_leads_outside_is_refused(what: str) -> None:
     run = attempt(TRYING + REFUSED[what])
     assert run.exit_code == 1, run.observation()
-    last = run.output.splitlines()[-1]
-    assert (
-        last.startswith(("PermissionError", "OSError", "FileNotFoundError", "ProcessLookupError", "ZeroDivision"))
-        or last == "MemoryError"
-    )
+    refusals = ("PermissionError", "OSError", "FileNotFoundError", "ProcessLookupError", "ZeroDivision", "MemoryError")
+    assert run.output.splitlines()[-1].startswith(refusals)
 
 
 def test_network_has_no_device_but_its_own_loopback_and_no_way_out() -> None:
@@ -97,16 +92,12 @@ def test_network_has_no_device_but_its_own_loopback_and_no_way_out() -> None:
                 except OSError as error:
                     print(error.strerror)
             try:
-                socket.getaddrinfo("example.org", 80)
-            except OSError as error:
-                print("no name")
-            try:
                 socket.socket(socket.AF_UNIX).connect({name!r})
             except OSError as error:
                 print(error.strerror)
             """)
     unreachable, refused = "Network is unreachable", "Connection refused"
-    assert answer.splitlines() == ["[(1, 'lo')]", unreachable, unreachable, refused, "no name", refused]
+    assert answer.splitlines() == ["[(1, 'lo')]", unreachable, unreachable, refused, refused]
 
 
 def test_files_outside_are_not_there(tmp_path: Path) -> None:
@@ -194,19 +185,15 @@ def test_processes_of_sandboxes_are_counted_apart_and_threads_among_them() -> No
             while True:
                 if os.fork() == 0:
                     time.sleep(60)
+                begun += 1
                 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-                begun += 2
+                begun += 1
         except (BlockingIOError, RuntimeError):
-            print(begun >= 15, flush=True)
+            print(begun, flush=True)
         os._exit(0)
         """
-    runs: list[SandboxRun] = []
-    threads = [threading.Thread(target=lambda: runs.append(attempt(counting))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [run.output for run in runs] == ["True\n"] * 3
+    with ThreadPoolExecutor(3) as threads:
+        assert [run.output for run in threads.map(attempt, [counting] * 3)] == [f"{SandboxLimits().processes}\n"] * 3
 
 
 HOARDS = {

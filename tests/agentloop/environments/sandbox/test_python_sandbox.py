@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentloop.environments import Task, ToolLimits, load_environment
+from agentloop.environments import Task, load_environment
 from agentloop.environments.sandbox import PythonSandbox, Returned, SandboxLimits, SandboxRun, call_function
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 from agentloop.errors import UserError
-from context.messages import Message, ToolCall
+from context.messages import Message
 from tests.docs.blocks import ROOT
-from tests.fakes.environments.faulty_tools import called
+from tests.fakes.environments.faulty_tools import ask
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "none"])
@@ -34,10 +34,9 @@ def test_run_ends_at_its_limits(kind: str) -> None:
         run = short.run(endless)
         assert (run.stopped, run.exit_code) == ("time", None)
     sandbox = PythonSandbox(kind, SandboxLimits(output_bytes=10))
-    endless = sandbox.run("import os\nos.fork()\nos.fork()\nwhile True: os.write(1, b'x')")
-    assert (endless.stopped, endless.output) == ("output", "x" * 10)
-    flood = sandbox.run("print('x' * 11)")
-    assert (flood.stopped, flood.output) == ("output", "x" * 10)
+    for flood in ("import os\nos.fork()\nos.fork()\nwhile True: os.write(1, b'x')", "print('x' * 11)"):
+        run = sandbox.run(flood)
+        assert (run.stopped, run.output) == ("output", "x" * 10)
     assert sandbox.run("print('x' * 9)").stopped is None
 
 
@@ -63,19 +62,17 @@ with tempfile.NamedTemporaryFile("w+") as file:
     assert "No module named 'agentloop'" in PythonSandbox().run("import agentloop").output
 
 
-@pytest.mark.parametrize(
-    ("run", "text"),
-    [
-        (SandboxRun("5\n", 0, None, SandboxLimits()), "5"),
-        (SandboxRun("", 0, None, SandboxLimits()), "(no output)"),
-        (SandboxRun("NameError: x\n", 1, None, SandboxLimits()), "NameError: x\n[exit code 1]"),
-        (SandboxRun("1\n", None, "time", SandboxLimits()), "1\n[stopped: it took longer than 5 s]"),
-        (SandboxRun("", None, "memory", SandboxLimits()), "[stopped: it took more than 512 MiB of memory]"),
-        (SandboxRun("x", None, "output", SandboxLimits()), "x\n[stopped: it printed more than 20000 bytes]"),
-    ],
-)
-def test_observation_is_the_output_and_how_it_ended(run: SandboxRun, text: str) -> None:
-    assert run.observation() == text
+def test_observation_is_the_output_and_how_it_ended() -> None:
+    ended: dict[tuple[str, int | None, Any], str] = {
+        ("5\n", 0, None): "5",
+        ("", 0, None): "(no output)",
+        ("NameError: x\n", 1, None): "NameError: x\n[exit code 1]",
+        ("1\n", None, "time"): "1\n[stopped: it took longer than 5 s]",
+        ("", None, "memory"): "[stopped: it took more than 512 MiB of memory]",
+        ("x", None, "output"): "x\n[stopped: it printed more than 20000 bytes]",
+    }
+    for facts, text in ended.items():
+        assert SandboxRun(*facts, SandboxLimits()).observation() == text
 
 
 def test_program_runs_within_the_smallest_memory_and_with_one_process() -> None:
@@ -93,7 +90,8 @@ def unknown_machine() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unknown_machine")
-def test_nothing_is_run_where_there_is_no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_run_where_bubblewrap_is_missing_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = os.environ["PATH"]
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError) as refused:
         PythonSandbox()
@@ -103,38 +101,29 @@ def test_nothing_is_run_where_there_is_no_bubblewrap(monkeypatch: pytest.MonkeyP
         "nothing contains."
     )
     assert PythonSandbox("none").run("print(6 * 7)").output == "42\n"
+    # As in a container that forbids namespaces: bubblewrap is there, and says so.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        refusing = Path(folder, "bwrap")
+        refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+        refusing.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{path}")
+        with pytest.raises(UserError, match="got: bubblewrap must begin, got bwrap: No permissions to create new name"):
+            PythonSandbox()
     with pytest.raises(UserError, match=r"^sandbox must be bubblewrap or none, got 'docker'\. Set one of them\.$"):
         PythonSandbox("docker")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^SandboxLimits.memory_mb must be >= 32, got 31$"):
         SandboxLimits(memory_mb=31)
 
 
-@pytest.mark.usefixtures("unknown_machine")
-def test_nothing_is_run_where_bubblewrap_may_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that forbids namespaces: bubblewrap is there, and says so."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        refusing = Path(folder, "bwrap")
-        refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-        refusing.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        with pytest.raises(UserError, match="got: bubblewrap must begin, got bwrap: No permissions to create new name"):
-            PythonSandbox()
-
-
-# The tool `run_python`
-
-SQUARES = f"{ROOT}/examples/squares.py:Squares"
-
-
 def test_environment_offers_programs_in_its_sandbox_and_rewards_may_run_the_reply() -> None:
-    factory = load_environment(SQUARES, {"sandbox": "none", "limits": {"seconds": 10, "output_bytes": 500}})
+    options = {"sandbox": "none", "limits": {"seconds": 10, "output_bytes": 500}}
+    factory = load_environment(f"{ROOT}/examples/squares.py:Squares", options)
     environment = factory.create()
     assert environment.sandbox.limits == SandboxLimits(seconds=10, output_bytes=500)  # type: ignore[attr-defined]
-    limits = ToolLimits(timeout_s=20.0, max_chars=1000)
-    codes = ("print(3 ** 2)", "print(x)")
-    shown = [called(environment, ToolCall("run_python", {"code": code}), limits).content for code in codes]
-    assert shown[0] == "9" and shown[1].endswith("NameError: name 'x' is not defined\n[exit code 1]")
+    assert ask(environment, "run_python", code="print(3 ** 2)").content == "9"
+    wrong = ask(environment, "run_python", code="print(x)").content
+    assert wrong.endswith("NameError: name 'x' is not defined\n[exit code 1]")
     replies = [Message("assistant", text, author="llm") for text in ("print(3 * 3)", "print(6)", "no program")]
     task = Task("Print the square of 3.", {"of": 3})
     assert [factory.create().reward(task, [reply]) for reply in replies] == [1.0, 0.0, 0.0]
@@ -147,14 +136,15 @@ def returned(code: str, *arguments: Any, limits: SandboxLimits | None = None) ->
     return call_function(PythonSandbox(limits=limits), code, "f", [[argument] for argument in arguments])
 
 
-def test_each_call_has_what_the_function_returned() -> None:
+def test_each_call_has_what_the_function_returned_and_not_what_it_printed() -> None:
     assert returned("def f(x): return x[::-1]", "ab", [1, 2]) == (Returned("ba"), Returned([2, 1]))
-    assert returned("f = lambda x: {'n': x, 'half': x / 2, 'none': None}", 3) == (
-        Returned({"n": 3, "half": 1.5, "none": None}),
-    )
+    half = {"n": 3, "half": 1.5, "none": None}
+    assert returned("f = lambda x: {'n': x, 'half': x / 2, 'none': None}", 3) == (Returned(half),)
     assert [Returned(1).equals(value) for value in (1, 1.0, True, "1", None)] == [True, False, False, False, False]
     assert Returned({"a": 1, "b": 2}).equals({"b": 2, "a": 1})
     assert Returned(None).equals(None) and not Returned(None, "ValueError: x").equals(None)
+    noisy = "import sys\nprint('[7, null]')\ndef f(x):\n    print('[7, null]')\n    sys.stderr.write('x')\n    return x"
+    assert returned(noisy, 1, 2) == (Returned(1), Returned(2))
 
 
 @pytest.mark.parametrize(
@@ -174,15 +164,8 @@ def test_code_that_gives_no_value_gives_an_error(code: str, error: str) -> None:
     assert returned(code, 1, 2) == (Returned(None, error),) * 2
 
 
-def test_calls_before_one_that_hangs_are_kept() -> None:
-    code = "def f(x):\n    while x == 2: pass\n    return x"
+def test_calls_beside_one_that_fails_or_hangs_are_kept() -> None:
     assert returned("def f(x): return 1 // x", 0, -1)[1] == Returned(-1)
-    found = returned(code, 1, 2, 3, limits=SandboxLimits(seconds=1.0))
+    hanging = "def f(x):\n    while x == 2: pass\n    return x"
+    found = returned(hanging, 1, 2, 3, limits=SandboxLimits(seconds=1.0))
     assert found == (Returned(1), *[Returned(None, "[stopped: it took longer than 1 s]")] * 2)
-
-
-def test_what_the_code_prints_is_no_answer() -> None:
-    code = (
-        "import sys\nprint('[7, null]')\ndef f(x):\n    print('[7, null]')\n    sys.stderr.write('noise')\n    return x"
-    )
-    assert returned(code, 1, 2) == (Returned(1), Returned(2))
