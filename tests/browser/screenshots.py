@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from tests.replay.pages.serving import served
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PHONE = (390, 844)
-_MOST_BYTES = 250_000
 
 
 @dataclass(frozen=True)
@@ -76,50 +76,32 @@ def _most_drifted(source: OpenBuffer, id: str) -> int | None:
     return max(known, key=known.__getitem__, default=None)
 
 
-def _take(browser: Browser, here: str, shot: Shot) -> list[str]:
-    out = FOLDER / f"inspector-{shot.name}.png"
-    troubles = shoot(browser, here + shot.address, out, size=shot.size, dark=shot.dark)
-    if importlib.util.find_spec("PIL"):
-        _shrink(out)
-    size = out.stat().st_size
-    print(f"{out.relative_to(Path.cwd())}  {size // 1000} kB")
-    if size > _MOST_BYTES:
-        troubles.append(f"the picture must have at most {_MOST_BYTES} bytes, got {size}. Make its window smaller.")
-    return [f"{shot.name}: {trouble}" for trouble in troubles]
-
-
-def shoot(browser: Browser, address: str, out: Path, *, size: tuple[int, int], dark: bool) -> list[str]:
+def shoot(browser: Browser, address: str, out: Path, shot: Shot) -> Iterator[str]:
     """Write the picture, once nothing is loading any more; what went wrong on the page, a line each."""
-    width, height = size
+    width, height = shot.size
     troubles: list[str] = []
     page = browser.new_page(
         viewport={"width": width, "height": height},
-        color_scheme="dark" if dark else "light",
+        color_scheme="dark" if shot.dark else "light",
         has_touch=width < 600,
     )
     page.on("console", lambda message: troubles.append(f"console {message.type}: {message.text}"))
     page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-    answer = page.goto(address, wait_until="load")
+    answer = page.goto(address + shot.address, wait_until="load")
     if answer and answer.status >= 400:
         troubles.append(f"status {answer.status}")
     page.wait_for_load_state("networkidle")
     page.wait_for_function("() => !document.querySelector('[aria-busy=true], .loading')")
     page.wait_for_timeout(200)  # what was fetched last is drawn
-    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    if wide > 0:
-        troubles.append(f"the page is {wide} px wider than the window")
     page.screenshot(path=out)
     page.close()
-    return troubles
+    if importlib.util.find_spec("PIL"):  # 256 colours are enough for a page, and a third of the bytes
+        from PIL import Image
 
-
-def _shrink(picture: Path) -> None:
-    """256 colours are enough for a page, and a third of the bytes."""
-    from PIL import Image
-
-    with Image.open(picture) as found:
-        reduced = found.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    reduced.save(picture, optimize=True)
+        with Image.open(out) as found:
+            reduced = found.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        reduced.save(out, optimize=True)
+    yield from (f"{shot.name}: {trouble}" for trouble in troubles)
 
 
 def main() -> int:
@@ -128,7 +110,11 @@ def main() -> int:
     given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with open_buffer(given.run) as source, served(create_app(source)) as here, launched() as browser:
-        troubles = [line for shot in shots(source) for line in _take(browser, here.address, shot)]
+        troubles = [
+            line
+            for shot in shots(source)
+            for line in shoot(browser, here.address, FOLDER / f"inspector-{shot.name}.png", shot)
+        ]
     print("\n".join(troubles))
     return 1 if troubles else 0
 
