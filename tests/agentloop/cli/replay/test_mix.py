@@ -63,12 +63,6 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
-def test_mix_takes_another_configuration_for_a_run(config: Path, run: Path) -> None:
-    answer = json.loads(mix(run, "--config", config, "--json").output)
-    # 6 of 12 where 9 successes are stored.
-    assert (answer["plan"]["replay"], answer["plan"]["fresh"]) == (6, 6)
-
-
 def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"question": f"{number}?", "answer": "1", "split": "train"}) for number in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*lines, lines[0].replace("train", "test")]))
