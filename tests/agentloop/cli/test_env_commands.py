@@ -44,9 +44,10 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
         "defines       reward, make_task",
         "tools         1",
     ]
-    assert "  multiply(a: integer, b: integer)  Multiply two whole numbers." in lines
     (given,) = [line.partition(": ")[2] for line in lines if line.startswith("  as the model is given it: ")]
-    assert json.loads(given)["function"]["parameters"]["required"] == ["a", "b"]
+    function = json.loads(given)["function"]
+    assert (function["name"], function["description"]) == ("multiply", "Multiply two whole numbers.")
+    assert function["parameters"]["required"] == ["a", "b"]
     assert "rewards       0 for an empty reply" in lines
     assert lines[-1].startswith("note: there is no demonstrate: ")
 

@@ -134,8 +134,7 @@ def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: di
     seen = text_of(html)
     assert "No finished iteration logged it." in json.dumps(charts_of(html))
     assert "nan" not in seen.lower().split() and html.rstrip().endswith("</html>")
-    if "eval/success" in metrics:
-        assert "17.2 % at iteration 0, evaluated once" in seen and "\u2192" not in seen
+    assert ("17.2 % at iteration 0, evaluated once" in seen) == ("eval/success" in metrics) and "\u2192" not in seen
 
 
 def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(

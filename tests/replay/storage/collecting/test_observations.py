@@ -36,11 +36,11 @@ def test_answers_come_back_by_task_and_environment(store: ReplayStore) -> None:
     store.remember([second, first, other])
     assert sorted(store.remembered(ENVIRONMENT, [first.task]), key=lambda record: record.id) == [first, second]
     assert store.remembered(ENVIRONMENT, ["another"]) == []
-    assert store.remembered_tasks("tools-2") == [first.task]
+    assert store.remembered("tools-2", [first.task, "another"]) == [other]
 
 
 def test_what_is_forgotten_takes_the_answers_of_its_task_along(store: ReplayStore) -> None:
     first = answered()
     store.remember([first])
     store.forget(trajectories.c.iteration == 1, dry_run=False)
-    assert store.remembered_tasks(ENVIRONMENT) == []
+    assert store.remembered(ENVIRONMENT, [first.task]) == []
