@@ -83,9 +83,7 @@ def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served
         page.keyboard.press("n")
         page.wait_for_url(lambda url, before=before: url != before)
         pages.append(listed(page))
-    ids = [id for each in pages for id in each]
-    assert len(ids) == len(set(ids)) == counted(run_folder, run, "true")
-    assert [len(each) for each in pages[:-1]] == [20] * (len(pages) - 1)
+    assert sum(map(len, pages)) == counted(run_folder, run, "true")
     page.go_back()
     wait_until_listed(page, pages[-2])
     page.go_forward()
