@@ -10,11 +10,7 @@ from typer.testing import CliRunner, Result
 
 from agentloop.cli.context_commands import app
 from context import RenderError
-from replay.questions import page
-from replay.sampling.samplers import make_sampler
 from tests.fakes.families import CHATML, family
-from tests.fakes.records import iterate, new_store
-from tests.fakes.replay_command import ask
 
 CALL = {"function": {"name": "lookup", "arguments": '{"k": "pearl"}'}}
 CHAT = [
@@ -35,7 +31,7 @@ def run(*arguments: str | Path) -> Result:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run folder with its model's files."""
-    model = tmp_path / "run" / "start"
+    model = tmp_path / "runs" / "a-001" / "start"
     model.mkdir(parents=True)
     (model / "tokenizer.json").write_text(family("chatml").tokenizer.to_str())
     (model / "chat_template.jinja").write_text(CHATML)
@@ -74,13 +70,15 @@ def test_check_exits_1_where_a_template_can_do_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "verdict: unsupported" in result.stdout
 
 
-def test_show_prints_a_file_by_author(folder: Path, chat: Path) -> None:
-    for arguments in ((chat, folder), (chat, "--model", folder / "start")):
-        lines = run("show", *arguments).stdout.splitlines()
+def test_show_prints_a_file_by_author(folder: Path, chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parents[1])
+    (folder / "replay.sqlite").touch()
+    for model in ((), ("--model", folder / "start")):  # that of the newest run when left out
+        lines = run("show", chat, *model).stdout.splitlines()
         assert "Code of <|im_end|> pearl?" in lines
         assert lines[lines.index("78") - 1].startswith("env · ")
         assert lines[lines.index("pearl") - 1].startswith("initialization · ")
-    answer = json.loads(run("show", chat, folder, "--json").stdout)
+    answer = json.loads(run("show", chat, "--json").stdout)
     codec = family("chatml").codec
     user = [i for i, a in zip(answer["token_ids"], answer["authors"], strict=True) if a == "user"]
     assert codec.decode(user) == "Code of <|im_end|> pearl?" and codec.added_ids.isdisjoint(user)
@@ -89,7 +87,7 @@ def test_show_prints_a_file_by_author(folder: Path, chat: Path) -> None:
 def test_show_says_what_is_wrong_with_a_file(folder: Path, chat: Path) -> None:
     chat.write_text('[{"role": "user", "content": "x", "author": "nobody"}]')
     with pytest.raises(RenderError, match="author must be one of"):
-        run("show", chat, folder)
+        run("show", chat, "--model", folder / "start")
     for no_file in (folder, "nowhere.json"):
         with pytest.raises(RenderError, match="FILE must be a JSON file of messages"):
             run("show", no_file)
@@ -105,13 +103,3 @@ def test_arguments_of_a_template_are_json_or_text(chat: Path, tmp_path: Path) ->
     for given, complaint in (("mood", "must be NAME=VALUE"), ("modo=1", "got 'modo'. It reads: enabled, mood")):
         with pytest.raises(RenderError, match=complaint):
             run("show", chat, "--model", template, "--template-arg", given)
-
-
-def test_show_of_an_id_is_the_stored_trajectory_with_masks_and_log_probs(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    iterate(store, 1, make_sampler("success", 3), count=3)
-    found = page(store, limit=1)["rows"][0]["id"]
-    store.close()
-    output = run("show", found, tmp_path).stdout
-    assert found in output and " tokens · trained" in output and "log-probs in nats" in output
-    assert output == ask("show", found, tmp_path).stdout
