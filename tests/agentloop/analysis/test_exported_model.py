@@ -74,15 +74,6 @@ def test_adapters_are_merged_into_the_model_below_them(tmp_path: Path, model: Pa
     assert (logits(merged) - logits(model)).abs().max() > 1e-3  # it was trained
 
 
-def test_the_exported_folder_has_the_run_s_own_success(run: Path, tmp_path: Path) -> None:
-    """Trained for no iteration at all: the same episodes are sampled."""
-    config = open_run_folder(run).config
-    mine = config.model.model_copy(update={"path": str(export_run(run, tmp_path / "mine"))})
-    again = config.run.model_copy(update={"folder": str(tmp_path), "iterations": 1})
-    result = train(config.model_copy(update={"model": mine, "run": again}), display=SilentDisplay())
-    assert result.success_before == evaluate_run(run).evaluation.success
-
-
 def test_the_card_has_success_rows_and_where_it_comes_from(run: Path, tmp_path: Path) -> None:
     card = (export_run(run, tmp_path / "mine") / "README.md").read_text()
     with closing(ReplayStore.open(run / "replay.sqlite", read_only=True)) as store:

@@ -1,4 +1,4 @@
-"""The front door: what people and programs type, and what they are told."""
+"""What people and programs type, and what is printed."""
 
 from __future__ import annotations
 

@@ -73,13 +73,6 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tm
     assert (plan["assumed_tasks"], plan["new_tasks"]) == (3, 2)
 
 
-def test_mix_names_a_source_that_can_give_nothing(run: Path) -> None:
-    asked = (run, "--set", "replay.fraction=0.1", "--set", "replay.sources={self: 0.5, techer: 0.5}")
-    sentence = "source 'techer' can give nothing: no row has it yet: import or attach some."
-    assert json.loads(mix(*asked, "--json").output)["empty_sources"] == [sentence]
-    assert mix(*asked).output.splitlines().count(sentence) == 1
-
-
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(mix(run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"

@@ -94,7 +94,7 @@ def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
         assert server.ask("/").status == 200
 
 
-def test_run_that_goes_on_is_looked_at_anew(inspector: Served, runs: Path) -> None:
+def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
     assert charts(inspector.page("/"))["Reward"]["a"][-1] == [2, 0.5]
     with closing(new_store(runs / "a" / "replay.sqlite")) as store:
         iterate(store, 3, make_sampler("uniform", 0), count=2)
