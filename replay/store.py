@@ -148,10 +148,6 @@ class ReplayStore:
         """What the tools of an environment answered for these tasks."""
         return self._database.read(lambda connection: observations.remembered(connection, environment, tasks))
 
-    def remembered_tasks(self, environment: str) -> list[str]:
-        """Hashes of the tasks for which the tools of an environment answered something."""
-        return self._database.read(lambda connection: observations.remembered_tasks(connection, environment))
-
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.
 

@@ -16,7 +16,7 @@ from agentloop.cli.options import AsJson
 from context.authors import default_authors
 from context.conversation_file import read_conversation
 from context.templates.chat_template import RenderError
-from context.templates.model_files import BUILT_IN_TEMPLATES, ModelFiles, load_model_files
+from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files
 from context.templates.template_report import TemplateReport, check_template, in_words
 from context.view import token_view
 from replay.locate import newest_run_folder, start_folder
@@ -71,29 +71,28 @@ def check(
 
 @app.command(epilog="Example: agentloop context show chat.json --model runs/quickstart-001/model")
 def show(
-    what: Annotated[str, typer.Argument(metavar="FILE|ID", help="JSON file of messages, or a stored trajectory's id.")],
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run folder; the newest under ./runs when left out."),
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="JSON file of messages. A stored trajectory: agentloop replay show ID.")],
     model: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL_OR_TEMPLATE", help="What renders a FILE; the run's model when left out."),
+        typer.Option(metavar="MODEL_OR_TEMPLATE", help="What renders it; the model of the newest run when left out."),
     ] = None,
     template: Template = None,
     template_arg: TemplateArgs = None,
     as_json: AsJson = False,
 ) -> None:
-    """A conversation as tokens coloured by author, with masks and, where known, log-probs."""
-    if not Path(what).is_file():
-        if what.endswith(".json") or Path(what).exists():
-            raise RenderError(f"FILE must be a JSON file of messages, got {what!r}, which is none.")
-        from agentloop.cli.replay.look import show as show_trajectory
-
-        show_trajectory(what, run, as_json)
-        return
-    folder = model or start_folder(Path(run) if run else newest_run_folder())
-    _show_file(Path(what), load_model_files(folder, template=template, template_args=_named(template_arg)), as_json)
+    """A conversation as tokens coloured by author, with masks."""
+    if not file.is_file():
+        raise RenderError(f"FILE must be a JSON file of messages, got {str(file)!r}, which is none.")
+    folder = model or start_folder(newest_run_folder())
+    authors = default_authors()
+    with _refused():
+        found = load_model_files(folder, template=template, template_args=_named(template_arg))
+        tokens = found.renderer(authors).initial(*read_conversation(file))
+    if as_json:
+        names = [authors.name(code) for code in tokens.authors.tolist()]
+        print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))
+    else:
+        Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, found.codec))
 
 
 def _named(given: list[str] | None) -> dict[str, Any]:
@@ -108,17 +107,6 @@ def _named(given: list[str] | None) -> dict[str, Any]:
         except (ValueError, RecursionError):
             values[name] = text
     return values
-
-
-def _show_file(path: Path, model: ModelFiles, as_json: bool) -> None:
-    authors = default_authors()
-    with _refused():
-        tokens = model.renderer(authors).initial(*read_conversation(path))
-    if as_json:
-        names = [authors.name(code) for code in tokens.authors.tolist()]
-        print(json.dumps({"token_ids": tokens.token_ids.tolist(), "authors": names}))
-    else:
-        Console(highlight=False, soft_wrap=True).print(token_view(tokens, authors, model.codec))
 
 
 @contextmanager

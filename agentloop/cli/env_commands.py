@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,7 +152,6 @@ def _as_text(found: Mapping[str, Any]) -> str:
         f"environment   {found['environment']}, version {found['version']}",
         f"defines       {', '.join(('reward', *found['methods']))}",
         f"tools         {len(found['tools'])}",
-        *(f"  {line}" for line in _tool_lines(found["tools"])),
         *(f"  as the model is given it: {json.dumps(tool, ensure_ascii=False)}" for tool in found["tools"]),
         f"tasks         {found['rows'] or 'made up, the same for the same random numbers'}",
         *(f"  {line}" for line in conversation_text(example["messages"]).splitlines()),
@@ -162,26 +161,3 @@ def _as_text(found: Mapping[str, Any]) -> str:
     if found["demonstrated"] is not None:
         lines.append(f"demonstrated  {found['demonstrated']:.0%} of demonstrations are a success")
     return "\n".join([*lines, *([f"note: {remark}" for remark in found["remarks"]] or ["nothing is missing"])])
-
-
-def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each tool, and one for each of its arguments that is described."""
-    for function in (tool["function"] for tool in tools):
-        parameters = function["parameters"]
-        properties, required = parameters.get("properties", {}), parameters.get("required", ())
-        arguments = [
-            f"{name}: {_type(schema)}{'' if name in required else ' = ' + json.dumps(schema.get('default'))}"
-            for name, schema in properties.items()
-        ]
-        yield f"{function['name']}({', '.join(arguments)})  {function.get('description', '')}".rstrip()
-        for name, schema in properties.items():
-            if "description" in schema:
-                yield f"    {name}: {schema['description']}"
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " | ".join(map(_type, schema["anyOf"]))
-    if "enum" in schema:
-        return " | ".join(map(json.dumps, schema["enum"]))
-    return str(schema.get("type", "any"))

@@ -16,7 +16,6 @@ from replay.pages.opened_runs import OpenedRuns
 from replay.pages.page import Page, app_of
 from replay.pages.views import (
     buffer_page,
-    cluster_page,
     compare_page,
     held_out_page,
     iteration_page,
@@ -31,7 +30,7 @@ from replay.questions.open_buffer import OpenBuffer
 PAGES: tuple[Page[OpenBuffer], ...] = (
     runs_page.OF_DATABASE,
     run_page.PAGE,
-    cluster_page.PAGE,
+    run_page.CLUSTER,
     iteration_page.PAGE,
     held_out_page.TASK,
     held_out_page.PAGE,

@@ -89,9 +89,5 @@ class OpenedRuns:
 
 
 def _marks(folder: Path) -> _Marks:
-    found = []
-    for name in _WRITTEN:
-        path = folder / name
-        about = path.stat() if path.is_file() else None
-        found.append((0, 0) if about is None else (about.st_mtime_ns, about.st_size))
-    return tuple(found)
+    found = [path.stat() for name in _WRITTEN if (path := folder / name).is_file()]
+    return tuple((about.st_mtime_ns, about.st_size) for about in found)

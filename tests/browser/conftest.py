@@ -12,18 +12,15 @@ import pytest
 
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
-from tests.replay.pages.conftest import hostile_store, inspector
 from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-__all__ = ["hostile_store", "inspector"]
-
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The demonstration's, recorded once however many workers there are. Nobody writes to it."""
+    """The folder of the demonstration, recorded once for all workers. Nobody writes to it."""
     from tests.browser.demonstration import NAME, record
 
     base = tmp_path_factory.getbasetemp()
@@ -72,24 +69,16 @@ class Watched:
     """Addresses, in order."""
 
     def __post_init__(self) -> None:
-        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("console", lambda message: self._note(message.type, message.text))
         self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
         self.page.on("dialog", lambda dialog: (self.troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("requestfailed", lambda request: self._fail(request.url, request.failure))
+        self.page.on("requestfailed", lambda request: self._note("failed", f"{request.url} {request.failure}"))
 
-    def _hear(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning", "assert"):
-            self.troubles.append(f"console {kind}: {text}")
-
-    def _fail(self, url: str, failure: str | None) -> None:
+    def _note(self, kind: str, text: str) -> None:
         # A page that is left while it loads leaves requests behind.
-        if failure != "net::ERR_ABORTED":
-            self.troubles.append(f"failed: {url} {failure}")
-
-    def off_the_machine(self) -> list[str]:
-        here = ("http://127.0.0.1:", "data:", "blob:")
-        return [url for url in self.requests if not url.startswith(here)]
+        if kind in ("error", "warning", "assert", "failed") and not text.endswith("net::ERR_ABORTED"):
+            self.troubles.append(f"{kind}: {text}")
 
 
 @pytest.fixture
@@ -105,7 +94,8 @@ def watch(context: BrowserContext) -> Iterator[Callable[[], Watched]]:
     for each in opened:
         each.page.close()
     assert [trouble for each in opened for trouble in each.troubles] == []
-    assert [url for each in opened for url in each.off_the_machine()] == []
+    here = ("http://127.0.0.1:", "data:", "blob:")
+    assert [url for each in opened for url in each.requests if not url.startswith(here)] == []
 
 
 @pytest.fixture

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from replay.pages.app import create_folder_app
+from replay.pages.opened_runs import OpenedRuns
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, NAMELESS
 from tests.fakes.runs import rows
-from tests.replay.pages import hostile
 from tests.replay.pages.addresses import missing_pages, page_addresses
-from tests.replay.pages.serving import Served
+from tests.replay.pages.serving import Served, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -21,27 +23,16 @@ SIZES = [(1280, 800), (390, 844)]
 
 
 def demonstrated(run_folder: Path) -> list[str]:
-    """Addresses of all pages of the demonstration."""
+    """Addresses of all pages of the demonstration, without what scripts alone ask for."""
     database = run_folder / "replay.sqlite"
     (run,) = rows(database, f"select id from runs where id <> '{OTHER}'")[0]
     several = """select trajectory, task from segments join trajectories on trajectories.id = trajectory
         group by trajectory, task order by count(*) desc, trajectory limit 2"""
     (first, task), (second, _) = rows(database, several)
     ((held_out,),) = rows(database, "select task from held_out limit 1")
-    return only_pages(page_addresses((run, OTHER), task, [first, second], held_out=held_out))
-
-
-def only_pages(targets: list[str]) -> list[str]:
-    """Without what scripts alone ask for."""
+    targets = page_addresses((run, OTHER), task, [first, second], held_out=held_out)
+    assert missing_pages(targets) == []
     return [target for target in targets if ".json" not in target]
-
-
-def fits(page: Page) -> bool:
-    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
-
-
-def test_every_page_is_shown(run_folder: Path) -> None:
-    assert [path for path in missing_pages(demonstrated(run_folder)) if ".json" not in path] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -55,18 +46,32 @@ def test_pages_render_fit_and_can_be_read(page: Page, server: Served, run_folder
         assert page.title().endswith("agentloop"), target
         for width, height in SIZES:
             page.set_viewport_size({"width": width, "height": height})
-            assert fits(page), (target, width)
+            fits = page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            assert fits, (target, width)
         assert page.evaluate(FAINT) == [], target
         assert page.evaluate(NAMELESS) == [], target
 
 
-def test_hostile_text_makes_nothing_in_a_browser(page: Page, inspector: Served) -> None:
-    ids = [hostile.HOSTILE, hostile.PLAIN]
-    runs = (hostile.RUN, hostile.EMPTY)
-    for target in only_pages(page_addresses(runs, hostile.TASK, ids, held_out=hostile.TASK)):
-        page.goto(inspector.address + target, wait_until="load")
-        assert (
-            page.locator(f"{hostile.MARK}, img[src*={hostile.MARK}], svg[onload], form[action*=example]").count() == 0
-        )
-        assert page.evaluate("typeof window.hostile") == "undefined", target
-        assert fits(page), target
+def test_the_list_of_a_folder_leads_into_a_run_whose_pages_work_below_its_address(page: Page, run_folder: Path) -> None:
+    with closing(OpenedRuns(run_folder.parent)) as runs, served(create_folder_app(runs)) as server:
+        page.goto(server.address)
+        page.locator(".chart canvas").nth(2).wait_for()
+        # A mark does not lead away.
+        page.locator(".mark-run svg").click()
+        assert page.locator("input[name=show]").is_checked() is False
+        page.locator("td", has_text="0.1.0").click()
+        page.locator("#progress", has_text="finished").wait_for()
+        below = f"{server.address}/in/{run_folder.name}"
+        assert page.url.startswith(f"{below}/runs/")
+        page.get_by_role("link", name="Buffer").click()
+        page.locator("#overview:not([aria-busy])").wait_for()
+        page.locator("#where").fill("success")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{below}/buffer?*where=success*")
+        page.get_by_role("link", name="Mixing").click()
+        page.wait_for_url(f"{below}/mixing*")  # until its scripts listen to the form
+        page.locator("select[name=unit]").select_option("group")
+        page.wait_for_url(f"{below}/mixing?*unit=group*")
+        page.get_by_role("link", name="Runs").click()
+        page.wait_for_url(f"{server.address}/*")
+        page.close()  # before its server ends

@@ -37,23 +37,15 @@ COLORS = ["author", "mask", "behavior", "current", "drift", "advantage"]
 
 @pytest.fixture(scope="module")
 def found(run_folder: Path) -> dict[str, str]:
-    """Ids of trajectories: scored with several segments, never scored, drawn again and again."""
+    """Ids of trajectories: scored with several segments, drawn again and again."""
     database = run_folder / "replay.sqlite"
     mine = f"run <> '{OTHER}'"
     scored = f"""select s.trajectory from segments s join trajectories t on t.id = s.trajectory where {mine}
         and s.trajectory in (select trajectory from token_scores) and t.num_tool_calls > 1
         group by 1 order by count(*) desc, 1 limit 1"""
-    unscored = f"""select id from trajectories where {mine} and id not in (select trajectory from token_scores)
-        order by id limit 1"""
     drawn = f"select trajectory from draws where {mine} group by 1 order by count(*) desc, 1 limit 1"
-    return {
-        name: str(rows(database, query)[0][0])
-        for name, query in {"scored": scored, "unscored": unscored, "drawn": drawn}.items()
-    }
-
-
-def tokens_of(server: Served, id: str) -> Any:
-    return json.loads(server.ask(f"/trajectories/{id}/tokens.json?segment=0").text)
+    queries = {"scored": scored, "drawn": drawn}
+    return {name: str(rows(database, query)[0][0]) for name, query in queries.items()}
 
 
 def detail(page: Page) -> dict[str, str]:
@@ -63,21 +55,21 @@ def detail(page: Page) -> dict[str, str]:
     return dict(page.evaluate(pairs))
 
 
-def test_a_clicked_token_tells_its_numbers_and_the_address_remembers_it(
+def test_a_clicked_token_shows_its_numbers_and_the_address_remembers_it(
     page: Page, server: Served, found: dict[str, str]
 ) -> None:
-    tokens = tokens_of(server, found["scored"])
+    tokens: dict[str, Any] = json.loads(server.page(f"/trajectories/{found['scored']}/tokens.json?segment=0"))
     at = tokens["action_mask"].index(True)
     page.goto(f"{server.address}/trajectories/{found['scored']}")
     page.get_by_role("link", name="Tokens").click()
     page.locator(f'.t[data-at="{at}"]').click()
     behavior, current = (tokens[name][at] for name in ("behavior_log_probs", "current_log_probs"))
-    told = detail(page)
-    assert told["id"] == str(tokens["token_ids"][at])
-    assert told["author"].endswith("llm") and told["mask"] == "trained"
-    assert told["behavior"].startswith(f"{behavior:.4f} nats".replace("-", "\u2212"))
-    assert told["current"].startswith(f"{current:.4f} nats".replace("-", "\u2212"))
-    assert float(told["drift"]) == pytest.approx(math.exp(current - behavior), abs=1e-4)
+    shown = detail(page)
+    assert shown["id"] == str(tokens["token_ids"][at])
+    assert shown["author"].endswith("llm") and shown["mask"] == "trained"
+    assert shown["behavior"].startswith(f"{behavior:.4f} nats".replace("-", "\u2212"))
+    assert shown["current"].startswith(f"{current:.4f} nats".replace("-", "\u2212"))
+    assert float(shown["drift"]) == pytest.approx(math.exp(current - behavior), abs=1e-4)
     assert f"token={at}" in page.url
     page.keyboard.press("ArrowRight")
     page.wait_for_url(f"**token={at + 1}*")
@@ -99,18 +91,6 @@ def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, found: d
         assert f"color={color}" in page.url
     page.evaluate(EVERY_COLOR)
     assert page.evaluate(FAINT) == []
-
-
-def test_what_was_never_scored_names_the_command_that_scores_it(
-    page: Page, server: Served, found: dict[str, str]
-) -> None:
-    page.goto(f"{server.address}/trajectories/{found['unscored']}?view=tokens")
-    assert "never scored" in page.locator(".unscored").inner_text()
-    command = page.locator("#rescore").inner_text()
-    assert command.startswith("agentloop replay rescore ") and found["unscored"] in command
-    page.locator('[data-copy="#rescore"]').click()
-    page.get_by_role("button", name="copied").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == command
 
 
 @pytest.fixture

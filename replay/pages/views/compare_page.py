@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from replay import questions
 from replay.errors import ReplayError
-from replay.pages.addresses import BadQuery, address, text, texts, whole
+from replay.pages.addresses import BadQuery, address, texts, whole
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, shown_message, spelled, style_of, unread
 from replay.questions import QueryResult, compare
@@ -18,7 +18,6 @@ MOST = 8
 """Trajectories side by side."""
 _BEFORE, _AFTER = 48, 240
 """Tokens shown before the first one that differs, and from it on."""
-_MOST_AROUND = 4_000
 _MESSAGES = 40
 """Places of the conversations on one page, from the first that differs on."""
 _ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
@@ -38,20 +37,16 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     if segment >= len(parts):
         raise ReplayError(f"segment must be from 0 to {len(parts) - 1}, got {segment}.")
     part, runs = parts[segment], found["records"]["run"]
-    begin = max(0, part["same"] - whole(request, "before", _BEFORE, most=_MOST_AROUND))
-    end = part["same"] + whole(request, "after", _AFTER, least=1, most=_MOST_AROUND)
-    around = {name: text(request, name) for name in ("before", "after")}
-    sides = [_side(source, found, at, segment, (begin, end)) for at in range(len(ids))]
+    around = max(0, part["same"] - _BEFORE), part["same"] + _AFTER
     return {
         **found,
         "run": runs[0] if len(set(runs)) == 1 else None,
         "segment": segment,
         "part": part,
-        "sides": sides,
-        "here": lambda **changes: address("compare", **{"id": ids, **around, "segment": segment, **changes}),
+        "sides": [_side(source, found, at, segment, around) for at in range(len(ids))],
+        "here": lambda **changes: address("compare", **{"id": ids, "segment": segment, **changes}),
         "different": {name: found["records"][name] for name in found["different"] if name not in _ALWAYS_DIFFERENT},
         "unread": next(filter(None, (unread(source, run) for run in runs)), None),
-        "wider": {"before": _MOST_AROUND, "after": _MOST_AROUND},
         **_messages(source, request, found),
     }
 

@@ -126,11 +126,7 @@ def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:
     """The rules that leave something out, as widths of bars."""
     whole = max(1, steps[0]["left"])
     return [
-        {
-            **step,
-            "width": 100 * step["left"] / whole,
-            "gone": 100 * step["out"] / whole,
-        }
+        {**step, "width": 100 * step["left"] / whole, "gone": 100 * step["out"] / whole}
         for step in steps
         if step["out"] or step["rule"] == "stored"
     ]

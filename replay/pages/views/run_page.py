@@ -10,13 +10,18 @@ from replay import questions
 from replay.locate import own_folder
 from replay.pages.addresses import address, in_path, text, whole
 from replay.pages.page import Page
+from replay.pages.reading import typed
 from replay.pages.report import run_contents
 from replay.questions import QueryResult
+from replay.questions.cluster import PARTS
 from replay.questions.open_buffer import OpenBuffer
 from replay.questions.runs import ALL
-from replay.questions.who_waits import seconds
+from replay.questions.who_waits import advised_command, seconds
+from replay.ticket_records import TICKET_STATES
 
 _MOST_OTHERS = 12
+_MOST_PARTICIPANTS = 100
+"""Rows of a table: those that have been silent for longest."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -40,4 +45,25 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     }
 
 
+def cluster(source: OpenBuffer, request: Request) -> QueryResult:
+    """The page of a run that workers collect: who waits for whom, where every episode is, and who takes part."""
+    run = source.store.run(in_path(request, "run"))
+    found = questions.cluster(source.store, run)
+    advised = advised_command(found["waits"]["advice"], own_folder(source.folder, run.id))
+    counts = found["counts"]
+    return {
+        **found,
+        "name": run.name,
+        "seconds": seconds,
+        "advised": typed(advised) if advised else None,
+        "parts": [(name, counts[name]) for name in PARTS],
+        "missing": counts["done"] - counts["rows"],
+        "ticket_states": [(name, counts[name], found["evaluations"][name]) for name in TICKET_STATES],
+        "live_workers": sum(not each["gone"] for each in found["workers"]),
+        "serving": sum(each["state"] == "serving" for each in found["engines"]),
+        "most": _MOST_PARTICIPANTS,
+    }
+
+
 PAGE = Page("/runs/{run}", "run.html", shows, tab="run")
+CLUSTER = Page("/runs/{run}/cluster", "cluster.html", cluster, tab="run")

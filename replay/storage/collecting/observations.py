@@ -40,11 +40,6 @@ def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]
     ]
 
 
-def remembered_tasks(connection: sa.Connection, environment: str) -> list[str]:
-    query = sa.select(observations.c.task).where(observations.c.environment == environment)
-    return list(connection.scalars(query.distinct().order_by(observations.c.task)))
-
-
 def forget_observations(connection: sa.Connection, tasks: Sequence[str]) -> None:
     for chunk in chunked(tasks):
         connection.execute(observations.delete().where(observations.c.task.in_(chunk)))

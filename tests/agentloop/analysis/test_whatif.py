@@ -154,23 +154,17 @@ def test_any_kind_of_update_is_found_again(tmp_path: Path, qwen2: Path, sections
 
 
 def test_rows_are_in_the_bucket_of_their_staleness(finished: Finished) -> None:
-    run = finished[0]
-    stored = dict(
-        rows(run / "replay.sqlite", "select policy_version_min, count(*) from trajectories where slot < 2 group by 1")
-    )
-    found = asked(run, "own", filter="slot < 2")
+    plain = "select policy_version_min, count(*) from trajectories where slot < 2 group by 1"
+    stored = dict(rows(finished[0] / "replay.sqlite", plain))
+
+    def counted(found: WhatIf) -> dict[str, int]:
+        return {part.bucket: part.trajectories for part in found.data}
+
     # The policy is version 3: rows of versions 2, 1 and 0 are 1, 2 and 3 publishes old.
-    assert [(part.bucket, part.trajectories) for part in found.data] == [
-        ("1", stored[2]),
-        ("2-3", stored[1] + stored[0]),
-        ("all", sum(stored.values())),
-    ]
-    earlier = asked(run, "own", policy=1, filter="slot < 2")
-    assert [(part.bucket, part.trajectories) for part in earlier.data] == [
-        ("0", stored[1]),
-        ("1", stored[0]),
-        ("all", stored[0] + stored[1]),
-    ]
+    found = asked(finished[0], "own", filter="slot < 2")
+    assert counted(found) == {"1": stored[2], "2-3": stored[1] + stored[0], "all": sum(stored.values())}
+    earlier = asked(finished[0], "own", policy=1, filter="slot < 2")
+    assert counted(earlier) == {"0": stored[1], "1": stored[0], "all": stored[0] + stored[1]}
     assert [(part.why, part.count) for part in earlier.left_out] == [("sampled by a policy after 1", stored[2])]
 
 
@@ -300,7 +294,7 @@ def test_command_changes_nothing(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--loss", "gpso"], "--loss must be a YAML file, own, or one of reinforce, "),
         (["--loss", "gspo", "--loss", "gspo"], "--loss must name each objective once, got gspo twice"),
@@ -309,7 +303,7 @@ def test_command_changes_nothing(copied: Path) -> None:
         (["--where", "rewrd > 1"], "reward"),
     ],
 )
-def test_question_that_has_no_answer_is_one_line(finished: Finished, words: list[str], told: str) -> None:
+def test_question_that_has_no_answer_is_one_line(finished: Finished, words: list[str], message: str) -> None:
     result = command(finished[0], *words)
-    assert told in (result.stderr if isinstance(result.exception, SystemExit) else str(result.exception))
+    assert message in (result.stderr if isinstance(result.exception, SystemExit) else str(result.exception))
     assert result.exit_code != 0

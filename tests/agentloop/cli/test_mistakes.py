@@ -1,8 +1,9 @@
-"""Whatever people get wrong is told in one line: what must hold, what was found, what to do. Never a traceback."""
+"""Whatever people get wrong is said in one line: what must hold, what was found, what to do. Never a traceback."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -22,37 +23,11 @@ from tests.fakes.runs import PARITY, SilentDisplay, save_qwen2, small_config
 from tests.fakes.shell import Shell
 
 PROGRAM = Path(sys.executable).with_name("agentloop")
+PONDERING = f"{ENVIRONMENTS / 'parity.py'}:Pondering"
 RULE = re.compile(r".+ must .+(, got:? .+| \(.+\))\..*")
 
-MINE = '''
-from agentloop import Environment, Task, tool
-
-
-class Sound(Environment):
-    def __init__(self, size: int = 3):
-        self.size = size
-
-    def make_task(self, rng):
-        return Task(f"Say {rng.randrange(100)}")
-
-    @tool
-    def look(self, key: str) -> str:
-        """Look up."""
-        return key
-
-    def reward(self, task, messages):
-        return 0.0
-
-
-class BadReward(Sound):
-    def reward(self, task, messages):
-        return len(messages[-1].content) and 1 / 0
-
-
-class WithSystem(Sound):
-    def make_task(self, rng):
-        return Task((Message("system", "Be brief."), Message("user", f"Say {rng.randrange(100)}")))
-
+MINE = """
+from agentloop import Environment, Task
 
 class OnlyRows(Environment):
     def task_from_row(self, row):
@@ -61,9 +36,13 @@ class OnlyRows(Environment):
     def reward(self, task, messages):
         return 0.0
 
+class BadReward(OnlyRows):
+    def make_task(self, rng):
+        return Task(f"Say {rng.randrange(100)}")
 
-from context import Message
-'''
+    def reward(self, task, messages):
+        return len(messages[-1].content) and 1 / 0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +54,6 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.yaml").write_text(json.dumps(to_plain(config)))
     (folder / "bare.yaml").write_text("run: {seed: 1}\n")
     (folder / "mine.py").write_text(MINE)
-    (folder / "torn.py").write_text("class Mine(\n")
     (folder / "chat.json").write_text("[]")
     (folder / "rows.jsonl").write_text('{"question"\n')
     (folder / "asked.jsonl").write_text("".join(f'{{"question": "{number}"}}\n' for number in range(40)))
@@ -95,26 +73,12 @@ def _configured(**values: Any) -> Callable[[Path], None]:
     return spoil
 
 
-def _rewritten(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Path], None]:
-    """The file of that name as it is changed to; None: it is removed."""
-
-    def spoil(model: Path) -> None:
-        content = change((model / name).read_bytes())
-        (model / name).unlink() if content is None else (model / name).write_bytes(content)
-
-    return spoil
-
-
-HIDING = b"{% if messages[0].role == 'system' %}{% set tools = none %}{% endif %}"
-"""Shows tools only where no system message is."""
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
-    "cut": _rewritten("model.safetensors", lambda content: content[:-100]),
+    "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
-    "plain": _rewritten("chat_template.jinja", lambda content: None),
-    "hiding": _rewritten("chat_template.jinja", lambda content: HIDING + content),
-    "torn": _rewritten("chat_template.jinja", lambda content: b"{% for %}"),
+    "plain": lambda model: (model / "chat_template.jinja").unlink(),
 }
 """Models that can't be trained, by what was done to a good one."""
 
@@ -123,53 +87,23 @@ def training(*sets: str) -> list[str]:
     return ["train", "small.yaml", *(word for each in ("run.folder=new", *sets) for word in ("--set", each))]
 
 
-def in_mine(name: str, *sets: str) -> list[str]:
-    return training(f"environment.name=mine.py:{name}", *sets)
-
-
 MISTAKES: list[tuple[list[str], str]] = [
     # configurations
     (["train", "nowhere.yaml"], "nowhere.yaml: the file must be there to read, got: no such file"),
     (["config", "bare.yaml", "--set", "replay.fraction=1.5"], "override replay.fraction=1.5: replay.fraction must be "),
-    (["config", "bare.yaml", "--set", "replay.fraction"], "override replay.fraction: an override must be dotted.key=v"),
     (["config", "bare.yaml", "--set", "model.path=???"], "override model.path=???: model.path must be given, got ???."),
-    (
-        ["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"],
-        "override batch.group_size=0: batch.",
-    ),
-    (["sft", "bare.yaml"], "sft.data must be named for sft, got null."),
+    (["replay", "mix", "--config", "bare.yaml", "--set", "batch.group_size=0"], "override batch.group_size=0: batch."),
     (["sft", "small.yaml", "--set", "sft.data=rows.jsonl", "--set", "run.folder=new"], "rows.jsonl:1: "),
     (training("tasks.data=rows.jsonl"), "rows.jsonl:1: the line must be JSON ("),
-    (
-        training("metrics.sinks=[tensorbord]"),
-        "metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName",
-    ),
-    (training("replay.attach={wins: nowhere}"), "database must be an existing file, got nothing at nowhere"),
-    (
-        ["train", "runs"],
-        "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To go ",
-    ),
-    (
-        ["sft", "runs"],
-        "CONFIG must be a YAML file but with --resume, got the folder 'runs'. To go on with the run in it: ",
-    ),
-    (
-        ["sft", "runs/small-001", "--resume"],
-        "CONFIG must be the folder of a training by sft, got 'runs/small-001', which train wrote.",
-    ),
+    (training("metrics.sinks=[tensorbord]"), "metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:Cl"),
+    (["train", "runs"], "CONFIG must be a YAML file but with --resume, and without --run, got the folder 'runs'. To "),
+    (["sft", "runs"], "CONFIG must be a YAML file but with --resume, got the folder 'runs'. To go on with the run in "),
+    (["sft", "runs/small-001", "--resume"], "CONFIG must be the folder of a training by sft, got 'runs/small-001', wh"),
     (["train", "empty", "--resume"], "RUN must be a run folder with a run.json, got 'empty'."),
-    (
-        ["train", "runs/small-001", "--resume", "--set", "replay.fraction=1"],
-        "replay.fraction must be the run's own when resuming runs/small-001 (0.25), got 1.0.",
-    ),
-    ([*training("run.name=other"), "--resume"], "--resume must find a run named 'other' under new, got none."),
     # models
+    (training("model.path=runs/small-001"), "model.path must be a model, got 'runs/small-001', a run's folder. Name "),
     (
-        training("model.path=runs/small-001"),
-        "model.path must be a model, got 'runs/small-001', a run's folder. Name ",
-    ),
-    (
-        in_mine("OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
+        training("environment.name=mine.py:OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
         "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
     ),
     (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),
@@ -178,38 +112,26 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
     (training("model.path=blank"), "model.path must have a tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
-    (training("model.path=torn"), "chat template must be valid jinja2, got: "),
-    (
-        in_mine("WithSystem", "model.path=hiding"),
-        "chat template must show every tool, got one that leaves look out of a prompt with the roles [system, user].",
-    ),
-    (training("context.template=hermez"), "override context.template=hermez: context.template must be one of hermes, "),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),
     # the user's own code
-    (training("environment.name=lookup_chian"), "environment.name must be a built-in environment or path/to/file.py"),
-    (training("environment.name=torn.py:Mine"), "environment.name must name a file that can be imported, got "),
     (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
     (
-        in_mine("BadReward"),
-        "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:23 for the task ",
+        training("environment.name=mine.py:BadReward"),
+        "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
+    ),
+    (
+        training("context.strict=true", "context.strategy=linear_think", f"context.parser={PONDERING}"),
+        "context.strict must hold for every prompt, got the strategy linear_think, which",
     ),
     # what a run left
-    (["evaluate", "nowhere"], "RUN must be a run folder with a run.json, got 'nowhere'."),
     (["evaluate", "runs/small-001", "--policy", "9"], "--policy must be a kept snapshot of runs/small-001, got 9. Kep"),
-    (["report", "runs/small-001", "--out", "no/such/place.html"], "--out must be writable, got No such file"),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
-    (
-        ["replay", "mix", "runs/small-001", "--set", "replay.unit=rows"],
-        "override replay.unit=rows: replay.unit must be ",
-    ),
     (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
     (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
-    (["replay", "verify", "empty"], ""),
+    (["replay", "verify", "empty", "--log-probs"], ""),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
-    (["context", "check", "model", "--template", "mistral"], "context.template must be one for the model's vocabulary"),
     (["context", "show", "nowhere.json"], "FILE must be a JSON file of messages, got 'nowhere.json'"),
-    (["context", "show", "chat.json", "--model", "model"], ""),
 ]
 
 
@@ -219,15 +141,15 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
     (line,) = errors.splitlines()
     assert (code, line.partition(" ")[0]) == (2, "agentloop:")
     assert "Traceback" not in output
-    told = line.removeprefix("agentloop: ")
-    assert told.startswith(message)
-    assert RULE.fullmatch(told)
+    said = line.removeprefix("agentloop: ")
+    assert said.startswith(message)
+    assert RULE.fullmatch(said)
 
 
 def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("replay:\n  fracton: 0.2\n")
-    told = "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"
-    assert shell.refusal(["train", "run.yaml"], tmp_path) == told
+    said = "run.yaml:2: replay.fracton must be a known key, got an unknown one. Did you mean replay.fraction?"
+    assert shell.refusal(["train", "run.yaml"], tmp_path) == said
     assert not (tmp_path / "runs").exists()
     for words in (["evaluate"], ["replay", "stats"], ["replay", "ls"]):
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
@@ -236,21 +158,10 @@ def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_pat
 @pytest.mark.soak
 def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
     """In a process of its own: transformers would print a report of the weights here."""
-    done = subprocess.run(
-        [PROGRAM, *training("model.path=wide")], cwd=standing, capture_output=True, text=True, check=False
-    )
+    command = [PROGRAM, *training("model.path=wide")]
+    done = subprocess.run(command, cwd=standing, capture_output=True, text=True, check=False)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, line.startswith("agentloop: model.path must hold weights of the shapes")) == (2, True)
-
-
-def test_strict_run_whose_strategy_rewrites_stops_with_one_line(shell: Shell, standing: Path) -> None:
-    parser = ENVIRONMENTS / "parity.py"
-    keys = ["context.strict=true", "context.strategy=linear_think", f"context.parser={parser}:Pondering"]
-    code, _, errors = shell.type(list(training(*keys)), standing)
-    assert code == 2
-    (line,) = errors.splitlines()
-    assert line.startswith("agentloop: context.strict must hold for every prompt, got the strategy linear_think, which")
-    assert "Use context.strategy: linear, or strict: false." in line
 
 
 def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,8 +172,8 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    told = "agentloop: memory must suffice, got Unable to allocate 7.45 GiB. Stop other programs or do less at once.\n"
-    assert capsys.readouterr().err == told
+    said = "agentloop: memory must suffice, got Unable to allocate 7.45 GiB. Stop other programs or do less at once.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_mistake_of_the_program_is_one_line_with_a_file_that_has_the_traceback(
@@ -272,8 +183,8 @@ def test_mistake_of_the_program_is_one_line_with_a_file_that_has_the_traceback(
     with pytest.raises(SystemExit) as stopped:
         main()
     assert (stopped.value.code, type(stopped.value.__cause__)) == (1, json.JSONDecodeError)
-    told = r"agentloop: agentloop must not fail by itself, got JSONDecodeError: .+ with the traceback: (.+)\n"
-    found = re.fullmatch(told, capsys.readouterr().err)
+    said = r"agentloop: agentloop must not fail by itself, got JSONDecodeError: .+ with the traceback: (.+)\n"
+    found = re.fullmatch(said, capsys.readouterr().err)
     assert found is not None
     assert Path(found[1]).read_text().startswith("Traceback (most recent call last):\n")
     Path(found[1]).unlink()

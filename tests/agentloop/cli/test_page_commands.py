@@ -1,12 +1,14 @@
-"""`agentloop report`: the page of a run as one file."""
+"""`agentloop report | inspect`: the page of a run as one file, and all pages in a browser."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,7 +17,9 @@ from agentloop.config.config_file import to_plain
 from context.authors import default_authors
 from replay.records import RunRecord
 from replay.store import ReplayStore
+from tests.fakes.processes import AGENTLOOP
 from tests.fakes.shell import Shell
+from tests.replay.pages.serving import Served
 
 PROGRAM = (
     "import sys; from agentloop.cli.main import main\n"
@@ -69,3 +73,22 @@ def test_report_of_a_database_of_several_runs_names_them_and_is_refused_where_it
         refused = shell.refusal([*asked, place], tmp_path)
         assert refused.startswith(f"--out must be writable, got {problem} at")
     assert not list(tmp_path.parent.glob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_inspect_prints_an_address_whose_token_becomes_a_cookie_and_ends_without_a_word(running: Path) -> None:
+    command = [AGENTLOOP, "inspect", running, "--no-browser", "--port", "0", "--token", "auto"]
+    inspector = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert inspector.stdout
+        address = urlsplit(inspector.stdout.readline().split()[-1])
+        server = Served(int(address.port or 0))
+        brought = server.ask(f"/buffer?{address.query}")
+        assert (address.query[:6], brought.status, brought.header("location")) == ("token=", 303, "/buffer")
+        cookie = str(brought.header("set-cookie")).partition(";")[0]
+        assert server.ask("/buffer").status == 401
+        assert server.ask("/buffer", headers=[("Cookie", cookie)]).status == 200
+    finally:
+        inspector.send_signal(signal.SIGINT)
+        _, errors = inspector.communicate(timeout=20)
+    assert errors == ""

@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
-from agentloop.config.config_file import to_plain
 from agentloop.launch.supervised_role import Restarts
 from tests.docs.blocks import blocks
 from tests.fakes.launched import (
@@ -21,14 +19,11 @@ from tests.fakes.launched import (
     STAYS,
     launched,
     left_over,
-    parent,
     starts,
     until,
     words,
     write_roles,
 )
-from tests.fakes.processes import assert_sound
-from tests.fakes.runs import rows, small_config
 
 NAMES = ("learner", "engine-0", "worker-0", "worker-1")
 BEGINS = """
@@ -124,56 +119,45 @@ def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_a_role_started_in_a_session_of_its_own_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_role_started_in_a_session_of_its_own_ends_with_it_and_one_that_does_not_leave_is_killed(
+    tmp_path: Path,
+) -> None:
     child = "import time\ntime.sleep(600)"
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)"
     roles = {
         "learner": {"command": words(ENDS_WHEN_THERE_IS_A_FILE, "learner")},
         "engine": {"command": words(OUTSIDE.format(child=child) + STAYS, "engine-{index}")},
+        "worker": {"command": [sys.executable, "-c", deaf], "stop_s": 0.5},
     }
     with launched(write_roles(tmp_path, roles)) as launch:
         run = launch.run
-        until(lambda: len(left_over(run)) == 3 and bool(starts(run, "engine-0")), launch.printed)
+        until(lambda: len(left_over(run)) == 4 and bool(starts(run, "engine-0")), launch.printed)
         os.kill(starts(run, "engine-0")[0], signal.SIGKILL)
         until(lambda: len(starts(run, "engine-0")) == 2, launch.printed)
-        until(lambda: len(left_over(run)) == 3, launch.printed)
+        until(lambda: len(left_over(run)) == 4 and "| deaf" in launch.printed, launch.printed)
         (run / "end").touch()
         assert launch.wait() == 0
+    assert "worker-0 | [did not leave within 0.5 s and is killed]" in launch.printed
     assert left_over(run) == []
 
 
 @pytest.mark.slow
-def test_a_role_that_does_not_leave_is_killed(tmp_path: Path) -> None:
-    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(600)"
-    roles = {
-        "learner": {"command": words(ENDS_WHEN_THERE_IS_A_FILE, "learner")},
-        "worker": {"command": [sys.executable, "-c", deaf], "stop_s": 0.5},
-    }
-    with launched(write_roles(tmp_path, roles)) as launch:
-        until(lambda: "| deaf" in launch.printed, launch.printed)
-        (launch.run / "end").touch()
-        assert launch.wait() == 0
-    assert "worker-0 | [did not leave within 0.5 s and is killed]" in launch.printed
-    assert left_over(launch.run) == []
-
-
-@pytest.mark.slow
-def test_each_launch_has_a_run_of_its_own_and_resume_goes_on_with_one(tmp_path: Path) -> None:
+def test_each_launch_has_a_run_of_its_own_that_resume_goes_on_with_and_one_role_can_be_launched_alone(
+    tmp_path: Path,
+) -> None:
     begins = [sys.executable, "-c", BEGINS, "{run}", str(tmp_path / "config.yaml")]
-    file = write_roles(tmp_path, {"learner": {"command": begins}})
+    worker = {"count": 2, "command": ["sh", "-c", "echo index {index}"]}
+    file = write_roles(tmp_path, {"learner": {"command": begins}, "worker": worker})
     for options in ((), (), ("--resume", "auto")):
         with launched(file, *options) as launch:
             assert launch.wait() == 0, launch.printed
     places = [line for line in launch.printed.splitlines() if line.startswith("run folder")]
     assert [line.rpartition("-")[2] for line in places] == ["001", "002", "002"]
-
-
-@pytest.mark.slow
-def test_one_role_can_be_launched_alone_and_its_leaving_ends_that(tmp_path: Path) -> None:
-    file = write_roles(tmp_path, {"worker": {"count": 2, "command": ["sh", "-c", "echo index {index}"]}})
+    before = launch.printed
     with launched(file, "--run", str(tmp_path / "runs" / "small-001"), "--only", "worker-1") as launch:
         assert launch.wait() == 0
-    assert "worker-1 | index 1" in launch.printed
-    assert "index 0" not in launch.printed
+    alone = launch.printed.removeprefix(before)
+    assert "worker-1 | index 1" in alone and "index 0" not in alone
 
 
 @pytest.mark.slow
@@ -196,33 +180,3 @@ def test_a_slurm_job_is_queued_again_when_its_time_was_up_and_goes_on_with_its_r
     ended.touch()
     assert subprocess.run(["bash", "-c", recipe], env=place, check=False).returncode == 0
     assert (tmp_path / "queued").read_text() == "requeue 7\n"
-
-
-@pytest.mark.soak
-def test_a_learner_that_is_killed_goes_on_with_its_run_and_an_ended_run_is_left_alone(
-    tmp_path: Path, qwen2: Path
-) -> None:
-    config = small_config(
-        tmp_path / "runs",
-        qwen2,
-        run={"iterations": 12},
-        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
-        evaluation={"every": 0, "tasks": 1},
-        checkpoint={"every": 2},
-    )
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_plain(config)))
-    file = tmp_path / "roles.yaml"
-    file.write_text(yaml.safe_dump({"config": str(tmp_path / "config.yaml"), "roles": {"learner": {}}}))
-    with launched(file) as launch:
-        run = launch.run
-        until(lambda: any((run / "checkpoints").glob("*2/COMPLETE")), launch.printed)
-        (learner,) = [pid for pid in left_over(run) if parent(pid) == launch.id]
-        os.kill(learner, signal.SIGKILL)
-        assert launch.wait() == 0, launch.printed
-    assert "learner | [has died with signal 9; started again in 1 s]" in launch.printed
-    assert f"resumed {run} after iteration" in launch.printed
-    assert_sound(run, iterations=12)
-    assert rows(run / "replay.sqlite", "select count(*) from runs") == [(1,)]
-    with launched(file, "--run", str(run)) as launch:
-        assert launch.wait() == 0, launch.printed
-    assert f"{run} has ended after iteration 12: nothing is left" in launch.printed

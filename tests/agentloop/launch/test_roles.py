@@ -60,19 +60,16 @@ def test_what_is_started_are_commands_that_agentloop_has(tmp_path: Path) -> None
         assert program.commands[name].make_context(name, words).params
 
 
-def test_several_ranks_are_started_by_torchrun_which_starts_them_again(tmp_path: Path) -> None:
-    found = commands(tmp_path, set=["model.path=org/model"], roles={"learner": {"ranks": 2}})
-    assert found["learner"] == (
-        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 -m -- agentloop "
-        f"train {ROOT / 'configs' / 'vllm.yaml'} --set model.path=org/model --run runs/vllm-007"
-    )
-
-
-def test_adapters_and_an_own_command_are_what_the_configuration_and_the_file_say(tmp_path: Path) -> None:
-    roles = {"engine": {}, "judge": {"command": ["serve", "{run}", "--port", "{port}", "{index}"], "port": 7000}}
-    found = commands(tmp_path, set=["model.path=org/model", "lora.rank=8"], roles=roles)
+def test_ranks_adapters_and_own_commands_are_what_the_configuration_and_the_file_say(tmp_path: Path) -> None:
+    judge = {"command": ["serve", "{run}", "--port", "{port}", "{index}"], "port": 7000}
+    sets = ["model.path=org/model", "lora.rank=8"]
+    found = commands(tmp_path, set=sets, roles={"engine": {}, "judge": judge, "learner": {"ranks": 2}})
     assert found["engine-0"].endswith("--lora-rank 8")
     assert found["judge-0"] == "serve runs/vllm-007 --port 7000 0"
+    assert found["learner"].startswith(
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 3 -m -- agentloop "
+        f"train {ROOT / 'configs' / 'vllm.yaml'} --set model.path=org/model --set lora.rank=8 "
+    )
 
 
 REFUSED = [
@@ -93,15 +90,11 @@ def test_roles_that_can_not_be_started_are_refused(
 
 
 def test_members_are_chosen_by_role_or_by_name(tmp_path: Path) -> None:
-    file = tmp_path / "roles.yaml"
-    config = str(ROOT / "configs" / "quickstart.yaml")
-    file.write_text(yaml.safe_dump({"config": config, "roles": {"worker": {"count": 3}}}))
-    roles = load_roles(file)
-    members = role_members(roles, load_run_config(roles), Path("run"))
-    assert [member.name for member in chosen_members(members, ["learner", "worker-2"])] == ["learner", "worker-2"]
-    assert len(chosen_members(members, ["worker"])) == 3
+    workers = members(tmp_path, set=["model.path=org/model"], roles={"worker": {"count": 3}})
+    assert [member.name for member in chosen_members(workers, ["learner", "worker-2"])] == ["learner", "worker-2"]
+    assert len(chosen_members(workers, ["worker"])) == 3
     with pytest.raises(UserError, match=r"--only must name roles of the file, got 'engine'. They are: learner, worker"):
-        chosen_members(members, ["engine"])
+        chosen_members(workers, ["engine"])
 
 
 def test_gpus_are_given_once_each_in_order() -> None:

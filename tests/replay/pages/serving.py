@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -65,18 +66,18 @@ class Served:
         return self.send("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
 
     def page(self, target: str) -> str:
-        """The HTML of a page that is there."""
+        """The HTML of a page; its status must be 200."""
         answer = self.ask(target)
         assert answer.status == 200, answer.text
         return answer.text
 
     def words(self, target: str) -> str:
-        """What is read of a page, its parts with a space between them."""
+        """The text of a page, its parts with a space between them."""
         html = self.page(target)
         return words_of(html[html.index("<main") :])
 
     def problem(self, target: str) -> tuple[int, str]:
-        """Status and text of a page that tells of a problem."""
+        """Status and text of an answer that says what is wrong."""
         answer = self.ask(target)
         assert answer.status >= 400, answer.text
         return answer.status, unescape(answer.text)
@@ -98,6 +99,13 @@ class Served:
 
 def words_of(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def charts_of(html: str) -> dict[str, Any]:
+    """The panels of a page by their keys, as its scripts draw them."""
+    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', html, re.S)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 @contextmanager

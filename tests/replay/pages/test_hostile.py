@@ -19,33 +19,29 @@ from tests.replay.pages.serving import Response, Served, inspecting
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static/%252e%252e/app.py"),
-        *("/static/vendor/..%2f..%2fapp.py", "/static//etc/passwd", "/static/%2fetc/passwd", "/static/..%5capp.py"),
-        *("/static/style.css%00.png", "/static/", "/static", "/static/vendor", "/%2e%2e/%2e%2e/etc/passwd"),
-        *("/templates/base.html", "/static/" + "a" * 10_000),
-    ],
-)
-def test_no_path_leads_out_of_the_static_files(inspector: Served, path: str) -> None:
-    response = inspector.ask(path)
-    assert 300 <= response.status < 500
-    assert not any(word in response.text for word in ("root:", "create_app", "{% block", "Traceback"))
+OUTSIDE = [
+    *("/static/../app.py", "/static/%2e%2e/app.py", "/static/..%2fapp.py", "/static/%252e%252e/app.py"),
+    *("/static/vendor/..%2f..%2fapp.py", "/static//etc/passwd", "/static/%2fetc/passwd", "/static/..%5capp.py"),
+    *("/static/style.css%00.png", "/static/", "/static", "/static/vendor", "/%2e%2e/%2e%2e/etc/passwd"),
+    *("/templates/base.html", "/static/" + "a" * 10_000),
+]
+ODD = [
+    *("%2e%2e", "..%2f..%2fetc%2fpasswd", "%00", "a%00b", "%252e%252e", "%ff%fe", "'", "%22", "%3Cscript%3E"),
+    *("a" * 10_000, "%0d%0aX-Injected:%201", "1%20or%201=1", "-1", "9" * 30, "nan", "*", "%25", "_"),
+]
+ODD_PATHS = [
+    pattern.format(odd)
+    for pattern in ("/runs/{}", f"/runs/{EMPTY}/iterations/{{}}", "/trajectories/{}", "/tasks/{}")
+    for odd in ODD
+]
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        *("%2e%2e", "..%2f..%2fetc%2fpasswd", "%00", "a%00b", "%252e%252e", "%ff%fe", "'", "%22", "%3Cscript%3E"),
-        *("a" * 10_000, "%0d%0aX-Injected:%201", "1%20or%201=1", "-1", "9" * 30, "nan", "*", "%25", "_"),
-    ],
-)
-def test_odd_parts_of_paths_are_told_apart_from_what_is_there(inspector: Served, odd: str) -> None:
-    for pattern in ("/runs/{}", f"/runs/{EMPTY}/iterations/{{}}", "/trajectories/{}", "/tasks/{}"):
-        response = inspector.ask(pattern.format(odd))
-        assert 400 <= response.status < 500, (pattern, response.status)
-        assert "Traceback" not in response.text and response.header("x-injected") is None
+def test_odd_paths_lead_nowhere(inspector: Served) -> None:
+    for path in [*OUTSIDE, *ODD_PATHS]:
+        response = inspector.ask(path)
+        assert (300 if path in OUTSIDE else 400) <= response.status < 500, (path, response.status)
+        assert not any(word in response.text for word in ("root:", "create_app", "{% block", "Traceback")), path
+        assert response.header("x-injected") is None, path
 
 
 PARAMETERS = [
@@ -77,17 +73,6 @@ def test_wrong_parameters_are_refused_and_break_nothing(inspector: Served, numbe
         assert response.status < 500, (page, name, value[:80], response.text[-300:])
         assert "Traceback" not in response.text and "sqlalchemy" not in response.text.lower(), (page, name, value[:80])
         assert response.status < 400 or len(response.text) < 20_000, "the answer repeats what was asked"
-
-
-def test_metacharacters_in_filters_are_values(inspector: Served) -> None:
-    def listed(filter: str) -> int:
-        response = asked_with(inspector, "/buffer?run=*", "where", filter)
-        assert response.status == 200, response.text
-        return response.text.count('<tr data-href="/trajectories/')
-
-    for text in ("' or ''='", "%", "_", "\\", "x'; drop table trajectories; --"):
-        assert listed(f"stop_reason == {text!r}") == 0, text
-    assert listed("reward >= 0") == 2
 
 
 def test_an_error_of_the_database_says_nothing_of_it(inspector: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +120,13 @@ def test_text_of_a_buffer_is_shown_as_text(inspector: Served, page: str) -> None
     assert f"<{MARK}" not in text and f"</{MARK}" not in text
     assert "<img" not in text and "<svg onload" not in text
     assert SUM not in text
-    # Nothing ends a script but the page's own tags.
+    # Nothing ends a script but the page's own tags, and a script is a file of ours or data for one.
     assert text.count("<script") == text.count("</script>")
+    for attributes in (opening[: opening.index(">")] for opening in text.split("<script")[1:]):
+        assert "src=" in attributes or 'type="application/json"' in attributes, attributes
+    assert "<style" not in text and " style=" not in text
     seen = re.sub(r'(<input[^>]* value=)"[^"]*"', r"\1", text)  # fields give back what they got
     odd = {character for character in seen if unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")} - {"\n"}
     assert odd == set()
-
-
-def test_the_hostile_text_is_there_to_be_read(inspector: Served) -> None:
-    text = unescape(inspector.page(address("trajectories", HOSTILE)))
-    assert f"<{MARK}>bold</{MARK}>" in text and "<U+202E>" in text
+    if page == address("trajectories", HOSTILE):
+        assert f"<{MARK}>bold</{MARK}>" in unescape(text) and "<U+202E>" in unescape(text)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from html import unescape
 from pathlib import Path
@@ -24,6 +24,7 @@ from replay.pages.report import panel_series, tile_series, write_report
 from replay.pages.run_facts import duration
 from replay.records import RunRecord
 from replay.store import ReplayStore
+from tests.replay.pages.serving import charts_of
 
 
 def series(*values: float, first: int = 1) -> list[tuple[int, float]]:
@@ -86,18 +87,12 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", body)))
 
 
-def charts(html: str) -> dict[str, Any]:
-    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', html, re.S)
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def test_report_is_the_page_of_the_run_and_needs_nothing_but_itself(tmp_path: Path) -> None:
     html = report(tmp_path)
     seen = text_of(html)
     for part in ("17.2 % → 96.1 %", "1 min 48 s", "seed 7", "run: {}", "Is it learning?"):
         assert part in seen, part
-    found = charts(html)
+    found = charts_of(html)
     loss = {curve["label"]: curve["points"] for curve in found["policy-loss"]["curves"]}
     assert loss == {key: [[1, 1.0], [2, 1.1], [3, 1.2]] for key in ("fresh", "replay")}
     for key, labels in (
@@ -129,7 +124,7 @@ def test_report_shows_text_as_text(tmp_path: Path) -> None:
     html = report(tmp_path, {f"rollout/stop/{evil}": [(1, 0.5)]}, name=evil, config_text=evil)
     assert html.count("<script") == 2 and "\u202e" not in html
     assert html.count("&lt;script&gt;") >= 3  # title, heading, configuration
-    (curve,) = charts(html)["episodes-cut-short"]["curves"]
+    (curve,) = charts_of(html)["episodes-cut-short"]["curves"]
     assert curve["label"] == evil
 
 
@@ -137,10 +132,9 @@ def test_report_shows_text_as_text(tmp_path: Path) -> None:
 def test_report_of_a_run_that_ended_at_once_is_whole(tmp_path: Path, metrics: dict[str, Any]) -> None:
     html = report(tmp_path, metrics)
     seen = text_of(html)
-    assert "No finished iteration logged it." in json.dumps(charts(html))
+    assert "No finished iteration logged it." in json.dumps(charts_of(html))
     assert "nan" not in seen.lower().split() and html.rstrip().endswith("</html>")
-    if "eval/success" in metrics:
-        assert "17.2 % at iteration 0, evaluated once" in seen and "\u2192" not in seen
+    assert ("17.2 % at iteration 0, evaluated once" in seen) == ("eval/success" in metrics) and "\u2192" not in seen
 
 
 def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_configuration_does_not_say(
@@ -149,7 +143,7 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_c
     plain = {name: v for name, v in TWO_STREAMS.items() if "/replay/" not in name and not name.startswith("replay/")}
     config = {"run": {"seed": 7}, "replay": {"fraction": 0.25, "schedule": "linear", "successful_only": "yes"}}
     html = report(tmp_path, plain, config=config)
-    (replayed,) = [curve for curve in charts(html)["drift"]["curves"] if curve["label"] == "replay"]
+    (replayed,) = [curve for curve in charts_of(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
     assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
     assert "3 iterations, 36 s each" in text_of(html)
@@ -171,40 +165,29 @@ def test_report_replaces_an_older_one_whole_and_has_the_configuration(
     tmp_path: Path, config: dict[str, Any], shown: str
 ) -> None:
     report(tmp_path, config=config)
-    (tmp_path / "report.html").write_text("old")
     with closing(ReplayStore.open(tmp_path / "replay.sqlite", read_only=True)) as store:
         html = report_run(store, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert shown in unescape(html)
+    assert shown in unescape(html) and html.count("<!doctype") == 1
     assert not list(tmp_path.glob("*.tmp"))
 
 
 # Panels
 
 
-class Numbered(Mapping[str, list[tuple[int, float]]]):
-    """Every metric has one point: the place of its name among those that were asked for."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __getitem__(self, name: str) -> list[tuple[int, float]]:
-        self.names += [] if name in self.names else [name]
-        return [(1, float(self.names.index(name)))]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
 def test_no_two_panels_share_a_key_and_no_two_curves_of_one_a_metric() -> None:
-    metrics = Numbered()
+    metrics = Counted()
     panels = [panel for group in panel_groups(metrics, {}).values() for panel in group]
     assert len({panel.title.lower() for panel in panels}) == len(panels)
     for panel in panels:
-        shown = [metrics.names[int(curve.points[0][1])] for curve in panel.curves if curve.points]
+        shown = [curve.points[0] for curve in panel.curves if curve.points]
         assert len(set(shown)) == len(shown), panel.title
+
+
+class Counted(dict[str, list[tuple[int, float]]]):
+    """Every metric has one point: how many were asked for before it."""
+
+    def get(self, name: str, default: Any = None) -> list[tuple[int, float]]:
+        return self.setdefault(name, [(1, float(len(self)))])
 
 
 def panel(*curves: Curve, **more: Any) -> Panel:
@@ -228,20 +211,10 @@ def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "percent", "shown"),
-    [
-        *((0.0, False, "0"), (0.0333333, False, "0.0333"), (1234567.0, False, "1.2e+06"), (12345.0, False, "12,345")),
-        *((-0.00002, False, "-2e-05"), (96.0, False, "96"), (0.9609, True, "96.1 %"), (1.0, True, "100 %")),
-        (0.99983, True, "99.983 %"),  # whole only when nothing is missing
-    ],
-)
-def test_number_is_short(value: float, percent: bool, shown: str) -> None:
-    assert number(value, percent=percent) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(3.21, "3.2 s"), (48, "48 s"), (108, "1 min 48 s"), (11520, "3 h 12 min")]
-)
-def test_duration_is_given_in_two_units(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+def test_numbers_and_durations_are_short() -> None:
+    shown = {0.0: "0", 0.0333333: "0.0333", 1234567.0: "1.2e+06", 12345.0: "12,345", -0.00002: "-2e-05", 96.0: "96"}
+    assert {value: number(value) for value in shown} == shown
+    shares = {0.9609: "96.1 %", 1.0: "100 %", 0.99983: "99.983 %"}  # whole only when nothing is missing
+    assert {value: number(value, percent=True) for value in shares} == shares
+    durations = {3.21: "3.2 s", 48: "48 s", 108: "1 min 48 s", 11520: "3 h 12 min"}
+    assert {seconds: duration(seconds) for seconds in durations} == durations

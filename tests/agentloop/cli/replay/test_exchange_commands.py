@@ -31,15 +31,24 @@ def other(tmp_path: Path) -> Path:
     return tmp_path / "b"
 
 
+@pytest.fixture
+def file(run: Path, tmp_path: Path) -> Path:
+    """All 16 rows of the run."""
+    ask("export", run, tmp_path / "rows.jsonl")
+    return tmp_path / "rows.jsonl"
+
+
 def test_export_and_import_say_what_they_did(run: Path, other: Path, tmp_path: Path) -> None:
-    file = tmp_path / "wins.jsonl.gz"
-    output = ask("export", run, file, "--where", "success").output
+    file = tmp_path / "wins.parquet"
     # 2 iterations of 2 groups of 4, half and a quarter of them successes.
-    assert output.startswith(f"6 rows in {file} (")
+    assert ask("export", run, file, "--where", "success").output.startswith(f"6 rows in {file} (")
+    answer = json.loads(ask("export", run, file, "--limit", "3", "--force", "--json").output)
+    assert answer == {"file": str(file), "rows": 3, "bytes": file.stat().st_size, "left_out": {}, "corrupt": {}}
     output = ask("import", file, other, "--name", "wins").output
-    assert output == f"6 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
-    assert sql(other / "replay.sqlite", "select distinct source, success from trajectories") == [("wins", 1)]
-    assert ask("import", file, other).output.startswith("0 rows imported from")
+    assert output == f"3 rows imported from {file}, 0 were there already, 0 bad rows left out\n"
+    assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("wins",)]
+    answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
+    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (0, 3, 0, ["run-1"])
 
 
 def named(folder: Path, run: str, *, tokenizer: str, **replay: Any) -> Path:
@@ -52,9 +61,7 @@ def named(folder: Path, run: str, *, tokenizer: str, **replay: Any) -> Path:
     return folder
 
 
-def test_import_of_rows_that_the_run_can_not_use_says_so(run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    ask("export", run, file)
+def test_import_of_rows_that_the_run_can_not_use_says_so(file: Path, tmp_path: Path) -> None:
     learner = named(tmp_path / "learner", "run-2", tokenizer="tok", sources={"teacher": 1.0})
     assert ask("import", file, learner, "--name", "techer").output.splitlines()[-2:] == [
         "source 'teacher' can give nothing: no row has it, but rows have 'techer'.",
@@ -66,35 +73,18 @@ def test_import_of_rows_that_the_run_can_not_use_says_so(run: Path, tmp_path: Pa
     assert len(ask("import", file, lenient).output.splitlines()) == 1
 
 
-def test_export_and_import_print_json(run: Path, other: Path, tmp_path: Path) -> None:
-    file = tmp_path / "rows.parquet"
-    answer = json.loads(ask("export", run, file, "--limit", "3", "--json").output)
-    assert answer == {"file": str(file), "rows": 3, "bytes": file.stat().st_size, "left_out": {}, "corrupt": {}}
-    answer = json.loads(ask("import", file, other, "--keep-source", "--json").output)
-    assert (answer["inserted"], answer["duplicates"], answer["bad"], answer["runs"]) == (3, 0, 0, ["run-1"])
-    assert sql(other / "replay.sqlite", "select distinct source from trajectories") == [("self",)]
-
-
-def test_export_of_a_corrupt_row_exits_1(run: Path, tmp_path: Path) -> None:
-    sql(run / "replay.sqlite", "update segments set tokens = zeroblob(9) where trajectory like '%-1-1-0-0-0'")
-    result = ask("export", run, tmp_path / "rows.jsonl")
-    assert result.exit_code == 1
-    assert "15 rows in" in result.output
-    assert "corrupt, left out: 04738-run-1-1-0-0-0: tokens with a wrong header" in result.output
-
-
-def test_import_names_bad_rows(run: Path, other: Path, tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    ask("export", run, file)
+def test_corrupt_rows_are_not_exported_and_bad_ones_not_imported(run: Path, other: Path, file: Path) -> None:
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], lines[1].replace('"reward":', '"rewards":'), *lines[2:]]) + "\n")
     result = ask("import", file, other)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"agentloop: {file}:2: row must hold known columns, got 'rewards'.")
-    result = ask("import", file, other, "--skip-bad")
-    assert result.output.startswith(
-        f"15 rows imported from {file}, 0 were there already, 1 bad rows left out\n{file}:2:"
-    )
+    summary = f"15 rows imported from {file}, 0 were there already, 1 bad rows left out\n{file}:2:"
+    assert ask("import", file, other, "--skip-bad").output.startswith(summary)
+    sql(run / "replay.sqlite", "update segments set tokens = zeroblob(9) where trajectory like '%-1-1-0-0-0'")
+    result = ask("export", run, file, "--force")
+    assert result.exit_code == 1 and "15 rows in" in result.output
+    assert "corrupt, left out: 04738-run-1-1-0-0-0: tokens with a wrong header" in result.output
 
 
 CHAT = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "n": 1}] * 2

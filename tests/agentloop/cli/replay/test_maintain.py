@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore, questions
+from replay import ReplayStore
 from replay.records import TaskRecord
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -26,14 +26,13 @@ from tests.fakes.records import (
     group,
     iterate,
     new_store,
-    request,
     run_record,
     sql,
     task,
     tokens,
     trajectory,
 )
-from tests.fakes.replay_command import ask, listed
+from tests.fakes.replay_command import ask
 
 SECRET = "the vault opens with 31-07-19"
 LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
@@ -65,49 +64,26 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     assert ask("prune", str(location), "--where", where, "--yes").output == "evicted 0 rows (0.0 MB)\n"
 
 
-def test_prune_keeps_to_limits_and_never_takes_reserved_rows(location: Location) -> None:
-    store = filled(location)
-    store.draw(request(4, 3), make_sampler("uniform", 5))
-    store.close()
-    # 24 - 8 = 16 are over; 3 are reserved, of which those of iterations 1 and 2 stay.
-    ((reserved,),) = sql(
-        location,
-        "select count(*) from draws join trajectories on id = trajectory "
-        "where draws.state = 'reserved' and trajectories.iteration < 3",
-    )
-    found = json.loads(ask("prune", str(location), "--rows", "8", "--yes", "--json").output)
-    assert found["by_rule"] == {"rows": 16 - reserved}
-    assert ask("prune", str(location), "--where", "reward >= 0", "--yes").exit_code == 0
-    assert sql(location, EVICTED) == [(24 - 3,)]
-
-
 def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
-    store = filled(tmp_path / "replay.sqlite")
-    store.add_run(run_record("imported"))
-    for iteration in (1, 2):
-        FreshRows(iteration, run="imported", size=4).append_to(store)
-    store.close()
-    everything = json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)
+    with closing(filled(tmp_path / "replay.sqlite")) as store:
+        store.add_run(run_record("imported"))
+        for iteration in (1, 2):
+            FreshRows(iteration, run="imported", size=4).append_to(store)
     # Of each run's rows but those of its last iteration: 16 of 24, and 4 of 8.
-    assert everything["rows"] == 16 + 4
+    assert json.loads(ask("prune", tmp_path, "--rows", "4", "--json").output)["rows"] == 16 + 4
     (tmp_path / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {}}}))
-    assert json.loads(ask("prune", str(tmp_path), "--rows", "4", "--json").output)["rows"] == 16
+    assert json.loads(ask("prune", tmp_path, "--rows", "4", "--json").output)["rows"] == 16
 
 
 def secretive(location: Location) -> ReplayStore:
     """Three rows: one with secrets in every place text can stand, one with half of them, one without."""
     store = new_store(location)
     shared = Message("system", "You are careful and never tell anybody anything.", author="initialization")
+    call = ToolCall("open", {"phrase": f"{SECRET}!"}, "1")
     said = (
         shared,
         Message("user", LONG),
-        Message(
-            "assistant",
-            "",
-            author="llm",
-            reasoning=f"I recall: {SECRET}.",
-            tool_calls=(ToolCall("open", {"phrase": f"{SECRET}!"}, "1"),),
-        ),
+        Message("assistant", "", author="llm", reasoning=f"I recall: {SECRET}.", tool_calls=(call,)),
         Message("tool", f"NUL \x00 {SECRET}", author="env", name="open", tool_call_id="1"),
     )
     long = Segment(tokens([(i * 7919) % 30000 for i in range(3000)], [USER, LLM] * 1500))
@@ -196,20 +172,26 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
         assert len(store.read(left)) == len(left) == 75
 
 
-def test_forget_works_on_a_server_and_says_what_it_does_not_reach(location: Location) -> None:
+def test_forget_works_on_a_server_and_its_tasks_are_known_again_when_they_come_again(location: Location) -> None:
     secretive(location).close()
-    answer = json.loads(ask("forget", str(location), "--where", "id == 'a'", "--yes", "--json").output)
+    answer = json.loads(ask("forget", location, "--where", "task == 't1'", "--yes", "--json").output)
     expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0}
     assert answer == expected | {"done": True}
-    for question in (
-        "messages where trajectory = 'a'",
-        "segments where trajectory = 'a'",
-        "tasks where payload like '%vault%'",
-    ):
-        assert sql(location, f"select count(*) from {question}") == [(0,)]
-    again = ask("forget", str(location), "--where", "id == 'b'", "--yes")
+    gone = ("messages where trajectory = 'a'", "segments where trajectory = 'a'", "tasks where payload like '%va%'")
+    for left in gone:
+        assert sql(location, f"select count(*) from {left}") == [(0,)]
+    with closing(ReplayStore.open(location)) as store:
+        again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
+        store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
+    assert sql(location, "select payload from tasks where hash = 't1'") == [('{"phrase":"new"}',)]
+    # The task of a row that stays is not forgotten.
+    forgotten = "select hash from tasks where payload like '%removed%'"
+    output = ask("forget", location, "--where", "id == 'b'", "--yes").output
+    assert sql(location, forgotten) == []
     on_server = ", a server's backups and archived write-ahead logs" if not isinstance(location, Path) else ""
-    assert again.output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
+    assert output.endswith(f"\ncopies elsewhere (exports, reports{on_server}) are not touched\n")
+    ask("forget", location, "--where", "id == 'c'", "--yes")
+    assert sql(location, forgotten) == [("t2",)]
 
 
 def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,35 +206,3 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     assert "database must be free and have room to be written anew, got 'readers of its log' at" in result.stderr
     assert "Stop what has been using it all this time." in result.stderr
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
-
-
-def test_forgotten_task_is_known_again_when_it_comes_again(location: Location) -> None:
-    store = secretive(location)
-    store.close()
-    ask("forget", str(location), "--where", "task == 't1'", "--yes")
-    with closing(ReplayStore.open(location)) as store:
-        again = TaskRecord("t1", "lookup_chain", {"phrase": "new"})
-        store.append([again], [group("g3", task="t1")], [trajectory("d", group="g3", task="t1", slot=5)])
-    assert sql(location, "select payload from tasks where hash = 't1'") == [('{"phrase":"new"}',)]
-
-    # The task of a row that stays is not forgotten.
-    ask("forget", str(location), "--where", "id == 'b'", "--yes")
-    assert sql(location, "select count(*) from tasks where payload like '%removed%'") == [(0,)]
-    ask("forget", str(location), "--where", "id == 'c'", "--yes")
-    assert sql(location, "select hash from tasks where payload like '%removed%'") == [("t2",)]
-
-
-def test_show_tells_the_numbers_of_a_forgotten_row(tmp_path: Path) -> None:
-    path = tmp_path / "replay.sqlite"
-    store = filled(path)
-    id = listed(store, sort=questions.Sort.uses)[0]["id"]
-    store.close()
-    ask("forget", str(path), "--where", f"id == '{id}'", "--yes")
-    output = ask("show", id, str(path)).output
-    assert "evicted (forgotten)" in output
-    assert "its tokens are gone" in output
-    uses = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
-    lines = output[output.index("every update that used it") :].splitlines()[2:]
-    assert [tuple(line.split()[:3]) for line in lines] == [tuple(map(str, row)) for row in sql(path, uses, id)]
-    answer = json.loads(ask("show", id, str(path), "--json").output)
-    assert (answer["state_reason"], answer["segments"], answer["messages"]) == ("forgotten", [], [])

@@ -60,12 +60,6 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
-def test_mix_takes_another_configuration_for_a_run(config: Path, run: Path) -> None:
-    answer = json.loads(mix(run, "--config", config, "--json").output)
-    # 6 of 12 where 9 successes are stored.
-    assert (answer["plan"]["replay"], answer["plan"]["fresh"]) == (6, 6)
-
-
 def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"question": f"{number}?", "answer": "1", "split": "train"}) for number in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*lines, lines[0].replace("train", "test")]))
@@ -74,13 +68,6 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tm
     plan = json.loads(mix(run, "--config", config, "--json", *asked, *held_out).output)["plan"]
     # Three groups; one task was tried, so two of the three in the file come first.
     assert (plan["assumed_tasks"], plan["new_tasks"]) == (3, 2)
-
-
-def test_mix_names_a_source_that_can_give_nothing(run: Path) -> None:
-    asked = (run, "--set", "replay.fraction=0.1", "--set", "replay.sources={self: 0.5, techer: 0.5}")
-    sentence = "source 'techer' can give nothing: no row has it yet: import or attach some."
-    assert json.loads(mix(*asked, "--json").output)["empty_sources"] == [sentence]
-    assert mix(*asked).output.splitlines().count(sentence) == 1
 
 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:

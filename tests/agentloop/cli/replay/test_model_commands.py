@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from agentloop.cli.replay import app
 from replay.storage.databases import Location
 from tests.fakes.records import FreshRows, new_store, sql
 from tests.fakes.replay_command import ask
@@ -42,9 +40,3 @@ def test_verify_quarantines_with_yes_only(location: Location) -> None:
     assert sql(location, QUARANTINED) == [(2,)]
     # What was quarantined is known, and no longer counted against the limit.
     assert ask("verify", location).exit_code == 0
-
-
-def test_model_needs_a_run_folder(tmp_path: Path) -> None:
-    spoiled(tmp_path / "replay.sqlite", 0)
-    result = CliRunner().invoke(app, ["verify", str(tmp_path), "--log-probs"])
-    assert "RUN must be a run folder with a run.json" in str(result.exception)

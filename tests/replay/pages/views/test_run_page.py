@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -13,11 +14,14 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore, questions
-from tests.fakes.records import RUN, new_store, run_record
-from tests.replay.pages.serving import Served, inspecting
+from replay.storage.collecting.fresh_groups import FreshRequest
+from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql
+from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
+from tests.replay.storage.collecting.episodes import claim, close, collect, issue
 
 OTHER = "run-2"
-HERE = f"/runs/{RUN}"
+HERE, CLUSTER = f"/runs/{RUN}", f"/runs/{RUN}/cluster"
+NAME = "<b>worker</b>\u202e'\""
 CONFIG = {
     "run": {"seed": 7, "iterations": 4, "stop_at_success": 0.9},
     "replay": {"fraction": 0.25, "sampler": "success", "note": "<b>&'\u202e"},
@@ -62,15 +66,8 @@ def inspector(writer: ReplayStore, folder: Path) -> Iterator[Served]:
         yield server
 
 
-def charts(html: str) -> dict[str, Any]:
-    """Panels by their keys."""
-    (text,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', html, re.S)
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def points(html: str, panel: str, label: str) -> list[list[float]]:
-    (curve,) = [curve for curve in charts(html)[panel]["curves"] if curve["label"] == label]
+    (curve,) = [curve for curve in charts_of(html)[panel]["curves"] if curve["label"] == label]
     series: list[list[float]] = curve["points"]
     return series
 
@@ -85,7 +82,7 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert "seed 7 \u00b7 replay 25\u00a0%, success sampler \u00b7 ends at 90\u00a0% held-out success" in html
     assert "12.5 %" in html and "50.0 %" in html
     assert "2 of at most 4 iterations, 2.0 s each" in html
-    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts(html)) == 19
+    assert html.count('<div class="chart"') == html.count('<p class="how">') == len(charts_of(html)) == 19
     assert f'<a href="/runs/{RUN}/iterations/2">2</a>' in html
     assert f'href="/buffer?run={RUN}&amp;where=not%20success"' in html
     assert f'href="/?all=1&amp;show={RUN}&amp;show={OTHER}"' in html
@@ -93,7 +90,7 @@ def test_page_shows_tiles_curves_iterations_and_configuration(inspector: Served)
     assert points(html, "success", "held-out") == [[0, 0.125], [2, 0.5]]
     assert points(html, "policy-loss", "fresh") == [[1, -0.5], [2, -1.0]]
     assert points(html, "effective-sample-size-by-age", "2-3") == [[1, 0.75], [2, 0.75]]
-    assert charts(html)["ratio"]["summary"] == "Ratio: not measured."
+    assert charts_of(html)["ratio"]["summary"] == "Ratio: not measured."
     assert iterations(html) == [2, 1]
 
 
@@ -117,20 +114,17 @@ def test_points_of_a_long_run_are_several_iterations_and_of_a_stretch_fewer(
 ) -> None:
     for iteration in range(3, 601):
         log(writer, iteration)
-    writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0, "eval/success": 0.75})
+    writer.add_metrics(RUN, 300, {"actor/fresh/ratio_max": 9.0})
     html = inspector.page(HERE)
-    assert {panel["merged"] for panel in charts(html).values()} == {4}
+    assert {panel["merged"] for panel in charts_of(html).values()} == {4}
     assert points(html, "policy-loss", "fresh") == [[first, -0.5 * (first + 1.5)] for first in range(1, 601, 4)]
-    assert points(html, "largest-ratio", "fresh") == [[297, 9.0]]
-    # What happened before training, the tiles and the newest iterations stay as they were.
-    assert points(html, "success", "held-out")[:2] == [[0, 0.125], [1, 0.5]]
+    # Tiles and the newest iterations stay as they were.
     assert "600 iterations, 2.0 s each, evaluations not counted" in html
-    assert iterations(html) == list(range(600, 588, -1))
     assert ">Each point is 4 iterations: their mean" in html
     closer = inspector.page(f"{HERE}?first=297&last=304")
     assert points(closer, "largest-ratio", "fresh") == [[300, 9.0]]
     assert points(closer, "policy-loss", "fresh") == [[at, -0.5 * at] for at in range(297, 305)]
-    assert iterations(closer) == iterations(html)
+    assert iterations(closer) == iterations(html) == list(range(600, 588, -1))
 
 
 def state_of(writer: ReplayStore, folder: Path) -> dict[str, Any]:
@@ -161,9 +155,81 @@ def test_run_is_live_stopped_or_finished_by_what_it_wrote_last(writer: ReplaySto
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the locks of this system can't be read")
 def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: ReplayStore, folder: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
     with (folder / "lock").open("w") as lock:
         fall_silent(folder, 3600)
         assert state_of(writer, folder)["state"] == "stopped"
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert state_of(writer, folder)["state"] == "live"
+
+
+# Collected by workers
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[ReplayStore]:
+    """A learner that waits for a second batch, with a worker, an engine and another run that has neither."""
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.add_run(replace(run_record(OTHER), config={"run": {"iterations": 4}}))
+        store.roles.lead(RUN, "learner-1", lease_s=600.0)
+        store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3})
+        engine = {"state": "serving", "version": 1, "label": "run-1@1", "adapter": None, "difference": 1.5e-5}
+        store.roles.report("engine", RUN, "http://node-0:8801", engine)
+        issue(store, [0])
+        store.tickets.fail(claim(store, NAME), "<i>no reply</i>")
+        collect(store, 1)
+        close(store, 0)
+        drawn = store.tickets.draw_fresh(FreshRequest(RUN, 1, 1, 0, 2))
+        records = measured([row.draw for row in drawn.rows if row.draw is not None])
+        store.commit(iteration_record(1, replay=0), records, sampler_state={})
+        store.add_policy(policy(1))
+        issue(store, [1, 2], iteration=2)
+        claim(store, NAME)
+        yield store
+
+
+@pytest.fixture
+def collected(learner: ReplayStore) -> Iterator[Served]:
+    with inspecting(str(learner.path), named="runs/one") as server:
+        yield server
+
+
+def test_cluster_shows_who_waits_who_takes_part_and_what_was_lost(collected: Served, learner: ReplayStore) -> None:
+    html = collected.page(CLUSTER)
+    text = words_of(html)
+    waits = r"The learner waits for 2 of 2 groups of batch 2; the oldest episode was issued \d+ s ago and is with "
+    assert re.search(waits, text)
+    for part in (
+        "1 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✓ adds up",
+        "node-1 4711 – 1 2 – 3 – –",  # state, leases, in flight, at most, done, failed, tool errors
+        "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –",
+        "learner-1 , its lease holds for",
+        "1 failed <i>no reply</i>",
+    ):
+        assert part in text, part
+    assert "<b>worker" not in html and "&lt;b&gt;worker&lt;/b&gt;" in html
+    sql(learner, "update tickets set state = 'done' where number = 1")
+    assert "3 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✗ does not add up: 2 lost" in collected.words(
+        CLUSTER
+    )
+
+
+def test_cluster_says_what_would_help_and_no_longer_asks_once_the_run_has_ended(
+    collected: Served, learner: ReplayStore
+) -> None:
+    html = collected.page(CLUSTER)
+    assert "Start one" not in html and 'hx-trigger="every 3s"' in html
+    sql(learner, "update workers set seen_at = seen_at - 80")
+    text = collected.words(CLUSTER)
+    assert "and no worker has reported for" in text and "agentloop worker --run RUN" in text
+    learner.roles.end_run(RUN)
+    html = collected.page(CLUSTER)
+    assert "hx-trigger" not in html and "The run has ended" in html
+
+
+def test_only_runs_with_workers_have_a_cluster(collected: Served) -> None:
+    assert f'href="{CLUSTER}"' in collected.page(f"/runs/{RUN}")
+    html = collected.page(f"/runs/{OTHER}")
+    assert "/cluster" not in html and "Collected by the training process itself" in html
+    html = collected.page(f"/runs/{OTHER}/cluster")
+    assert "the training process collects by itself" in html
+    assert "<table" not in html and "hx-get" not in html

@@ -20,7 +20,7 @@ from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
 from tests.fakes.replay_command import ask
 from tests.replay.pages.addresses import page_addresses
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, charts_of, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
@@ -60,8 +60,8 @@ def inspector(runs: Path) -> Iterator[Served]:
 
 def charts(html: str) -> dict[str, dict[str, list[list[float]]]]:
     """Points by title of the panel and name of the run."""
-    found = json.loads(html.split('id="charts">')[1].partition("</script>")[0])
-    return {panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]} for panel in found.values()}
+    panels = charts_of(html).values()
+    return {panel["title"]: {curve["label"]: curve["points"] for curve in panel["curves"]} for panel in panels}
 
 
 def listed(html: str) -> list[list[str]]:
@@ -86,18 +86,6 @@ def test_every_run_is_listed_with_what_it_came_to_and_their_curves_stand_in_the_
     assert "The same in every key." in both
 
 
-@pytest.mark.parametrize(
-    ("asked", "problem"),
-    [
-        ("show=a:nobody", "show must name runs of the list, got 'a:nobody'"),
-        ("&".join(f"show=a:{at}" for at in range(15)), "show must be given at most 14 times, got 15"),
-    ],
-)
-def test_runs_that_can_not_be_shown_are_refused(inspector: Served, asked: str, problem: str) -> None:
-    status, text = inspector.problem(f"/?{asked}")
-    assert (status, problem in text) == (400, True)
-
-
 def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
     with open_buffer(str(runs / ODD / "replay.sqlite")) as source, served(create_app(source)) as server:
         html = server.page(f"/?all=1&show={RUN}&show=import-1")
@@ -106,7 +94,7 @@ def test_runs_of_a_database_are_compared_on_the_same_page(runs: Path) -> None:
         assert server.ask("/").status == 200
 
 
-def test_run_that_goes_on_is_looked_at_anew(inspector: Served, runs: Path) -> None:
+def test_run_that_goes_on_is_asked_again(inspector: Served, runs: Path) -> None:
     assert charts(inspector.page("/"))["Reward"]["a"][-1] == [2, 0.5]
     with closing(new_store(runs / "a" / "replay.sqlite")) as store:
         iterate(store, 3, make_sampler("uniform", 0), count=2)
@@ -131,16 +119,17 @@ def test_every_link_of_a_run_stays_with_it(inspector: Served, runs: Path) -> Non
         assert leaving <= {"/", "/?all=1", below}, target
 
 
-def test_what_is_not_there_is_one_line(inspector: Served) -> None:
+def test_what_is_not_there_is_one_line(inspector: Served, runs: Path) -> None:
     for name in ("nobody", "notes", "..", "%252E%252E", "a%252F..%252Fa"):
         assert inspector.ask(f"/in/{name}/buffer").status == 404, name
-    status, text = inspector.problem("/in/damaged/buffer")
-    assert (status, "must be a readable SQLite" in text) == (503, True)
-
-
-def test_other_commands_ask_for_one_run(runs: Path) -> None:
+    many = "&".join(f"show=a:{at}" for at in range(15))
+    for target, status, problem in (
+        ("/in/damaged/buffer", 503, "must be a readable SQLite"),
+        ("/?show=a:nobody", 400, "show must name runs of the list, got 'a:nobody'"),
+        (f"/?{many}", 400, "show must be given at most 14 times, got 15"),
+    ):
+        found, text = inspector.problem(target)
+        assert (found, problem in text) == (status, True), text
+    refused = f"agentloop: RUN must be one run, got {runs}, a folder of runs. See: agentloop inspect {runs}\n"
     result = ask("stats", runs)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"agentloop: RUN must be one run, got {runs}, a folder of runs. See: agentloop inspect {runs}\n",
-    )
+    assert (result.exit_code, result.stderr) == (2, refused)

@@ -17,6 +17,6 @@ def test_answers_come_back_by_task_and_environment_and_are_forgotten_with_its_ro
     store.remember([second, first, other])
     assert sorted(store.remembered("tools-1", ["task-1"]), key=lambda record: record.id) == [first, second]
     assert store.remembered("tools-1", ["another"]) == []
-    assert store.remembered_tasks("tools-2") == ["task-1"]
+    assert store.remembered("tools-2", ["task-1"]) == [other]
     store.forget(trajectories.c.iteration == 1, dry_run=False)
-    assert store.remembered_tasks("tools-1") == []
+    assert store.remembered("tools-1", ["task-1"]) == []
