@@ -33,7 +33,6 @@ from replay.storage.format.schema import (
 from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
-ALL_RUNS = "*"
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,8 @@ def forget(
     for chunk in chunked(list(mine)):
         stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
         emptied += sum(mine[task] == number for task, number in connection.execute(stored))
-    evaluated = 0 if held_out is None else held_out_rows.count(connection, None if held_out == ALL_RUNS else held_out)
+    evaluated = 0 if held_out is None else held_out_rows.remove(connection, held_out, dry_run=dry_run)
     if not dry_run:
-        if evaluated:
-            held_out_rows.remove(connection, None if held_out == ALL_RUNS else held_out)
         # Its tools' answers may be among what is to be forgotten.
         forget_observations(connection, list(mine))
         reclaim(connection, ids, FORGOTTEN)

@@ -14,6 +14,7 @@ from replay.storage.format.schema import held_out
 from replay.storage.statements import insert
 from replay.storage.validate import checked
 
+ALL_RUNS = "*"
 SAID = ("num_messages", "said", "checksum")
 """Columns that hold the messages: see `message_json.conversation_row`."""
 FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
@@ -42,13 +43,9 @@ def keep_newest(connection: sa.Connection, run: str, evaluations: int) -> None:
         connection.execute(held_out.delete().where(held_out.c.run == run, held_out.c.iteration == iteration))
 
 
-def count(connection: sa.Connection, run: str | None) -> int:
-    """Of one run, or of all."""
-    mine = sa.true() if run is None else held_out.c.run == run
+def remove(connection: sa.Connection, run: str, *, dry_run: bool) -> int:
+    """Delete the episodes of one run, or of ALL_RUNS, or only count them; how many they are."""
+    mine = sa.true() if run == ALL_RUNS else held_out.c.run == run
+    if not dry_run:
+        return connection.execute(held_out.delete().where(mine)).rowcount
     return connection.scalar(sa.select(sa.func.count()).select_from(held_out).where(mine)) or 0
-
-
-def remove(connection: sa.Connection, run: str | None) -> int:
-    """All of one run, or of all runs: how many."""
-    mine = sa.true() if run is None else held_out.c.run == run
-    return connection.execute(held_out.delete().where(mine)).rowcount
