@@ -24,7 +24,6 @@ from replay import (
     RunReplaced,
     make_sampler,
 )
-from replay.errors import ContentGone
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
@@ -220,13 +219,6 @@ def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> N
         assert len({row.trajectory.id for row in (*taken, *mine)}) == len(taken) + len(mine) == 8
         other.resume("run-2", 1)
         assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
-
-
-def test_row_of_which_nothing_may_be_kept_is_stored_in_numbers(store: ReplayStore) -> None:
-    assert store.append([task()], [group()], [trajectory("a")], redact=lambda said: None).redacted == 1
-    assert sql(store, "select id, state_reason from reclaimed") == [("a", "redacted")]
-    with pytest.raises(ContentGone, match="redacted"):
-        store.read(["a"])
 
 
 def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -49,6 +50,25 @@ def test_flipped_bit_of_a_row_is_found(tmp_path: Path, count: int) -> None:
         assert len(harmless) <= count / 20
         assert all(found.values())
         assert questions.summary(store)["states"]["quarantined"]["trajectories"] == len(found)
+
+
+def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) -> None:
+    """Its entries in indexes can't be found by what it holds now."""
+    path, stored = tmp_path / "replay.sqlite", struct.pack(">d", 7.125)
+    with closing(new_store(path)) as store:
+        rows = [trajectory(f"t{at}", slot=at, reward=7.125 if at == 1 else 0.0) for at in range(4)]
+        store.append([task()], [group()], rows)
+    whole = path.read_bytes()
+    # It stands in the page of the row, and in that of an index.
+    for at in (at for at in range(len(whole)) if whole.startswith(stored, at)):
+        path.write_bytes(whole[: at + 1] + bytes([whole[at + 1] ^ 1]) + whole[at + 2 :])
+        if sql(path, "select 1 from trajectories not indexed where slot = 1 and reward <> 7.125"):
+            break
+    with closing(ReplayStore.open(path)) as store:
+        drawn = store.draw(request(2, 4), make_sampler("uniform", 0))
+        assert sorted(row.trajectory.id for row in drawn) == ["t0", "t2", "t3"]
+        assert sql(path, "select id from trajectories where state = 'quarantined'") == [("t1",)]
+        assert not store.verify().damage
 
 
 def test_change_that_takes_the_checksum_away_is_meant(location: Location) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
 
-from replay import DatabaseRefused, InvalidRecord, ReplayError, ReplayStore, questions
+from replay import DatabaseRefused, ReplayError, ReplayStore, questions
 from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 from tests.fakes.replay_command import listed
@@ -64,17 +63,6 @@ def test_reader_without_the_right_to_write_may_look(postgres: LocalServer, new_d
     finally:
         sql(url, "drop owned by looks")
         sql(url, "drop role looks")
-
-
-def test_id_that_fits_no_index_is_refused_and_nothing_is_stored(new_database: NewDatabase) -> None:
-    chance = random.Random(0)
-    long = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=10_000))
-    with closing(new_store(new_database())) as store:
-        with pytest.raises(InvalidRecord, match="^ids must fit PostgreSQL's indexes, got one that does not"):
-            store.append([task(), task(long)], [group()], [trajectory("a")])
-        assert questions.summary(store)["tasks"] == 0
-        # One that compresses well does fit.
-        store.append([task("x" * 10_000)], [], [])
 
 
 def test_buffer_may_stand_in_a_schema_of_its_own(new_database: NewDatabase) -> None:

@@ -44,9 +44,8 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
         {"iteration": 0, "episodes": 3, "successes": 2},
         {"iteration": 4, "episodes": 1, "successes": 1},
     ]
-    first, second = found["rows"]
-    assert (first["prompt"], first["answer"], first["reward"]) == ("What is 6 times 7?", "42", 1.0)
-    assert (second["number"], second["success"], second["num_tool_calls"]) == (1, False, 1)
+    assert [found["rows"][0][name] for name in ("prompt", "answer", "reward")] == ["What is 6 times 7?", "42", 1.0]
+    assert [found["rows"][1][name] for name in ("number", "success", "num_tool_calls")] == [1, False, 1]
     last = questions.held_out(store, RUN, 0, after=found["next"], limit=2)
     assert ([row["number"] for row in last["rows"]], last["next"]) == ([2], None)
     assert questions.held_out(store, RUN)["iteration"] == 4
@@ -55,10 +54,12 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
     assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
     call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]
     assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}, "id": None}
-    with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(0, 4\), got 3"):
-        questions.held_out(store, RUN, 3)
-    with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
-        questions.held_out_task(store, RUN, "x")
+    for ask, message in (
+        (lambda: questions.held_out(store, RUN, 3), r"evaluation's episodes are kept \(0, 4\), got 3"),
+        (lambda: questions.held_out_task(store, RUN, "x"), "task must name one held-out task, got 'x', which fits"),
+    ):
+        with pytest.raises(ReplayError, match=message):
+            ask()
 
 
 def test_newest_evaluations_of_a_run_are_kept_and_a_resume_takes_back_later_ones(store: ReplayStore) -> None:
