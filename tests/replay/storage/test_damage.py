@@ -13,43 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay import ReplayStore, questions
+from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.storage.format.encoding import content_hash
 from replay.storage.format.schema import metadata
-from tests.fakes.records import FreshRows, group, new_store, request, sql, task, trajectory
+from tests.fakes.records import group, new_store, request, sql, task, trajectory
 from tests.replay.storage.damaged_buffers import WAYS, Asked, alter, buffer_with_log, place
 
 PAGE = 4096
-
-
-def flipped(blob: bytes, chance: random.Random) -> bytes:
-    damaged = bytearray(blob)
-    bit = chance.randrange(8 * len(damaged))
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
-
-
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.soak)])
-def test_flipped_bit_of_a_row_is_found(tmp_path: Path, count: int) -> None:
-    """Every bit that flips in the tokens of a row is found, or changes nothing that is read."""
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        collected = FreshRows(1, rates=(0.5,) * (count // 4)).append_to(store)
-        whole = {row.id: row for row in collected.trajectories}
-        chance = random.Random(12)
-        for id, blob in sql(store, "select trajectory, tokens from segments order by trajectory"):
-            sql(store, "update segments set tokens = ? where trajectory = ?", flipped(blob, chance), id)
-        drawn = store.draw(request(2, count), make_sampler("uniform", 0))
-        harmless = {row.trajectory.id for row in drawn}
-        for row in drawn:
-            assert content_hash(row.trajectory.segments) == content_hash(whole[row.trajectory.id].segments)
-        found = dict(sql(store, "select id, state_reason from trajectories where state = 'quarantined'"))
-        assert found.keys() | harmless == whole.keys() and not found.keys() & harmless
-        # What zstd's frames may hold that nobody reads: unused bits of their descriptor.
-        assert len(harmless) <= count / 20
-        assert all(found.values())
-        assert questions.summary(store)["states"]["quarantined"]["trajectories"] == len(found)
 
 
 def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) -> None:

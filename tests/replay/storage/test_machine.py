@@ -12,18 +12,17 @@ from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
 
-from agentloop.cli.replay import app
 from context.messages import Message
-from replay import DatabaseRefused, ReplayStore
-from replay.sampling.samplers import make_sampler
+from replay import DatabaseRefused, ReplayError, ReplayStore
+from replay.errors import DatabaseFailed
 from replay.storage.databases import disk
-from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
+from replay.storage.format.schema import trajectories
+from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -34,25 +33,6 @@ def in_child(work: Callable[..., Answer], *arguments: object) -> Answer:
     """In a process of its own, which may give up what the tests need."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(work, *arguments).result()
-
-
-def one_line(words: list[str]) -> str:
-    """What the command says, which must be why it failed."""
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert isinstance(result.exception, SystemExit), (words, result.exception)
-    assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, ""), (words, result.output)
-    return result.stderr
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of experience: 48 rows, more than there is room for in pages begun."""
-    folder = tmp_path_factory.mktemp("exported")
-    with closing(new_store(folder / "source.sqlite")) as store:
-        for iteration in range(1, 7):
-            iterate(store, iteration, make_sampler("uniform", 0))
-    assert CliRunner().invoke(app, ["export", str(store.path), str(folder / "rows.jsonl")]).exit_code == 0
-    return folder / "rows.jsonl"
 
 
 def with_two_rows(path: Path) -> Path:
@@ -70,17 +50,24 @@ def check_untouched(path: Path) -> None:
         assert store.append([], [], [trajectory("c", run="run-2")]).inserted == 1
 
 
-def small_file(connection: object, record: object) -> None:
-    """SQLite answers this limit as it answers a full disk."""
-    pages = connection.execute("pragma page_count").fetchone()[0]  # type: ignore[attr-defined]
-    connection.execute(f"pragma max_page_count={pages}")  # type: ignore[attr-defined]
+def said_of_append(path: Path) -> str:
+    """What is said of 48 rows, more than there is room for in pages begun."""
+    with closing(ReplayStore.open(path)) as store, pytest.raises(DatabaseFailed) as error:
+        FreshRows(2, rates=(0.5,) * 12, run="run-2").append_to(store)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
-def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(exported: Path, tmp_path: Path) -> None:
+def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(tmp_path: Path) -> None:
     path = with_two_rows(tmp_path / "full.sqlite")
+
+    def small_file(connection: Any, record: object) -> None:
+        """SQLite answers this limit as it answers a full disk."""
+        connection.execute(f"pragma max_page_count={connection.execute('pragma page_count').fetchone()[0]}")
+
     sa.event.listen(sa.Pool, "connect", small_file)
     try:
-        said = one_line(["import", str(exported), str(path)])
+        said = said_of_append(path)
     finally:
         sa.event.remove(sa.Pool, "connect", small_file)
     assert f"got 'database or disk is full' at {path} (" in said
@@ -88,33 +75,39 @@ def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(exported: Path,
     check_untouched(path)
 
 
-def within(limit: int, words: list[str]) -> str:
-    """What a command says where no file may grow beyond so many bytes: to SQLite, an error of the disk."""
+def within(limit: int, work: Callable[[Path], str], path: Path) -> str:
+    """What is said where no file may grow beyond so many bytes: to SQLite, an error of the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return one_line(words)
+    return work(path)
 
 
-def test_write_that_fails_is_told_and_loses_nothing(exported: Path, tmp_path: Path) -> None:
+def test_write_that_fails_is_told_and_loses_nothing(tmp_path: Path) -> None:
     path = with_two_rows(tmp_path / "limited.sqlite")
-    said = in_child(within, 40_000, ["import", str(exported), str(path)])
+    said = in_child(within, 40_000, said_of_append, path)
     assert f"got 'disk I/O error' at {path} (" in said
     assert "Look for a failing disk, or a limit on the size of files (ulimit -f)." in said
     check_untouched(path)
 
 
+def said_of_forgetting(path: Path) -> str:
+    with closing(ReplayStore.open(path)) as store, pytest.raises(ReplayError) as error:
+        store.forget(trajectories.c.id == "a", dry_run=False)
+    return str(error.value)
+
+
 def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
     """The file of 2 MB can't be written again within 1 MB. Nothing makes random text smaller than half."""
     path = with_two_rows(tmp_path / "replay.sqlite")
+    long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
     with closing(ReplayStore.open(path)) as store:
-        long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
-    words = ["forget", str(path), "--where", "id == 'a'", "--yes"]
-    said = in_child(within, 1_000_000, words)
+    said = in_child(within, 1_000_000, said_of_forgetting, path)
     assert "database must be free and have room to be written anew, got 'disk I/O error' at" in said
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in said
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    with closing(ReplayStore.open(path)) as store:
+        store.forget(trajectories.c.id == "a", dry_run=False)
 
 
 def opened_by_nobody(path: Path) -> list[str]:
