@@ -1,11 +1,10 @@
-"""A small file with rows of every kind in every table, what its cells may become, and all that is asked of it then."""
+"""A small file with rows of every kind in every table, and all that is asked of it once it is damaged."""
 
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,6 @@ from tests.replay.storage.collecting.episodes import claim, collect, issue
 OTHER = "run-2"
 
 _FINGERPRINT = {"tokenizer": "tok", "template": "tpl", "model_family": "toy", "vocab_size": 99}
-_ODD: tuple[Any, ...] = (
-    *(None, "", "{[", "\ue000json:{", "x" * 9000, "abc", b"\xff\x00", b"", b"AL\5\1\6\0\0\0noise"),
-    *(0, 5, -1, 2**62, 0.5, 1e308, float("inf")),
-)
-"""What a cell may become, whatever its column is for; a last way is what the column holds in another row."""
-WAYS = len(_ODD) + 1
 OBSERVED = ObservationRecord("call-1", "task-1", "tools-1", None, "look", {"n": 1}, "seen")
 EVALUATED = HeldOutEpisode(
     RUN, 3, 0, "held-out", "tools", "1", 1.0, True, "answered", None, 1, 0, (Said("user", "7?"),)
@@ -112,22 +105,6 @@ def place(path: Path, file: bytes, log: bytes | None) -> None:
     path.write_bytes(file)
     if log is not None:
         path.with_name(f"{path.name}-wal").write_bytes(log)
-
-
-def alter(path: Path, column: sa.Column[Any], way: int, chance: random.Random) -> None:
-    """One cell of the column becomes something else, behind the back of NOT NULL and of references."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        ((schema,),) = file.execute("select sql from sqlite_master where name = ?", (column.table.name,))
-        file.execute("pragma writable_schema = on")
-        without = schema.replace(" NOT NULL", "")
-        file.execute("update sqlite_master set sql = ? where name = ?", (without, column.table.name))
-        file.execute("pragma writable_schema = reset")
-        rows = file.execute(f"select rowid, {column.name} from {column.table.name}").fetchall()
-        row, before = chance.choice(rows)
-        others = [value for _, value in rows if value != before] or [before]
-        value = chance.choice(others) if way == len(_ODD) else _ODD[way]
-        with suppress(sqlite3.IntegrityError):  # two rows of one key
-            file.execute(f"update {column.table.name} set {column.name} = ? where rowid = ?", (value, row))
 
 
 class Asked:
