@@ -174,7 +174,7 @@ def soak(folder: Path, database: str | None) -> None:
     location = buffer_of(run)
     largest_log = 0
     begin(location)
-    writers = [Writer.start(location, number, 1_000_000, pause_s=1.0) for number in range(8)]
+    writers = [Writer(location, number, 1_000_000, pause_s=1.0) for number in range(8)]
     with ExitStack() as stack, inspected(run) as (process, served):
         for writer in writers:
             stack.callback(writer.stop)

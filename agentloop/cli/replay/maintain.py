@@ -11,7 +11,7 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, fail, opened, say, say_json
 from replay.questions import chosen
 from replay.questions.filters import condition
-from replay.storage.collecting.held_out_rows import ALL_RUNS
+from replay.storage.collecting.never_drawn import ALL_RUNS
 from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
 

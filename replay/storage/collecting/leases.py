@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
-from replay.storage.collecting import held_out_rows
+from replay.storage.collecting import never_drawn
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import groups, tasks, tickets, trajectories
 from replay.storage.read import task_records
@@ -208,7 +208,7 @@ def finish_evaluation(
     if found is not None and found["state"] != DONE:
         _end(connection, claim, outcome=canonical_json(outcome))
         if episode is not None:
-            held_out_rows.put(connection, [episode], compressed=compressed)
+            never_drawn.put_episodes(connection, [episode], compressed=compressed)
     return True
 
 

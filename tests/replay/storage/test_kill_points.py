@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,7 +19,7 @@ from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, measured, new_store, request, sql, task
-from tests.fakes.small_processes import SMALL
+from tests.fakes.small_processes import Child
 from tests.replay.storage.collecting.episodes import claim, episode, issue
 
 STEPS = (
@@ -34,22 +34,15 @@ def killed_at(step: int | None, location: Location) -> tuple[int, int | None]:
 
     How many things returned, and the steps that all of it takes; None: it was killed before its end.
     """
-    receiving, sending = SMALL.Pipe(duplex=False)
-    child = SMALL.Process(target=_work, args=(step, location, sending))
-    child.start()
-    sending.close()
-    returned = []
-    with receiving, suppress(EOFError):
-        while True:
-            returned.append(receiving.recv())
-    child.join()
-    if child.exitcode == -signal.SIGKILL:
+    child = Child.start(_work, step, location)
+    returned = child.said()
+    if child.process.exitcode == -signal.SIGKILL:
         return len(returned), None
-    assert child.exitcode == 0, "the work failed by itself"
+    assert child.process.exitcode == 0, "the work failed by itself"
     return len(returned) - 1, returned[-1]
 
 
-def _work(step: int | None, location: Location, sending: Connection) -> None:
+def _work(sending: Connection, step: int | None, location: Location) -> None:
     gc.disable()  # A look at all that was imported would take as long as the work.
     passed = 0
 

@@ -15,7 +15,7 @@ from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, measured, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
-from tests.replay.storage.collecting.episodes import WorkerProcess, issue
+from tests.replay.storage.collecting.episodes import issue, start_worker
 from tests.replay.storage.writers import (
     Writer,
     begin,
@@ -42,7 +42,7 @@ def begun(location: Location) -> Location:
 )
 def test_writers_lose_nothing_and_a_reader_sees_no_half(begun: Location, writers: int, each: int) -> None:
     """F7: nobody sees an error."""
-    running = [Writer.start(begun, number, each) for number in range(writers)]
+    running = [Writer(begun, number, each) for number in range(writers)]
     seen: list[str] = []
     while any(writer.process.is_alive() for writer in running):
         now = stored_ids(begun)
@@ -59,7 +59,7 @@ def test_kill_of_a_writer_loses_nothing_that_was_acknowledged(begun: Location, k
     chance = random.Random(1)
     count = 0
     for number in range(kills):
-        writer = Writer.start(begun, number, 100_000)
+        writer = Writer(begun, number, 100_000)
         wait_for(lambda count=count: len(stored_ids(begun)) > count)  # type: ignore[misc]  # bound now
         time.sleep(chance.uniform(0.0, 0.05))
         writer.process.kill()
@@ -152,19 +152,19 @@ def test_every_finished_episode_is_in_its_place_at_every_look(location: Location
     with closing(new_store(location)) as store:
         for number in range(GROUPS):
             issue(store, [number], size=SIZE, iteration=1 + number // 2)
-        workers = [WorkerProcess.start(location, number, spoiled=0.1, lease_s=0.5) for number in range(3)]
-        workers.append(WorkerProcess.start(location, 3, lease_s=0.1, slow_s=0.3))
+        workers = [start_worker(location, number, spoiled=0.1, lease_s=0.5) for number in range(3)]
+        workers.append(start_worker(location, 3, lease_s=0.1, slow_s=0.3))
         learner = Learner(store)
         for done, killed in zip((5, 15), workers[:2], strict=True):
             while store.tickets.counts(RUN).done < done:
                 learner.step()
             killed.process.kill()
-        workers.append(WorkerProcess.start(location, 4, lease_s=0.3))
+        workers.append(start_worker(location, 4, lease_s=0.3))
         while any(worker.process.is_alive() for worker in workers):
             learner.step()
         said = [each for worker in workers for each in worker.said()]
         time.sleep(0.6)  # the leases of those that were killed
-        said += WorkerProcess.start(location, 99).said()
+        said += start_worker(location, 99).said()
         for _ in range(GROUPS):
             learner.step()
         found = store.tickets.counts(RUN)

@@ -68,7 +68,7 @@ def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, t
     database = server.new_database()
     url = server.url(database)
     begin(url)
-    running = [Writer.start(url, number, 1_000_000) for number in range(writers)]
+    running = [Writer(url, number, 1_000_000) for number in range(writers)]
     everyone = {f"{number:03d}" for number in range(writers)}
     wait_for(lambda: {id[:3] for id in stored_ids(url)} == everyone)
     for _ in range(times):

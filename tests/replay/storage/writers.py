@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
 from replay import ReplayStore
 from replay.storage.databases import Location
 from tests.fakes.records import group, new_store, sql, task, trajectory
-from tests.fakes.small_processes import SMALL
+from tests.fakes.small_processes import SMALL, Child
 
 
 def begin(location: Location) -> None:
@@ -21,24 +20,15 @@ def begin(location: Location) -> None:
         store.append([task()], [group()], [])
 
 
-@dataclass
 class Writer:
     """A process that appends trajectories one by one, and says so as soon as each append has returned."""
 
-    process: SMALL.Process  # type: ignore[name-defined]  # a context's own class
-    _receiving: Connection
-    _stop: Any
-    seconds: list[float] = field(default_factory=list)
-    """Of each acknowledged append."""
-
-    @classmethod
-    def start(cls, location: Location, number: int, count: int, *, pause_s: float = 0.0) -> Writer:
-        receiving, sending = SMALL.Pipe(duplex=False)
-        stop = SMALL.Event()
-        process = SMALL.Process(target=_write, args=(location, number, count, pause_s, sending, stop))
-        process.start()
-        sending.close()
-        return cls(process, receiving, stop)
+    def __init__(self, location: Location, number: int, count: int, *, pause_s: float = 0.0) -> None:
+        self._stop = SMALL.Event()
+        self._child = Child.start(_write, location, number, count, pause_s, self._stop)
+        self.process = self._child.process
+        self.seconds: list[float] = []
+        """How long each acknowledged append took."""
 
     def stop(self) -> None:
         """After the append it is at."""
@@ -46,17 +36,12 @@ class Writer:
 
     def acknowledged(self) -> list[str]:
         """Waits for the process to end."""
-        ids = []
-        with self._receiving, suppress(EOFError):
-            while True:
-                id, seconds = self._receiving.recv()
-                ids.append(id)
-                self.seconds.append(seconds)
-        self.process.join()
-        return ids
+        said = self._child.said()
+        self.seconds = [seconds for _, seconds in said]
+        return [id for id, _ in said]
 
 
-def _write(location: Location, number: int, count: int, pause_s: float, sending: Connection, stop: Any) -> None:
+def _write(sending: Connection, location: Location, number: int, count: int, pause_s: float, stop: Any) -> None:
     with closing(ReplayStore.open(location)) as store:
         for i in range(count):
             if stop.wait(pause_s if i else 0.0):

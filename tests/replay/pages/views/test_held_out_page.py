@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.records import RUN, new_store
 from tests.replay.pages.serving import Served, inspecting
-from tests.replay.storage.collecting.test_held_out_rows import episode
+from tests.replay.storage.collecting.test_never_drawn import episode
 
 HERE = f"/runs/{RUN}/held-out"
 

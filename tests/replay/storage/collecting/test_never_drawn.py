@@ -1,4 +1,4 @@
-"""Episodes of evaluations are kept apart: nothing that counts, draws or evicts rows knows of them."""
+"""Episodes of evaluations and what tools answered are kept apart: nothing that counts or draws rows knows of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from context.messages import Message, ToolCall
 from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
-from replay.records import HeldOutEpisode
+from replay.records import HeldOutEpisode, ObservationRecord
 from replay.sampling.samplers import make_sampler
+from replay.storage.format.schema import trajectories
 from tests.fakes.records import RUN, FreshRows, new_store, request, run_record, sql
 
 SAID = (
@@ -111,3 +112,15 @@ def test_damaged_conversation_is_none_and_the_rest_is_read(store: ReplayStore) -
     damaged, whole = questions.held_out(store, RUN)["rows"]
     assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
     assert questions.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
+
+
+def test_answers_come_back_by_task_and_environment_and_are_forgotten_with_its_rows(store: ReplayStore) -> None:
+    FreshRows(1).append_to(store)
+    first = ObservationRecord("call-0", "task-1", "tools-1", None, "look", {"key": "ü", "n": 0}, "a\nb")
+    second, other = replace(first, id="call-1", parent="call-0"), replace(first, id="call-2", environment="tools-2")
+    store.remember([second, first, other])
+    assert sorted(store.remembered("tools-1", ["task-1"]), key=lambda record: record.id) == [first, second]
+    assert store.remembered("tools-1", ["another"]) == []
+    assert store.remembered_tasks("tools-2") == ["task-1"]
+    store.forget(trajectories.c.iteration == 1, dry_run=False)
+    assert store.remembered_tasks("tools-1") == []
