@@ -33,7 +33,7 @@ from replay.sampling.draw import Candidates, Measure, RunDraws
 from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, read, reclaimed, retention, write
-from replay.storage.collecting import fresh_groups, held_out_rows, observations
+from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles
 from replay.storage.collecting.tickets import Tickets
 from replay.storage.databases import Database, Location, Result, create_database, open_database, retried
@@ -142,11 +142,11 @@ class ReplayStore:
     def remember(self, records: Sequence[ObservationRecord]) -> None:
         """Keep what deterministic tools answered; what is known already stays as it is. Their tasks are stored."""
         if records:
-            self._write(lambda connection: observations.remember(connection, records))
+            self._write(lambda connection: never_drawn.remember(connection, records))
 
     def remembered(self, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
         """What the tools of an environment answered for these tasks."""
-        return self._database.read(lambda connection: observations.remembered(connection, environment, tasks))
+        return self._database.read(lambda connection: never_drawn.remembered(connection, environment, tasks))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
         """Whole trajectories in the order asked.
@@ -311,8 +311,8 @@ class ReplayStore:
         """Episodes of an evaluation, in place of what stood in their places; all but the newest `evaluations` go."""
 
         def work(connection: sa.Connection) -> None:
-            held_out_rows.put(connection, episodes, compressed=self._database.compresses_text)
-            held_out_rows.keep_newest(connection, run, evaluations)
+            never_drawn.put_episodes(connection, episodes, compressed=self._database.compresses_text)
+            never_drawn.keep_newest(connection, run, evaluations)
 
         self._write(work, run)
 

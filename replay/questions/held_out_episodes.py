@@ -8,7 +8,7 @@ from context.messages import Message, plain_message
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
 from replay.questions.trajectory import NONE, in_few_words
-from replay.storage.collecting.held_out_rows import FACTS, SAID
+from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.message_json import messages_of
 from replay.storage.format.schema import held_out as episodes

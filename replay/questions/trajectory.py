@@ -79,7 +79,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     with store.reading() as connection:
         loaded = load(connection, [id])
         uses = _uses(connection, id)
-        if id in loaded.reclaimed:
+        if id in loaded.gone.keys() - loaded.without_tokens:
             return _of_reclaimed(connection, id, uses)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
         answer: QueryResult = {
@@ -95,7 +95,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
             return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
         if id in loaded.gone:
             answer["problem"] = {"kind": "gone", "reason": reason}
-        found = loaded.gone[id].trajectory if id in loaded.gone else loaded.whole[id]
+        found = loaded.without_tokens.get(id) or loaded.whole[id]
         authors = author_table(connection, found.record.run)
         scores = _scores(connection, id)
         answer |= _around(connection, found)

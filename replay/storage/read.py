@@ -40,14 +40,6 @@ _NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
 )
 
 
-@dataclass(frozen=True)
-class Gone:
-    """A row that was stored without its tokens, for its messages were changed."""
-
-    trajectory: Trajectory
-    reason: str | None
-
-
 @dataclass
 class Loaded:
     """What was found under some ids."""
@@ -55,15 +47,16 @@ class Loaded:
     whole: dict[str, Trajectory] = field(default_factory=dict)
     corrupt: dict[str, str] = field(default_factory=dict)
     """Reason by id."""
-    gone: dict[str, Gone] = field(default_factory=dict)
-    reclaimed: dict[str, str] = field(default_factory=dict)
-    """Why it was evicted, by id, of rows of which only a few numbers are left."""
+    without_tokens: dict[str, Trajectory] = field(default_factory=dict)
+    """Rows that were stored without their tokens, for their messages were changed."""
+    gone: dict[str, str | None] = field(default_factory=dict)
+    """Why there are no tokens, by id: of these rows, and of those of which only a few numbers are left."""
 
     def in_order(self, ids: Sequence[str]) -> list[Trajectory]:
         """All of them; raises for the first that is corrupt, evicted or unknown."""
         for id in ids:
-            if id in self.gone or id in self.reclaimed:
-                raise ContentGone(id, self.gone[id].reason if id in self.gone else self.reclaimed[id])
+            if id in self.gone:
+                raise ContentGone(id, self.gone[id])
             if id in self.corrupt:
                 raise CorruptTrajectory(id, self.corrupt[id])
             if id not in self.whole:
@@ -91,20 +84,20 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
             except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # BlobError is a ValueError
                 loaded.corrupt[row[0]] = str(error) if isinstance(error, BlobError) else "values that nobody wrote"
                 continue
-            if isinstance(whole, Gone):
-                loaded.gone[row[0]] = whole
-            else:
+            if whole.segments:
                 loaded.whole[row[0]] = whole
+            else:
+                loaded.without_tokens[row[0]], loaded.gone[row[0]] = whole, row[-1]
     known = {*loaded.whole, *loaded.corrupt, *loaded.gone}
-    loaded.reclaimed = reasons(connection, [id for id in ids if id not in known])
+    loaded.gone.update(reasons(connection, [id for id in ids if id not in known]))
     return loaded
 
 
 def _whole(
     row: Sequence[Any], blobs: Sequence[tuple[Any, ...]], messages_of_rows: Mapping[str, Sequence[Any]] | None
-) -> Trajectory | Gone:
+) -> Trajectory:
     """Raises BlobError where it is not what was written. `messages_of_rows` None: they are not asked for."""
-    *values, checksum, reason = row
+    *values, checksum, _ = row
     # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
     is_checked = checksum is not None
     if is_checked and record_checksum(values) != checksum:
@@ -117,7 +110,7 @@ def _whole(
         if is_checked and len(said) != (values[_NUM_MESSAGES] or 0):
             raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
     if record.state == EVICTED and not blobs:
-        return Gone(Trajectory(record, (), said), reason)
+        return Trajectory(record, (), said)
     parts = tuple(map(segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:

@@ -14,8 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
-from replay.storage.collecting import held_out_rows
-from replay.storage.collecting.observations import forget_observations
+from replay.storage.collecting.never_drawn import forget_observations, remove_episodes
 from replay.storage.counters import next_number
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import (
@@ -33,7 +32,6 @@ from replay.storage.format.schema import (
 from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
-ALL_RUNS = "*"
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,8 @@ def forget(
     for chunk in chunked(list(mine)):
         stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
         emptied += sum(mine[task] == number for task, number in connection.execute(stored))
-    evaluated = 0 if held_out is None else held_out_rows.count(connection, None if held_out == ALL_RUNS else held_out)
+    evaluated = 0 if held_out is None else remove_episodes(connection, held_out, dry_run=dry_run)
     if not dry_run:
-        if evaluated:
-            held_out_rows.remove(connection, None if held_out == ALL_RUNS else held_out)
         # Its tools' answers may be among what is to be forgotten.
         forget_observations(connection, list(mine))
         reclaim(connection, ids, FORGOTTEN)

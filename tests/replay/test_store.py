@@ -8,7 +8,7 @@ import pytest
 from context.messages import ToolCall
 from context.tokens.token_sequence import Segment
 from replay import InvalidRecord, ReplayStore
-from replay.records import Trajectory
+from replay.records import GroupRecord, TaskRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.validate import summarised
 from replay.storage.write import AppendReport
@@ -53,34 +53,24 @@ def test_tool_calls_of_any_json_come_back(store: ReplayStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "field"),
+    ("tasks", "groups", "other", "message"),
     [
-        (trajectory("a", reward=0.25), "reward"),
-        (trajectory("a", segments=(Segment(tokens([5, 6, 7], ["user", "env", "llm"])),)), "content_hash"),
-        (trajectory("a", segments=(Segment(SHORT, "another reason"),)), "content_hash"),
+        ([], [], trajectory("a", reward=0.25), "^reward must be the stored"),
+        ([], [], trajectory("a", segments=(Segment(tokens([5, 6], ["user", "llm"])),)), "^content_hash must be the st"),
+        ([], [], trajectory("a", segments=(Segment(SHORT, "another reason"),)), "^content_hash must be the stored"),
+        ([replace(task(), payload={"hops": 3})], [], None, r"^payload must be the stored .* in tasks? task-1"),
+        ([], [group(success_rate=0.75)], None, r"^success_rate must be the stored 0.5 .* got 0.75"),
+        ([], [], trajectory("c", group="none"), "^group must be appended with or before its members, got 'none'"),
+        ([], [], trajectory("c", iteration=2), r"^iteration must be that of its group \(1\), got 2"),
     ],
 )
-def test_other_content_under_the_same_id_is_an_error(store: ReplayStore, other: Trajectory, field: str) -> None:
+def test_row_that_disagrees_with_what_is_stored_is_an_error_and_nothing_is_stored(
+    store: ReplayStore, tasks: list[TaskRecord], groups: list[GroupRecord], other: Trajectory | None, message: str
+) -> None:
     store.append([task()], [group()], [trajectory("a")])
-    with pytest.raises(InvalidRecord, match=f"^{field} must be the stored"):
-        store.append([], [], [trajectory("b"), other])
-    assert sql(store, "select id from trajectories") == [("a",)]
-
-
-def test_another_task_or_group_under_the_same_key_is_an_error(store: ReplayStore) -> None:
-    store.append([task()], [group()], [])
-    with pytest.raises(InvalidRecord, match=r"^payload must be the stored .* in tasks? task-1"):
-        store.append([replace(task(), payload={"hops": 3})], [], [])
-    with pytest.raises(InvalidRecord, match=r"^success_rate must be the stored 0.5 .* got 0.75"):
-        store.append([], [group(success_rate=0.75)], [])
-
-
-def test_member_must_belong_to_its_group(store: ReplayStore) -> None:
-    with pytest.raises(InvalidRecord, match="^group must be appended with or before its members, got 'group-1'"):
-        store.append([task()], [], [trajectory("a")])
-    with pytest.raises(InvalidRecord, match=r"^iteration must be that of its group \(1\), got 2"):
-        store.append([task()], [group()], [trajectory("a", iteration=2)])
-    assert sql(store, "select id from groups") == []
+    with pytest.raises(InvalidRecord, match=message):
+        store.append(tasks, [group("g2"), *groups], [trajectory("b"), *([other] if other else [])])
+    assert sql(store, "select id from trajectories union all select id from groups") == [("a",), ("group-1",)]
 
 
 def test_run_is_added_once_and_keeps_its_authors(store: ReplayStore) -> None:

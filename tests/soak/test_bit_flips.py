@@ -40,8 +40,8 @@ def test_flipped_bit_changes_nothing_that_is_trained_on_and_is_never_a_raw_excep
             else:
                 file = flipped(whole, chance.randrange(_HEADER if where == "header" else len(whole)), chance)
             place(path, file, wal)
-            found = asked.again(chance)
-            kinds[f"{where}: {found.kind}"] += 1
-            wrong += [f"seed {seed}, {where}: {what}" for what in found.wrong]
+            kind, found = asked.again(chance)
+            kinds[f"{where}: {kind}"] += 1
+            wrong += [f"seed {seed}, {where}: {what}" for what in found]
     print(dict(kinds))
     assert not wrong, "\n".join(wrong)

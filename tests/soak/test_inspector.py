@@ -30,7 +30,7 @@ from tests.fakes.records import RUN
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
 from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.serving import Served
-from tests.replay.storage.steady_writers import writing
+from tests.replay.storage.writers import Writer, begin
 
 MINUTES = float(os.environ.get("AGENTLOOP_SOAK_MINUTES", "60"))
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600 + 240 * MINUTES)]
@@ -173,7 +173,11 @@ def soak(folder: Path, database: str | None) -> None:
     run = folder / "runs" / "small-001"
     location = buffer_of(run)
     largest_log = 0
-    with ExitStack() as stack, writing(location) as writers, inspected(run) as (process, served):
+    begin(location)
+    writers = [Writer(location, number, 1_000_000, pause_s=1.0) for number in range(8)]
+    with ExitStack() as stack, inspected(run) as (process, served):
+        for writer in writers:
+            stack.callback(writer.stop)
         visitor = Visitor(served, location)
         visitor.warm_up()
         inspector, trainer = Memory(process), Memory(psutil.Process(training.id))
@@ -194,7 +198,8 @@ def soak(folder: Path, database: str | None) -> None:
         thread.join()
     assert training.wait() == 0, training.errors
     assert_sound(run, iterations=iterations)
-    appends = sorted(writers.seconds)
+    assert all(writer.acknowledged() for writer in writers)
+    appends = sorted(second for writer in writers for second in writer.seconds)
     found = {
         "minutes": inspector.samples[-1][0],
         "iterations": iterations,

@@ -11,7 +11,8 @@ from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, fail, opened, say, say_json
 from replay.questions import chosen
 from replay.questions.filters import condition
-from replay.storage.reclaimed import ALL_RUNS, Forgotten
+from replay.storage.collecting.never_drawn import ALL_RUNS
+from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]

@@ -24,30 +24,27 @@ from replay.ticket_records import DONE, UNENDED, EndedGroup, EndedMember, Purpos
 
 _tickets, _rows = tickets.c, trajectories.c
 _COLUMNS = (*CHECKED_COLUMNS, _rows.record_checksum)
+_MEMBER = ("member", "state", "trajectory", "reason")
 _ID, _ADVANTAGE = (CHECKED_COLUMNS.index(_rows[name]) for name in ("id", "advantage"))
 
 
 def ended_groups(connection: sa.Connection, run: str, purpose: Purpose) -> list[EndedGroup]:
-    """Those that have no member under way and are not closed, in the order of their issue."""
+    """The groups that have no member under way and are not closed, in the order of their issue."""
     unclosed = (_tickets.run == run) & (_tickets.purpose == purpose) & _tickets.closed_at.is_(None)
     under_way = sa.select(_tickets.number).where(unclosed, _tickets.state.in_(UNENDED))
     query = tickets.select().where(unclosed, _tickets.number.not_in(under_way))
     found = connection.execute(query.order_by(_tickets.number, _tickets.member)).mappings()
-    return [_ended(number, list(rows)) for number, rows in groupby(found, key=lambda row: int(row["number"]))]
-
-
-def _ended(number: int, rows: list[Any]) -> EndedGroup:
-    members = tuple(
-        EndedMember(
-            row["member"],
-            row["state"],
-            row["trajectory"],
-            row["reason"],
-            None if row["outcome"] is None else json.loads(row["outcome"]),
-        )
-        for row in rows
-    )
-    return EndedGroup(number, rows[0]["iteration"], members)
+    ended = []
+    for (number, iteration), rows in groupby(found, key=lambda row: (int(row["number"]), row["iteration"])):
+        members = [
+            EndedMember(
+                **{name: row[name] for name in _MEMBER},
+                outcome=None if row["outcome"] is None else json.loads(row["outcome"]),
+            )
+            for row in rows
+        ]
+        ended.append(EndedGroup(number, iteration, tuple(members)))
+    return ended
 
 
 def open_rows(connection: sa.Connection, run: str, numbers: Sequence[int]) -> list[Trajectory]:
@@ -129,37 +126,34 @@ def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
 
     Damaged rows are set aside, and their groups are smaller by them.
     """
-    connection.execute(
-        draws.delete().where(
-            draws.c.run == request.run,
-            draws.c.iteration == request.iteration,
-            draws.c.state == RESERVED,
-            draws.c.stream == FRESH,
-        )
-    )
+    mine = (draws.c.run == request.run) & (draws.c.iteration == request.iteration)
+    connection.execute(draws.delete().where(mine, draws.c.state == RESERVED, draws.c.stream == FRESH))
     waiting = [list(rows) for _, rows in groupby(_waiting(connection, request), key=lambda row: int(row.number))]
     late: list[list[Any]] = []
     within: list[list[Any]] = []
     for rows in waiting:
         staleness = [request.policy_version - row.policy_version_min for row in rows]
         (within if may_be_fresh(staleness, request.max_staleness) else late).append(rows)
-    _mark_late(connection, [row.id for rows in late for row in rows], request.policy_version)
+    missed = [row.id for rows in late for row in rows]
+    set_state(connection, missed, ELIGIBLE)
+    for chunk in chunked(missed):
+        too_late = tickets.update().where(_tickets.trajectory.in_(chunk))
+        connection.execute(too_late.values(late_at=request.policy_version))
     ids = [row.id for rows in within for row in rows]
     loaded = load(connection, ids)
     quarantine(connection, loaded.corrupt)
     rows = [loaded.whole[id] for id in ids if id in loaded.whole]
-    records = [_record(request, slot, row.id, row.record.policy_version_min) for slot, row in enumerate(rows)]
+    ages = [abs(request.policy_version - row.record.policy_version_min) for row in rows]
+    records = [
+        DrawRecord(request.run, request.iteration, slot, row.id, FRESH, probability=None, staleness=age)
+        for slot, (row, age) in enumerate(zip(rows, ages, strict=True))
+    ]
     reserve(connection, records)
     taken = [
         BatchRow(row, record, advantage=row.record.advantage, reward=row.record.reward)
         for row, record in zip(rows, records, strict=True)
     ]
-    return FreshDraw(taken, late=sum(map(len, late)))
-
-
-def _record(request: FreshRequest, slot: int, id: str, version: int) -> DrawRecord:
-    age = abs(request.policy_version - version)
-    return DrawRecord(request.run, request.iteration, slot, id, FRESH, probability=None, staleness=age)
+    return FreshDraw(taken, late=len(missed))
 
 
 def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
@@ -173,23 +167,12 @@ def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
     return list(connection.execute(query.order_by(_tickets.number, _tickets.member)))
 
 
-def _mark_late(connection: sa.Connection, ids: list[str], version: int) -> None:
-    set_state(connection, ids, ELIGIBLE)
-    for chunk in chunked(ids):
-        connection.execute(tickets.update().where(_tickets.trajectory.in_(chunk)).values(late_at=version))
-
-
 def take_back(connection: sa.Connection, run: str, iteration: int) -> int:
     """For a resume, before it rolls draws back: how many rows that were fresh or late since are to be fresh again."""
     stood = (iterations.c.run == run) & (iterations.c.iteration <= iteration)
     last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(stood))
-    since = sa.exists().where(
-        draws.c.trajectory == _rows.id,
-        draws.c.run == run,
-        draws.c.iteration > iteration,
-        draws.c.state == COMMITTED,
-        draws.c.stream == FRESH,
-    )
+    of_run = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == FRESH)
+    since = sa.exists().where(draws.c.trajectory == _rows.id, of_run, draws.c.iteration > iteration)
     # An iteration ends with one publish: the run goes on with that version.
     late = _tickets.late_at > (0 if last is None else last + 1)
     query = sa.select(_rows.id).join_from(tickets, trajectories, _rows.id == _tickets.trajectory)

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
-from replay.storage.collecting import held_out_rows
+from replay.storage.collecting import never_drawn
 from replay.storage.format.rows import Row, chunked
 from replay.storage.format.schema import groups, tasks, tickets, trajectories
 from replay.storage.read import task_records
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
-from replay.storage.write import Prepared, PreparedRow, append
+from replay.storage.write import Prepared, append
 from replay.ticket_records import (
     DONE,
     EVALUATION,
@@ -46,10 +46,14 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     """How many are new; one that was issued before must be the same again."""
     _remember(connection, given)
     rows = checked(records, "ticket", "number")
-    known = _issued(connection, rows)
-    new = [row for row in rows if _key(row) not in known]
+    known: dict[tuple[Any, ...], Row] = {}
+    for run in {row["run"] for row in rows}:
+        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
+            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
+            known |= {(run, *_place(dict(row))): dict(row) for row in connection.execute(here).mappings()}
+    new = [row for row in rows if (row["run"], *_place(row)) not in known]
     for row in rows:
-        stored = known.get(_key(row), row)
+        stored = known.get((row["run"], *_place(row)), row)
         for name in ("task", "iteration", "purpose"):
             if stored[name] != row[name]:
                 place = f"ticket {row['number']}/{row['member']}"
@@ -58,20 +62,6 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
         issued_at = connection.scalar(sa.select(seconds_now()))
         insert(connection, tickets, [{**row, "state": QUEUED, "issued_at": issued_at} for row in new])
     return len(new)
-
-
-def _issued(connection: sa.Connection, rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
-    """The tickets of these groups that there are, by run, number and member."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for run in {row["run"] for row in rows}:
-        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
-            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
-            found.update({_key(dict(row)): dict(row) for row in connection.execute(here).mappings()})
-    return found
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return row["run"], row["number"], row["member"]
 
 
 def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
@@ -189,7 +179,11 @@ def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepare
         if counts and found[claim.place]["state"] != DONE
     }
     if new:
-        rows = {id: _in_open_group(prepared.trajectories[id]) for id in new}
+        rows = {id: prepared.trajectories[id] for id in new}
+        # A row that could be drawn is not yet.
+        for id, row in rows.items():
+            if row.record["state"] == ELIGIBLE:
+                rows[id] = replace(row, record={**row.record, "state": OPEN_GROUP})
         _count_members(connection, [row.record for row in rows.values()])
         append(connection, replace(prepared, trajectories=rows))
     for id, claim in new.items():
@@ -205,8 +199,7 @@ def finish_evaluation(
     *,
     compressed: bool = False,
 ) -> bool:
-    """Whether it counts. Of an evaluation no row is stored that could be drawn: `outcome` is what the learner wants to
-    know of it, and the `episode` is kept apart."""
+    """Whether it counts. No row of an evaluation is stored that could be drawn."""
     if claim.ticket.purpose != EVALUATION:
         raise refused("outcome", "be of an evaluation", claim.ticket.purpose, f"ticket {claim.place}")
     found = locked(connection, [claim]).get(claim.place)
@@ -215,7 +208,7 @@ def finish_evaluation(
     if found is not None and found["state"] != DONE:
         _end(connection, claim, outcome=canonical_json(outcome))
         if episode is not None:
-            held_out_rows.put(connection, [episode], compressed=compressed)
+            never_drawn.put_episodes(connection, [episode], compressed=compressed)
     return True
 
 
@@ -239,13 +232,6 @@ def _check_agreed(claim: Claim, record: Row) -> None:
         if record[name] != getattr(ticket, name):
             rule = f"be that of its ticket ({getattr(ticket, name)!r})"
             raise refused(name, rule, record[name], f"trajectory {record['id']}")
-
-
-def _in_open_group(row: PreparedRow) -> PreparedRow:
-    """A row that could be drawn is not yet."""
-    if row.record["state"] != ELIGIBLE:
-        return row
-    return replace(row, record={**row.record, "state": OPEN_GROUP})
 
 
 def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:

@@ -51,7 +51,7 @@ class Tickets:
     """Every method is one transaction: done when it returns, not begun when it raises. All may be done again."""
 
     def __init__(self, database: Database, write: _Write, authors: Callable[[str], AuthorTable]) -> None:
-        """`write` checks that nobody else has resumed the runs it is given."""
+        """`write` does work in one transaction, and checks that nobody else has resumed the runs given after it."""
         self._database = database
         self._write_rows = database.write_rows
         self._write = write

@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from replay.errors import ConnectionLost, DamagedDatabase, DatabaseFailed, DatabaseRefused, InvalidRecord
+from replay.errors import ConnectionLost, DamagedDatabase, DatabaseFailed, DatabaseRefused
 from replay.storage.databases.database import Database, Result, check_revision, create_tables, stored_revision
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.schema import metadata
@@ -49,7 +49,6 @@ _GONE = ("08", "57P01", "57P02", "57P03", "53300")
 _NOTHING = "Nothing of the transaction was stored; what was stored before is safe."
 _UNKNOWN = "Whether the transaction was stored is not known; what was stored before is safe."
 _FORBIDDEN = "42501"
-_TOO_LARGE = "54000"
 SECRETS = frozenset({"password", "sslpassword"})
 
 
@@ -150,11 +149,6 @@ class PostgresDatabase(Database):
 
     def _explanation(self, error: exc.DBAPIError, outcome: str, *, if_lost: str, final: bool) -> Exception:
         found = _first_line(error)
-        if _sqlstate(error) == _TOO_LARGE:
-            return InvalidRecord(
-                f"ids must fit PostgreSQL's indexes, got one that does not ({found}) at {self.url}. "
-                "Use shorter ids. Nothing of this call was stored."
-            )
         if isinstance(error, exc.DataError):
             # Parameters were checked: only what is stored can be out of range.
             return DamagedDatabase(f"{found!r} at {self.url}")

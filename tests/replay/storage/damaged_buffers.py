@@ -1,12 +1,11 @@
-"""A small file with rows of every kind in every table, what its cells may become, and all that is asked of it then."""
+"""A small file with rows of every kind in every table, and all that is asked of it once it is damaged."""
 
 from __future__ import annotations
 
 import random
-import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,6 @@ from tests.replay.storage.collecting.episodes import claim, collect, issue
 OTHER = "run-2"
 
 _FINGERPRINT = {"tokenizer": "tok", "template": "tpl", "model_family": "toy", "vocab_size": 99}
-_ODD: tuple[Any, ...] = (
-    *(None, "", "{[", "\ue000json:{", "x" * 9000, "abc", b"\xff\x00", b"", b"AL\5\1\6\0\0\0noise"),
-    *(0, 5, -1, 2**62, 0.5, 1e308, float("inf")),
-)
-"""What a cell may become, whatever its column is for; a last way is what the column holds in another row."""
-WAYS = len(_ODD) + 1
 OBSERVED = ObservationRecord("call-1", "task-1", "tools-1", None, "look", {"n": 1}, "seen")
 EVALUATED = HeldOutEpisode(
     RUN, 3, 0, "held-out", "tools", "1", 1.0, True, "answered", None, 1, 0, (Said("user", "7?"),)
@@ -114,45 +107,18 @@ def place(path: Path, file: bytes, log: bytes | None) -> None:
         path.with_name(f"{path.name}-wal").write_bytes(log)
 
 
-def alter(path: Path, column: sa.Column[Any], way: int, chance: random.Random) -> None:
-    """One cell of the column becomes something else, behind the back of NOT NULL and of references."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        ((schema,),) = file.execute("select sql from sqlite_master where name = ?", (column.table.name,))
-        file.execute("pragma writable_schema = on")
-        without = schema.replace(" NOT NULL", "")
-        file.execute("update sqlite_master set sql = ? where name = ?", (without, column.table.name))
-        file.execute("pragma writable_schema = reset")
-        rows = file.execute(f"select rowid, {column.name} from {column.table.name}").fetchall()
-        row, before = chance.choice(rows)
-        others = [value for _, value in rows if value != before] or [before]
-        value = chance.choice(others) if way == len(_ODD) else _ODD[way]
-        with suppress(sqlite3.IntegrityError):  # two rows of one key
-            file.execute(f"update {column.table.name} set {column.name} = ? where rowid = ?", (value, row))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    kind: str
-    """raw | different | quarantined | refused | told (by `verify` alone) | same"""
-    wrong: list[str]
-    """What was raised that is not the project's own error, or has more than one line, or was refused though `verify`
-    finds nothing; and trajectories that were drawn, read or exported otherwise than they were written."""
-
-
 class Asked:
     """What is asked of a buffer, again and again, while others take its place."""
 
     def __init__(self, path: Path) -> None:
         """The buffer is whole now."""
-        self._location = path
+        self._path = path
         self._looking = ReplayStore.open(path, read_only=True)
         self._pages = TestClient(create_app(OpenBuffer(self._looking)), base_url="http://127.0.0.1:1")
         self._database = open_database(path, read_only=False)
-        store = ReplayStore(self._database)
-        with store.reading() as connection:
-            query = sa.text("select id from trajectories where state not in ('evicted', 'orphaned') order by id")
-            self.ids = list(connection.scalars(query))
-        self._rows = {row.id: row for row in store.read(self.ids)}
+        query = "select id from trajectories where state not in ('evicted', 'orphaned') order by id"
+        self.ids = [str(id) for (id,) in sql(path, query)]
+        self._rows = {row.id: row for row in ReplayStore(self._database).read(self.ids)}
         self.close()
 
     def close(self) -> None:
@@ -160,12 +126,13 @@ class Asked:
         self._looking.close()
         self._database.close()
 
-    def again(self, sampled: random.Random | None = None) -> Outcome:
-        """Everything is asked; or a draw, `verify` and some of the rest."""
+    def again(self, chance: random.Random) -> tuple[str, list[str]]:
+        """A draw, `verify` and some questions; what became of them, and what is wrong.
 
-        def some(names: Sequence[str], number: int) -> Sequence[str]:
-            return names if sampled is None else sampled.sample(names, number)
-
+        It is raw, different, quarantined, refused, found (by `verify` alone) or same. Wrong is what was raised that is
+        not the project's own error, or has more than one line, or was refused though `verify` finds nothing; and rows
+        that were drawn or read otherwise than they were written.
+        """
         raw: dict[str, BaseException] = {}
         refused: dict[str, str] = {}
 
@@ -180,39 +147,37 @@ class Asked:
                 raw[name] = error
             return None
 
-        target = self._location.with_name("exported.jsonl")
-        questions: dict[str, Callable[[ReplayStore], Any]] = {**QUESTIONS}
-        questions["export"] = lambda store: export_file(store, target, force=True)
-        for name in some(list(questions), 2):
+        exported = self._path.with_name("exported.jsonl")
+        questions = {**QUESTIONS, "export": lambda store: export_file(store, exported, force=True)}
+        for name in chance.sample(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
-        for page in some(PAGES, 1):
-            try:
-                self._pages.get(page)  # raises what the app raises
-            except Exception as error:  # noqa: BLE001
-                raw[page] = error
-        ask("open", lambda: ReplayStore.open(self._location).close())
-        quarantined: list[str] = []
-        # As a trainer that was started anew: nothing of earlier draws is in memory.
+        page = chance.choice(PAGES)
+        try:
+            self._pages.get(page)  # raises what the app raises
+        except Exception as error:  # noqa: BLE001
+            raw[page] = error
+        ask("open", lambda: ReplayStore.open(self._path).close())
+        # As a trainer that has just been started: nothing of earlier draws is in memory.
         store = ReplayStore(self._database)
         with closing(self):
             rows = ask("draw", lambda: _drawn(store)) or []
-            for id in some(self.ids, 2):
+            for id in chance.sample(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
             verified = ask("verify", lambda: store.verify())
             if verified is not None:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
                 rows += ask("draw again", lambda: _drawn(store)) or []
-            quarantined += ask("quarantined", lambda: _quarantined(store)) or []
+            quarantined = ask("quarantined", lambda: _quarantined(store)) or []
         different = sorted({row.id for row in rows if not self._is_as_written(row)})
         found = verified is None or bool(verified.corrupt or verified.damage or verified.dangling)
         if not (found or quarantined):
             unfounded = {name: why for name, why in refused.items() if "replay verify" in why}
             raw |= {name: AssertionError(f"verify finds nothing: {why}") for name, why in unfounded.items()}
-        kinds = {"raw": raw, "different": different, "quarantined": quarantined, "refused": refused, "told": found}
+        kinds = {"raw": raw, "different": different, "quarantined": quarantined, "refused": refused, "found": found}
         wrong = [f"{name}: {error!r}" for name, error in raw.items()]
         wrong += [f"{id} is not what was written" for id in different]
-        return Outcome(next((kind for kind, any in kinds.items() if any), "same"), wrong)
+        return next((kind for kind, any in kinds.items() if any), "same"), wrong
 
     def _is_as_written(self, row: Trajectory) -> bool:
         """Drawn rows have no messages."""
@@ -234,7 +199,7 @@ def _drawn(store: ReplayStore) -> list[Trajectory]:
 
 
 def _remembered(store: ReplayStore) -> None:
-    """What was altered is not believed."""
+    """What was altered is not answered."""
     assert all(found == OBSERVED for found in store.remembered(OBSERVED.environment, [OBSERVED.task]))
 
 

@@ -24,12 +24,9 @@ from replay import (
     RunReplaced,
     make_sampler,
 )
-from replay.errors import ContentGone
-from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
-from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.databases import Databases
 from tests.fakes.records import (
     RUN,
@@ -37,7 +34,6 @@ from tests.fakes.records import (
     group,
     iterate,
     iteration_record,
-    measured,
     new_store,
     policy,
     request,
@@ -46,9 +42,9 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-from tests.replay.storage.collecting.episodes import OVER, claim, close, collect, episode, issue, state_of
+from tests.replay.storage.collecting.episodes import OVER, issue
 from tests.replay.storage.damaged_buffers import QUESTIONS, fill
-from tests.replay.storage.test_kill_points import check_steps, contents
+from tests.replay.storage.test_kill_points import contents
 
 pytestmark = pytest.mark.every_database
 
@@ -225,13 +221,6 @@ def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> N
         assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
 
 
-def test_row_of_which_nothing_may_be_kept_is_stored_in_numbers(store: ReplayStore) -> None:
-    assert store.append([task()], [group()], [trajectory("a")], redact=lambda said: None).redacted == 1
-    assert sql(store, "select id, state_reason from reclaimed") == [("a", "redacted")]
-    with pytest.raises(ContentGone, match="redacted"):
-        store.read(["a"])
-
-
 def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:
     for iteration in (1, 2):
         iterate(store, iteration, make_sampler("uniform", 1))
@@ -241,56 +230,6 @@ def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None
         assert sql(store, f"select count(*) from {table}") == [(8,)]
     assert sql(store, "select count(*), min(state_reason) from reclaimed") == [(8, "forgotten")]
     assert store.verify().dangling == {}
-
-
-def test_ticket_counts_for_whoever_is_first(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    (zombie,) = claim(store, "zombie", lease_s=OVER)
-    (taken,) = claim(store, "second")
-    assert (zombie.fence, taken.fence, claim(store, "third")) == (1, 2, [])
-    assert store.tickets.extend([zombie], lease_s=60) == {(0, 0): LEASED}
-    assert store.tickets.finish([(taken, episode(taken))]) == [True]
-    assert store.tickets.finish([(taken, episode(taken))]) == [True]
-    assert store.tickets.finish([(zombie, episode(zombie, suffix="-again"))]) == [False]
-    assert sql(store, "select id from trajectories") == [("row-0-0",)]
-
-
-def test_ticket_that_kills_its_workers_fails_and_one_given_back_is_free(store: ReplayStore) -> None:
-    issue(store, [0, 1], size=1)
-    for tries in (1, 2, 3):
-        (given,) = claim(store, f"worker-{tries}", lease_s=OVER)
-        assert (given.place, given.tries) == ((0, 0), tries)
-    (other,) = claim(store, "fourth")
-    assert (other.place, state_of(store, 0)[0]) == ((1, 0), "failed")
-    assert store.tickets.give_back([other]) == {}
-    assert state_of(store, 1)[:4] == ("queued", None, 1, 0)
-
-
-def test_evaluation_ends_with_an_outcome_and_a_revoked_one_is_named(store: ReplayStore) -> None:
-    issue(store, [0], size=2, purpose=EVALUATION)
-    first, second = claim(store, count=2)
-    assert store.tickets.finish_evaluation(first, {"success": True})
-    assert store.tickets.revoke(RUN, EVALUATION, "the run ends") == 1
-    assert store.tickets.extend([second], lease_s=60) == {(0, 1): "revoked"}
-    (ended,) = store.tickets.ended_groups(RUN, EVALUATION)
-    assert [member.outcome for member in ended.members] == [{"success": True}, None]
-
-
-@pytest.mark.parametrize(("staleness", "late"), [(1, 2), (2, 0)])
-def test_closed_groups_are_fresh_once_or_late(store: ReplayStore, staleness: int, late: int) -> None:
-    issue(store, [0, 1])
-    for version, number in ((0, 0), (1, 1)):
-        collect(store, 2, version=version)
-        close(store, number)
-    drawn = store.tickets.draw_fresh(FreshRequest(RUN, 3, 1, 2, staleness))
-    assert (drawn.late, len(drawn.rows)) == (late, 4 - late)
-    records = measured([row.draw for row in drawn.rows if row.draw is not None])
-    store.commit(iteration_record(3, replay=0), records, sampler_state={})
-    counts = store.tickets.counts(RUN)
-    assert (counts.fresh, counts.late, counts.waiting, counts.done) == (4 - late, late, 0, 4)
-    # Those that were late since are to be fresh again, too.
-    assert store.resume(RUN, 2).fresh_again == 4
-    assert store.verify().corrupt == {}
 
 
 def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:
@@ -327,8 +266,3 @@ def test_reader_sees_one_moment(location: Location) -> None:
             assert connection.scalar(counted) == 0
         with reader.reading() as connection:
             assert connection.scalar(counted) == 1
-
-
-@pytest.mark.slow
-def test_kill_leaves_all_or_nothing(databases: Databases, new_location: Callable[[str], Location]) -> None:
-    check_steps(new_location, every=5 if databases.is_sqlite else 12)

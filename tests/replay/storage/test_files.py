@@ -1,4 +1,4 @@
-"""A buffer in a file: what is opened, what is refused, and what stands on the disk."""
+"""What is opened, what is refused, and what stands on the disk."""
 
 from __future__ import annotations
 
@@ -11,26 +11,39 @@ from pathlib import Path
 import pytest
 
 from replay import DatabaseRefused, ReplayStore
+from replay.storage.databases import Location
 from replay.storage.format.schema import REVISION
+from tests.fakes.databases import Databases
 from tests.fakes.records import new_store, sql
 
 
-def foreign(path: Path) -> None:
-    sql(path, "create table notes (id integer)")
+def foreign(location: Location) -> None:
+    sql(location, "create table notes (id integer)")
 
 
-def random_bytes(path: Path) -> None:
-    path.write_bytes(b"not a database, whatever its name says" * 100)
+def random_bytes(location: Location) -> None:
+    if not isinstance(location, Path):
+        pytest.skip("a server's files are its own")
+    location.write_bytes(b"not a database, whatever its name says" * 100)
 
 
-def of_schema(revision: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        new_store(path).close()
-        sql(path, "update replay_schema_version set version_num = ?", revision)
+def of_schema(revision: str) -> Callable[[Location], None]:
+    def make(location: Location) -> None:
+        new_store(location).close()
+        sql(location, "update replay_schema_version set version_num = ?", revision)
 
     return make
 
 
+def contents(location: Location) -> object:
+    if isinstance(location, Path):
+        return location.read_bytes()
+    names = sql(location, "select tablename from pg_tables where schemaname = 'public' order by 1")
+    return {name: sorted(sql(location, f"select * from {name}"), key=repr) for (name,) in names}
+
+
+@pytest.mark.every_database
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -41,21 +54,16 @@ def of_schema(revision: str) -> Callable[[Path], None]:
     ],
 )
 def test_database_of_something_else_is_refused_and_left_as_it_is(
-    tmp_path: Path, make: Callable[[Path], None], message: str
+    databases: Databases, tmp_path: Path, make: Callable[[Location], None], message: str
 ) -> None:
-    path = tmp_path / "some.db"
-    make(path)
-    before = path.read_bytes()
-    attempts: list[Callable[[], ReplayStore]] = [
-        lambda: ReplayStore.create(path),
-        lambda: ReplayStore.open(path),
-        lambda: ReplayStore.open(path, read_only=True),
-    ]
-    for attempt in attempts:
+    location = databases.new(tmp_path / "some.db", empty=True)
+    make(location)
+    before = contents(location)
+    for attempt in (ReplayStore.create, ReplayStore.open, lambda place: ReplayStore.open(place, read_only=True)):
         with pytest.raises(DatabaseRefused, match=message) as error:
-            attempt()
+            attempt(location)
         assert "\n" not in str(error.value)
-    assert path.read_bytes() == before
+    assert contents(location) == before
     # A read-only look at a WAL database may leave its two empty side files.
     assert not any(side.stat().st_size for side in tmp_path.glob("some.db-wal"))
 
@@ -71,13 +79,7 @@ def test_open_never_makes_a_database(tmp_path: Path, read_only: bool) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "mysql://me:secret@host/db",
-        "sqlite://",
-        "://x",
-        "postgresql://me:sec@ret@host/db",
-        "postgresql://host:secret/db",
-    ],
+    ["mysql://me:secret@h/db", "sqlite://", "://x", "postgresql://me:sec@ret@h/db", "postgresql://h:secret/db"],
 )
 def test_other_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(DatabaseRefused) as error:

@@ -6,10 +6,8 @@ import gc
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +19,8 @@ from replay.storage.databases import Location
 from replay.storage.format.schema import metadata
 from tests.fakes.databases import Databases
 from tests.fakes.records import RUN, FreshRows, iterate, iteration_record, measured, new_store, request, sql, task
-from tests.fakes.small_processes import SMALL
+from tests.fakes.small_processes import Child
 from tests.replay.storage.collecting.episodes import claim, episode, issue
-
-Work = Callable[[Location, Callable[[], None]], None]
-"""Does one thing after another to a database, and tells after each that it returned."""
 
 STEPS = (
     (sa.Engine, "after_cursor_execute"),  # Nothing happens between this and the next statement.
@@ -34,34 +29,20 @@ STEPS = (
 )
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a process did."""
+def killed_at(step: int | None, location: Location) -> tuple[int, int | None]:
+    """`learn` in a process of its own, killed with -9 when it comes to that step; None: never.
 
-    told: int
-    """Things that returned."""
-    steps: int | None
-    """That its work takes; None: it was killed before its end."""
-
-
-def killed_at(step: int | None, work: Work, location: Location) -> Ended:
-    """The work in a process of its own, killed with -9 when it comes to that step; None: never."""
-    receiving, sending = SMALL.Pipe(duplex=False)
-    child = SMALL.Process(target=_work, args=(step, work, location, sending))
-    child.start()
-    sending.close()
-    told = []
-    with receiving, suppress(EOFError):
-        while True:
-            told.append(receiving.recv())
-    child.join()
-    if child.exitcode == -signal.SIGKILL:
-        return Ended(len(told), None)
-    assert child.exitcode == 0, "the work failed by itself"
-    return Ended(len(told) - 1, told[-1])
+    How many things returned, and the steps that all of it takes; None: it was killed before its end.
+    """
+    child = Child.start(_work, step, location)
+    returned = child.said()
+    if child.process.exitcode == -signal.SIGKILL:
+        return len(returned), None
+    assert child.process.exitcode == 0, "the work failed by itself"
+    return len(returned) - 1, returned[-1]
 
 
-def _work(step: int | None, work: Work, location: Location, sending: Connection) -> None:
+def _work(sending: Connection, step: int | None, location: Location) -> None:
     gc.disable()  # A look at all that was imported would take as long as the work.
     passed = 0
 
@@ -73,7 +54,7 @@ def _work(step: int | None, work: Work, location: Location, sending: Connection)
 
     for target, event in STEPS:
         sa.event.listen(target, event, pass_one)
-    work(location, lambda: sending.send(None))
+    learn(location, lambda: sending.send(None))
     sending.send(passed)
 
 
@@ -92,7 +73,10 @@ def contents(location: Location, *, but: frozenset[str] = frozenset()) -> dict[s
 
 
 def learn(location: Location, told: Callable[[], None]) -> None:
-    """An iteration: append, reserve, draw, commit; two episodes of a worker. Then back to the iteration before."""
+    """An iteration: append, reserve, draw, commit; two episodes of a worker. Then back to the iteration before.
+
+    Calls `told` after each thing that it did.
+    """
     with closing(ReplayStore.open(location)) as store:
         sampler = make_sampler("uniform", 1)
         collected = FreshRows(2).append_to(store)
@@ -113,11 +97,16 @@ def learn(location: Location, told: Callable[[], None]) -> None:
         told()
 
 
-def check_steps(new_location: Callable[[str], Location], *, every: int) -> None:
-    """What stands there is what stood there after the last thing told, or after the one that was going on.
+@pytest.mark.slow
+@pytest.mark.every_database
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.every_server])])
+def test_kill_leaves_all_or_nothing(databases: Databases, new_location: Callable[[str], Location], every: int) -> None:
+    """What stands there is what stood there after the last thing that returned, or after the one that was going on.
 
     `every`: killed at each so-many-th step, and at the last one.
     """
+    if every > 1 and not databases.is_sqlite:
+        every = 12
 
     def prepared(name: object) -> Location:
         location = new_location(f"{name}.sqlite")
@@ -129,13 +118,13 @@ def check_steps(new_location: Callable[[str], Location], *, every: int) -> None:
     whole = prepared("whole")
     states = [contents(whole)]
     learn(whole, lambda: states.append(contents(whole)))
-    steps = killed_at(None, learn, prepared("counted")).steps
+    _, steps = killed_at(None, prepared("counted"))
     # Statements and commits of eight transactions.
     assert steps is not None and steps > 50
     ends = []
     for step in sorted({*range(0, steps, every), steps - 1}):
         location = prepared(step)
-        told = killed_at(step, learn, location).told
+        told, _ = killed_at(step, location)
         found = states.index(contents(location))
         assert found in (told, told + 1), f"killed at step {step}"
         if found not in ends:
@@ -156,31 +145,3 @@ def send_again(location: Location, *, stored: bool) -> None:
             query = f"select count(*) from {table} where {'id' if table == 'trajectories' else 'trajectory'} "
             assert sql(location, query + "not like 'row-%'") == [(12,)]
         assert len(store.read([row.id for row in collected.trajectories])) == 4
-
-
-@pytest.mark.soak
-@pytest.mark.every_database
-@pytest.mark.every_server
-def test_kill_at_every_step_leaves_all_or_nothing(new_location: Callable[[str], Location]) -> None:
-    check_steps(new_location, every=1)
-
-
-def create(location: Location, told: Callable[[], None]) -> None:
-    ReplayStore.create(location).close()
-    told()
-
-
-@pytest.mark.soak
-@pytest.mark.every_database
-@pytest.mark.every_server
-def test_kill_at_every_step_of_making_the_tables_leaves_all_or_none(databases: Databases, tmp_path: Path) -> None:
-    steps = killed_at(None, create, databases.new(tmp_path / "counted.sqlite", empty=True)).steps
-    assert steps is not None and steps > 10
-    tables = "sqlite_master where type = 'table'" if databases.is_sqlite else "pg_tables where schemaname = 'public'"
-    ends = []
-    for step in range(steps):
-        location = databases.new(tmp_path / f"{step}.sqlite", empty=True)
-        killed_at(step, create, location)
-        ends.append(len(sql(location, f"select 1 from {tables}")))
-        ReplayStore.create(location).close()
-    assert set(ends) == {0, len(metadata.tables) + 1} and ends == sorted(ends)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
 
-from agentloop.cli.replay import app
 from context.messages import Message
-from replay import DatabaseRefused, ReplayStore
-from replay.sampling.samplers import make_sampler
+from replay import DatabaseRefused, ReplayError, ReplayStore
+from replay.errors import DatabaseFailed
 from replay.storage.databases import disk
-from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
+from replay.storage.format.schema import trajectories
+from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -33,25 +33,6 @@ def in_child(work: Callable[..., Answer], *arguments: object) -> Answer:
     """In a process of its own, which may give up what the tests need."""
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
         return pool.submit(work, *arguments).result()
-
-
-def one_line(words: list[str]) -> str:
-    """What the command says, which must be why it failed."""
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert isinstance(result.exception, SystemExit), (words, result.exception)
-    assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, ""), (words, result.output)
-    return result.stderr
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of experience: 48 rows, more than there is room for in pages begun."""
-    folder = tmp_path_factory.mktemp("exported")
-    with closing(new_store(folder / "source.sqlite")) as store:
-        for iteration in range(1, 7):
-            iterate(store, iteration, make_sampler("uniform", 0))
-    assert CliRunner().invoke(app, ["export", str(store.path), str(folder / "rows.jsonl")]).exit_code == 0
-    return folder / "rows.jsonl"
 
 
 def with_two_rows(path: Path) -> Path:
@@ -69,17 +50,24 @@ def check_untouched(path: Path) -> None:
         assert store.append([], [], [trajectory("c", run="run-2")]).inserted == 1
 
 
-def small_file(connection: object, record: object) -> None:
-    """SQLite answers this limit as it answers a full disk."""
-    pages = connection.execute("pragma page_count").fetchone()[0]  # type: ignore[attr-defined]
-    connection.execute(f"pragma max_page_count={pages}")  # type: ignore[attr-defined]
+def said_of_append(path: Path) -> str:
+    """What is said of 48 rows, more than there is room for in pages begun."""
+    with closing(ReplayStore.open(path)) as store, pytest.raises(DatabaseFailed) as error:
+        FreshRows(2, rates=(0.5,) * 12, run="run-2").append_to(store)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
-def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(exported: Path, tmp_path: Path) -> None:
+def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(tmp_path: Path) -> None:
     path = with_two_rows(tmp_path / "full.sqlite")
+
+    def small_file(connection: Any, record: object) -> None:
+        """SQLite answers this limit as it answers a full disk."""
+        connection.execute(f"pragma max_page_count={connection.execute('pragma page_count').fetchone()[0]}")
+
     sa.event.listen(sa.Pool, "connect", small_file)
     try:
-        said = one_line(["import", str(exported), str(path)])
+        said = said_of_append(path)
     finally:
         sa.event.remove(sa.Pool, "connect", small_file)
     assert f"got 'database or disk is full' at {path} (" in said
@@ -87,102 +75,81 @@ def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(exported: Path,
     check_untouched(path)
 
 
-def within(limit: int, words: list[str]) -> str:
-    """What a command says where no file may grow beyond so many bytes: to SQLite, an error of the disk."""
+def within(limit: int, work: Callable[[Path], str], path: Path) -> str:
+    """What is said where no file may grow beyond so many bytes: to SQLite, an error of the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return one_line(words)
+    return work(path)
 
 
-def test_write_that_fails_is_told_and_loses_nothing(exported: Path, tmp_path: Path) -> None:
+def test_write_that_fails_is_told_and_loses_nothing(tmp_path: Path) -> None:
     path = with_two_rows(tmp_path / "limited.sqlite")
-    said = in_child(within, 40_000, ["import", str(exported), str(path)])
+    said = in_child(within, 40_000, said_of_append, path)
     assert f"got 'disk I/O error' at {path} (" in said
     assert "Look for a failing disk, or a limit on the size of files (ulimit -f)." in said
     check_untouched(path)
 
 
+def said_of_forgetting(path: Path) -> str:
+    with closing(ReplayStore.open(path)) as store, pytest.raises(ReplayError) as error:
+        store.forget(trajectories.c.id == "a", dry_run=False)
+    return str(error.value)
+
+
 def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) -> None:
     """The file of 2 MB can't be written again within 1 MB. Nothing makes random text smaller than half."""
     path = with_two_rows(tmp_path / "replay.sqlite")
+    long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
     with closing(ReplayStore.open(path)) as store:
-        long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
-    words = ["forget", str(path), "--where", "id == 'a'", "--yes"]
-    said = in_child(within, 1_000_000, words)
+    said = in_child(within, 1_000_000, said_of_forgetting, path)
     assert "database must be free and have room to be written anew, got 'disk I/O error' at" in said
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in said
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    with closing(ReplayStore.open(path)) as store:
+        store.forget(trajectories.c.id == "a", dry_run=False)
 
 
-LOOKS = (["stats"], ["ls"], ["show", "a"], ["tasks"])
-CHANGES = (["prune", "--age", "3", "--yes"], ["forget", "--where", "success", "--yes"])
-
-
-def as_nobody() -> None:
-    """Root may read and write everywhere."""
+def opened_by_nobody(path: Path) -> list[str]:
+    """What is answered to a look and to a change by somebody who is not root, who may read and write everywhere."""
     if os.geteuid() == 0:
         os.setuid(65534)
+    answers = []
+    for read_only in (True, False):
+        try:
+            with closing(ReplayStore.open(path, read_only=read_only)) as store:
+                answers.append(f"{len(store.read(['a', 'b']))} rows")
+        except DatabaseRefused as error:
+            answers.append(str(error))
+    return answers
 
 
-def said_of(place: Path, commands: Sequence[list[str]]) -> list[str]:
-    as_nobody()
-    return [one_line([*words, str(place)]) for words in commands]
-
-
-def open_to_everybody(folder: Path) -> None:
-    for each in (folder, *folder.parents) if os.geteuid() == 0 else ():
-        mode = each.stat().st_mode
-        if mode & 0o005 != 0o005:
-            each.chmod(mode | 0o755)
-
-
-# What stands in the place, the modes of its file and its folder, and what is said of it.
 @pytest.mark.parametrize(
-    ("has_file", "file_mode", "folder_mode", "message"),
+    ("file_mode", "folder_mode", "look", "change"),
     [
-        (True, 0o600, 0, "got nothing at"),
-        (True, 0, 0o777, "got 'unable to open database file' at"),
-        (False, 0o755, 0o755, "got a folder at"),
+        (0o600, 0, "database must be .* got nothing at", "database must be .* got nothing at"),
+        (0, 0o777, *["database must be .*, got 'unable to open database file' at"] * 2),
+        (0o444, 0o555, "2 rows", "database must be "),
     ],
 )
-def test_every_command_tells_in_one_line_what_it_may_not_open(
-    tmp_path: Path, has_file: bool, file_mode: int, folder_mode: int, message: str
+def test_file_that_one_may_not_read_or_write_is_refused_in_one_line_and_left_as_it_is(
+    tmp_path: Path, file_mode: int, folder_mode: int, look: str, change: str
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    file = place / "replay.sqlite"
-    if has_file:
-        with_two_rows(file)
-    else:
-        file.mkdir()
-    open_to_everybody(tmp_path)
-    file.chmod(file_mode)
-    place.chmod(folder_mode)
-    lines = in_child(said_of, place, (*LOOKS, *CHANGES))
-    assert all(line.startswith("agentloop: database must be ") and message in line for line in lines)
-    place.chmod(0o700)
-
-
-def looked_at(place: Path) -> list[str]:
-    as_nobody()
-    with closing(ReplayStore.open(place / "replay.sqlite", read_only=True)) as store:
-        assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-    return [CliRunner().invoke(app, [*words, str(place)]).stderr for words in LOOKS]
-
-
-def test_closed_buffer_in_a_folder_one_can_not_write_is_looked_at(tmp_path: Path) -> None:
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    path = with_two_rows(folder / "replay.sqlite")
-    path.chmod(0o444)
-    folder.chmod(0o555)
-    open_to_everybody(folder)
+    path = with_two_rows(place / "replay.sqlite")
     before = path.read_bytes()
-    assert in_child(looked_at, folder) == [""] * len(LOOKS)
-    assert all("agentloop: database must be " in line for line in in_child(said_of, folder, CHANGES))
-    assert [file.name for file in folder.iterdir()] == ["replay.sqlite"] and path.read_bytes() == before
+    for each in (tmp_path, *tmp_path.parents) if os.geteuid() == 0 else ():
+        each.chmod(each.stat().st_mode | 0o755)
+    path.chmod(file_mode)
+    place.chmod(folder_mode)
+    answers = in_child(opened_by_nobody, path)
+    place.chmod(0o700)
+    path.chmod(0o600)
+    assert all(re.match(rule, said) and "\n" not in said for rule, said in zip((look, change), answers, strict=True))
+    assert path.read_bytes() == before
+    # The look at a file that one may write leaves its two empty side files.
+    assert not any(side.stat().st_size for side in place.glob("*-wal"))
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from replay import InvalidRecord, Limits, ReplayError, ReplayStore, make_sampler
+from replay import Limits, ReplayError, ReplayStore, make_sampler
 from replay.errors import ConnectionLost
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.records import RUN, group, iterate, new_store, policy, sql, task, trajectory
-from tests.replay.storage.test_kill_points import STEPS
+from tests.fakes.records import RUN, group, iterate, new_store, policy, task, trajectory
+from tests.replay.storage.test_kill_points import contents
 from tests.replay.storage.writers import Writer, begin, check_acknowledged, stored_ids, wait_for
 
 
@@ -41,78 +37,27 @@ def end_connections(server: LocalServer, url: str) -> None:
 
 
 @contextmanager
-def hurt_at(step: int | None, hurt: Callable[[], None]) -> Iterator[list[str]]:
-    """Hurts once, at that step of what this process asks of servers meanwhile: the names of the steps passed."""
-    passed: list[str] = []
-    listening = []
+def failing_commits(every: int, fail: Callable[[Any], None]) -> Iterator[list[int]]:
+    """Each so-many-th commit of this process fails; counted in the list: commits, and those that failed."""
+    counts = [0, 0]
 
-    def pass_one(name: str) -> None:
-        passed.append(name)
-        if len(passed) - 1 == step:
-            hurt()
+    def look(connection: sa.Connection) -> None:
+        counts[0] += 1
+        if counts[0] % every == 0:
+            counts[1] += 1
+            fail(connection.connection.driver_connection)
 
-    for target, event in STEPS:
-        listening.append((target, event, lambda *_, name=event: pass_one(name)))
-        sa.event.listen(*listening[-1])
+    sa.event.listen(sa.Engine, "commit", look)
     try:
-        yield passed
+        yield counts
     finally:
-        for each in listening:
-            sa.event.remove(*each)
+        sa.event.remove(sa.Engine, "commit", look)
 
 
-class LosesReplies:
-    """A way to the server that cuts the connection after COMMIT went in and before its answer came out.
-
-    The first `losses` commits that arrive while it is armed are lost like that; everything else passes.
-    """
-
-    def __init__(self, server: Path, folder: Path) -> None:
-        self._server = server
-        self.folder = folder
-        self.losses = 0
-        self.lost = 0
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(folder / server.name))
-        self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        server = socket.socket(socket.AF_UNIX)
-        server.connect(str(self._server))
-        silent = threading.Event()
-        threading.Thread(target=self._answer, args=(server, client, silent), daemon=True).start()
-        with suppress(OSError):
-            while asked := client.recv(1 << 16):
-                if b"COMMIT\x00" in asked and self.lost < self.losses:
-                    self.lost += 1
-                    silent.set()
-                server.sendall(asked)
-        _shut(client, server)
-
-    def _answer(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
-        with suppress(OSError):
-            while answer := server.recv(1 << 16):
-                if silent.is_set():
-                    # The server has committed and answered; nobody will ever hear of it.
-                    break
-                client.sendall(answer)
-        _shut(client, server)
-
-
-def _shut(*ends: socket.socket) -> None:
-    for end in ends:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+def lose_reply(connection: Any) -> None:
+    """The server commits, and nobody ever hears of it."""
+    connection.commit()
+    connection.close()
 
 
 NewDatabase = Callable[..., str]
@@ -123,7 +68,7 @@ def survive(server: LocalServer, hurt: Callable[[str], None], *, writers: int, t
     database = server.new_database()
     url = server.url(database)
     begin(url)
-    running = [Writer.start(url, number, 1_000_000) for number in range(writers)]
+    running = [Writer(url, number, 1_000_000) for number in range(writers)]
     everyone = {f"{number:03d}" for number in range(writers)}
     wait_for(lambda: {id[:3] for id in stored_ids(url)} == everyone)
     for _ in range(times):
@@ -163,84 +108,42 @@ def test_writers_outlive_faults_of_their_server(own_server: LocalServer, writers
     survive(own_server, hurt, writers=writers, times=times)
 
 
-def learn(url: str, stops: Sequence[int | None], stop: Callable[[], None]) -> list[str]:
-    """An iteration in peace, and one for each stop at a step of it; the names of the last one's steps."""
+def learn(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Three iterations; all that they leave but for the numbers that count how often something was asked."""
     sampler, limits = make_sampler("uniform", 3), Limits(max_uses=2, cooldown=1)
-    with closing(new_store(url)) as store:
+    with closing(ReplayStore.open(url)) as store:
         store.resume(RUN, 0)
-        for iteration, step in enumerate([None, *stops], start=1):
-            with hurt_at(step, stop) as passed:
-                iterate(store, iteration, sampler, count=6, limits=limits)
-    return passed
-
-
-def learned(url: str) -> list[list[tuple[Any, ...]]]:
-    """All that a run has written, but for the time of day and how often it had to ask."""
-    return [
-        sql(url, f"select {columns} from {table} order by {columns}")
-        for table, columns in (
-            ("draws", "iteration, slot, trajectory, stream, state, probability, staleness, drift_mean"),
-            ("iterations", "iteration, policy_version, fresh, replay, fraction, optimizer_steps"),
-            ("metrics", "iteration, name, value"),
-            ("sampler_state", "iteration, state"),
-            ("policies", "version"),
-            ("trajectories", "id, state, uses"),
-            ("runs", "id, epoch"),
-        )
-    ]
-
-
-Places = Callable[[list[str]], list[int]]
-"""Steps at which an iteration is hurt, of all its steps by name; one for each iteration."""
-
-
-def go_on(left: str, hurt: str, number: int, places: Places, fault: Callable[[], None]) -> None:
-    """A run that is hurt in so many iterations goes on by itself, and is the run that was left in peace."""
-    hurts = []
-
-    def hurting() -> None:
-        fault()
-        hurts.append(True)
-
-    learn(hurt, places(learn(left, [None] * number, hurting)), hurting)
-    assert len(hurts) == number
-    assert learned(hurt) == learned(left)
-
-
-def ends(steps: list[str]) -> list[int]:
-    """Of its five write transactions: append, reserve, draw, commit, publish."""
-    found = [steps.index("checkin", at) for at, step in enumerate(steps) if step == "commit"]
-    assert len(found) == 5
+        for iteration in (1, 2, 3):
+            iterate(store, iteration, sampler, count=6, limits=limits)
+    found = contents(url, but=frozenset({"changed", "sequence"}))
+    del found["buffer_state"]
     return found
 
 
-def test_run_goes_on_by_itself_when_its_server_is_stopped_between_draw_and_commit(own_server: LocalServer) -> None:
-    def places(steps: list[str]) -> list[int]:
-        reserved, drawn, committed = ends(steps)[1:4]
-        # After the reservation, after the draw, and before the commit is there to stay.
-        return [reserved, drawn, committed - 1]
+@pytest.mark.parametrize(("fault", "every", "failed"), [("the server crashes before", 7, 2), ("no reply", 3, 7)])
+def test_run_whose_commits_fail_goes_on_by_itself_and_is_the_run_that_was_left_in_peace(
+    own_server: LocalServer, fault: str, every: int, failed: int
+) -> None:
+    """Append, reserve, draw, commit and publish each fail, and again when they are tried once more."""
 
-    def stop() -> None:
+    def crash(connection: Any) -> None:
         own_server.crash()
         own_server.start()
 
     left, hurt = (own_server.url(own_server.new_database()) for _ in range(2))
-    go_on(left, hurt, 3, places, stop)
+    for url in (left, hurt):
+        new_store(url).close()
+    whole = learn(left)
+    with failing_commits(every, lose_reply if fault == "no reply" else crash) as counts:
+        assert learn(hurt) == whole
+    assert counts[1] >= failed
 
 
-def test_reserve_draw_and_commit_that_were_not_answered_count_once(
-    new_database: NewDatabase, unreliable: tuple[str, LosesReplies]
-) -> None:
-    hurt, way = unreliable
-    lost = []
-
-    def lose_two_replies() -> None:
-        lost.append(way.lost)
-        way.losses, way.lost = 2, 0
-
-    # From the end of the transaction before it.
-    go_on(new_database(), hurt, 3, lambda steps: ends(steps)[:3], lose_two_replies)
-    assert [*lost, way.lost] == [0, 2, 2, 2]
+def test_work_is_tried_a_bounded_number_of_times(new_database: NewDatabase) -> None:
+    with closing(new_store(new_database())) as store, failing_commits(1, lose_reply) as counts:
+        with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known"):
+            store.add_policy(policy(1))
+        assert counts == [8, 8]
 
 
 def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: LocalServer, new_database: NewDatabase) -> None:
@@ -252,9 +155,6 @@ def test_reader_has_its_answer_when_its_server_goes_after_it(postgres: LocalServ
         with pytest.raises(ConnectionLost, match="What was stored is safe"), store.reading() as connection:
             end_connections(postgres, url)
             connection.exec_driver_sql("select id from runs")
-        # What is wrong with a row is told, whether or not the server is still there to take it back.
-        with hurt_at(5, lambda: end_connections(postgres, url)), pytest.raises(InvalidRecord, match="^group must be"):
-            store.append([task()], [], [trajectory("a")])
         assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
 
 
@@ -272,25 +172,3 @@ def test_server_that_stays_away_is_an_error_within_bounds(
             assert "\n" not in str(error.value)
         own_server.start()
         assert store.append([task()], [group()], [trajectory("a")]).inserted == 1
-
-
-@pytest.fixture
-def unreliable(postgres: LocalServer, new_database: NewDatabase) -> Iterator[tuple[str, LosesReplies]]:
-    """A database behind a way that loses replies; its URL through it."""
-    url = sa.make_url(new_database())
-    (socket,) = Path(str(url.query["host"])).glob(".s.PGSQL.*[0-9]")
-    with tempfile.TemporaryDirectory(prefix="way-", dir="/tmp") as folder:
-        way = LosesReplies(socket, Path(folder))
-        yield url.update_query_dict({"host": folder}).render_as_string(), way
-        way.close()
-
-
-def test_work_is_tried_a_bounded_number_of_times(unreliable: tuple[str, LosesReplies]) -> None:
-    url, way = unreliable
-    with closing(new_store(url)):
-        pass
-    with closing(ReplayStore.open(url)) as store:
-        way.losses = 100
-        with pytest.raises(ConnectionLost, match="Whether the transaction was stored is not known"):
-            store.add_policy(policy(1))
-        assert way.lost == 8

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import InvalidRecord, ReplayStore
-from replay.storage.validate import SUMMARY, summarised, validate
+from replay.storage.validate import SUMMARY, summarised
 from tests.fakes.records import AUTHORS, SHORT, group, new_store, task, trajectory
 
 NAN, INF = float("nan"), float("inf")
@@ -135,45 +133,3 @@ def test_trajectory_without_tokens_is_refused(empty: ReplayStore, segments: tupl
 def test_task_or_group_is_refused_by_field(empty: ReplayStore, task_given: Any, group_given: Any, message: str) -> None:
     with pytest.raises(InvalidRecord, match=message):
         empty.append([task_given], [group_given], [])
-
-
-numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
-sequences = st.integers(1, 12).flatmap(
-    lambda n: st.tuples(
-        st.lists(st.integers(-2, 100), min_size=n, max_size=n),
-        st.lists(st.sampled_from([0, 1, 2, 4, 5, 6, 7, 9, 0x84, 0x86]), min_size=n, max_size=n),
-        st.lists(st.one_of(numbers, st.just(NAN), st.just(-1.0)), min_size=n, max_size=n),
-        st.lists(st.integers(-1, 2), min_size=n, max_size=n),
-    )
-)
-
-
-@settings(max_examples=250, deadline=None)
-@given(sequences, st.booleans())
-def test_what_passes_keeps_every_rule_and_what_breaks_one_does_not_pass(
-    arrays: tuple[list[int], list[int], list[float], list[int]], repair: bool
-) -> None:
-    ids, codes = np.array(arrays[0], np.int32), np.array(arrays[1], np.uint8)
-    log_probs, versions = np.array(arrays[2], np.float32), np.array(arrays[3], np.int32)
-    known = codes & 0x7F < 9
-    action = known & np.isin(codes & 0x7F, [4, 5])
-    if repair:
-        ids, codes = abs(ids), np.where(known, codes, 0).astype(np.uint8)
-        log_probs = np.where(action, np.float32(-1.0), np.float32(NAN))
-        versions = np.where(action, abs(versions), -1).astype(np.int32)
-    # The rules once more, written down token by token.
-    legal = all(
-        id >= 0
-        and code & 0x7F < 9
-        and (np.isfinite(value) and value <= 1e-6 and version >= 0 if sampled else np.isnan(value) and version == -1)
-        for id, code, value, version, sampled in zip(ids, codes, log_probs, versions, action, strict=True)
-    )
-    segments = (Segment(TokenSequence(ids, codes, log_probs, versions)),)
-    try:
-        stored = validate([trajectory("a", segments=segments)], AUTHORS)[0]
-    except InvalidRecord:
-        assert not legal
-    else:
-        assert legal
-        assert stored.row["state"] == ("eligible" if np.isin(codes, [4, 7]).any() else "untrainable")
-        assert not (stored.segments[0].tokens.behavior_log_probs > 0).any()

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import ReplayStore, questions
+from replay import CorruptTrajectory, ReplayStore, questions
 from replay.errors import DamagedDatabase
 from replay.questions import chosen
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
+from tests.fakes.replay_command import listed
 from tests.replay.storage.damaged_buffers import EVALUATED
 
 
@@ -44,6 +45,13 @@ def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
         ("update trajectories set num_tokens = 99", (1, 2), "a record of another checksum"),
         ("delete from segments", (2, 0), "other segments than were written"),
         ("delete from messages", (2, 0), "0 messages where 5 were written"),
+        # Values that no writer would store.
+        ("update trajectories set reward = 'abc'", (2, 0), ""),
+        ("update trajectories set stop_reason = x'ff'", (2, 0), ""),
+        ("update segments set num_tokens = 'x'", (2, 0), ""),
+        ("update segments set tokens = 'text'", (2, 0), ""),
+        ("update messages set said = 5", (2, 0), ""),
+        ("update messages set num_messages = 4", (2, 0), ""),
     ],
 )
 def test_row_that_is_not_what_was_written_is_named(
@@ -53,6 +61,12 @@ def test_row_that_is_not_what_was_written_is_named(
     sql(filled, f"{change} where {'id' if 'trajectories' in change else 'trajectory'} = ?", id)
     found = filled.verify()
     assert list(found.corrupt) == [id] and reason in found.corrupt[id]
+    other = sql(filled, "select id from trajectories where id <> ? limit 1", id)[0][0]
+    assert filled.read([other])[0].id == other
+    assert next(row["id"] for row in listed(filled, filter=f"id == '{other}' and 'drawer' in text")) == other
+    if "record_checksum" not in change:
+        with pytest.raises(CorruptTrajectory, match=f"^trajectory {id} "):
+            filled.read([other, id])
 
 
 def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(filled: ReplayStore) -> None:

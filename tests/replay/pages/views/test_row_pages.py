@@ -20,7 +20,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.records import LLM, MESSAGES, RUN, group, iterate, new_store, run_record, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
-from tests.replay.storage.collecting.test_held_out_rows import episode
+from tests.replay.storage.collecting.test_never_drawn import episode
 
 ITERATIONS, TASK, HELD_OUT = f"/runs/{RUN}/iterations", "/tasks/task-1", f"/runs/{RUN}/held-out"
 

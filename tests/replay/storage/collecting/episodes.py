@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,7 +15,7 @@ from replay.records import Trajectory
 from replay.storage.databases import Location
 from replay.ticket_records import TRAIN, Claim, TicketRecord
 from tests.fakes.records import RUN, SHORT, task, tokens, trajectory
-from tests.fakes.small_processes import SMALL
+from tests.fakes.small_processes import Child
 
 LONG = 600.0
 OVER = -1.0
@@ -68,43 +67,21 @@ def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...
         return tuple(found.one())
 
 
-@dataclass
-class WorkerProcess:
-    """It collects until no ticket is left; what it claimed and what counted comes through a pipe."""
+def start_worker(
+    location: Location, number: int, *, spoiled: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
+) -> Child:
+    """A process that collects until no ticket is left: it says (what, number, member, fence) of all that it did.
 
-    process: SMALL.Process  # type: ignore[name-defined]  # a context's own class
-    _receiving: Connection
-
-    @classmethod
-    def start(
-        cls, location: Location, number: int, *, spoiled: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
-    ) -> WorkerProcess:
-        """`spoiled`: the share of episodes that fail, and again of those without a trained token.
-
-        `slow_s`: seconds of an episode in which it sends no heartbeat.
-        """
-        receiving, sending = SMALL.Pipe(duplex=False)
-        process = SMALL.Process(target=_work, args=(location, number, spoiled, lease_s, slow_s, sending))
-        process.start()
-        sending.close()
-        return cls(process, receiving)
-
-    def said(self) -> list[tuple[str, int, int, int]]:
-        """(what, number, member, fence) of each thing it did; waits for the process to end."""
-        found = []
-        with self._receiving, suppress(EOFError):
-            while True:
-                found.append(self._receiving.recv())
-        self.process.join()
-        return found
+    `spoiled`: the share of episodes that fail, and again of those without a trained token.
+    `slow_s`: seconds of an episode in which it sends no heartbeat.
+    """
+    return Child.start(_work, location, number, spoiled, lease_s, slow_s)
 
 
-def _work(location: Location, number: int, spoiled: float, lease_s: float, slow_s: float, sending: Connection) -> None:
+def _work(sending: Connection, location: Location, number: int, spoiled: float, lease_s: float, slow_s: float) -> None:
     chance = random.Random(number)
     with closing(ReplayStore.open(location)) as store:
         while claims := claim(store, f"worker-{number}", count=chance.choice([1, 2, 3]), lease_s=lease_s):
-            for each in claims:
-                sending.send(("claimed", *each.place, each.fence))
             store.tickets.extend(claims, lease_s=lease_s)
             time.sleep(slow_s)
             failed = [each for each in claims if chance.random() < spoiled]

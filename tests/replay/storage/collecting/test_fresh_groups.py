@@ -90,6 +90,23 @@ def test_groups_of_a_batch_are_fresh_once_in_the_order_of_their_issue(store: Rep
     assert [row.trajectory.id for row in fresh(store, 2, staleness=1).rows] == ["row-2-0", "row-2-1"]
 
 
+@pytest.mark.every_database
+@pytest.mark.parametrize(("staleness", "late"), [(1, 2), (2, 0)])
+def test_closed_groups_are_fresh_once_or_late(store: ReplayStore, staleness: int, late: int) -> None:
+    issue(store, [0, 1])
+    for version, number in ((0, 0), (1, 1)):
+        collect(store, 2, version=version)
+        close(store, number)
+    drawn = fresh(store, 3, planned_for=1, staleness=staleness)
+    assert (drawn.late, len(drawn.rows)) == (late, 4 - late)
+    commit(store, 3, drawn)
+    found = counts(store)
+    assert (found.fresh, found.late, found.waiting, found.done) == (4 - late, late, 0, 4)
+    # Those that were late since are to be fresh again, too.
+    assert store.resume(RUN, 2).fresh_again == 4
+    assert store.verify().corrupt == {}
+
+
 def test_batch_is_planned_once_and_says_how_far_it_is(store: ReplayStore) -> None:
     tickets = [ticket(number, member) for number in (0, 1) for member in (0, 1)]
     assert store.tickets.issue([task()], tickets, PlannedBatch(RUN, 1, {"share": 0.5})) == 4

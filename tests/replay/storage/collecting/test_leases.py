@@ -10,6 +10,8 @@ from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.records import RUN, sql, task
 from tests.replay.storage.collecting.episodes import OVER, claim, collect, episode, issue, state_of
 
+pytestmark = pytest.mark.every_database
+
 
 def test_tickets_are_given_out_once_evaluations_first_then_the_oldest(store: ReplayStore) -> None:
     assert issue(store, [0, 1]) == 4
@@ -24,18 +26,45 @@ def test_tickets_are_given_out_once_evaluations_first_then_the_oldest(store: Rep
         issue(store, [3], purpose="play")
 
 
-def test_zombie_that_is_first_counts_and_the_second_does_not(store: ReplayStore) -> None:
-    issue(store, [0], size=1)
-    (zombie,) = claim(store, "zombie", lease_s=OVER)
-    (taken,) = claim(store, "second")
-    assert store.tickets.finish([(zombie, episode(zombie))]) == [True]
-    assert store.tickets.finish([(taken, episode(taken))]) == [False]
-    assert store.tickets.fail([taken], "too slow") == {(0, 0): "done"}
-    assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (1, 1)
+def test_ticket_counts_for_whoever_is_first(store: ReplayStore) -> None:
+    """The second to claim it, and the one whose lease was over."""
+    issue(store, [0, 1], size=1)
+    (zombie, slow), (taken, second) = claim(store, "zombie", count=2, lease_s=OVER), claim(store, "second", count=2)
+    assert (zombie.fence, taken.fence, claim(store, "third")) == (1, 2, [])
+    assert store.tickets.extend([zombie], lease_s=60) == {(0, 0): LEASED}
+    assert store.tickets.finish([(taken, episode(taken))]) == [True]
+    assert store.tickets.finish([(taken, episode(taken))]) == [True]
+    assert store.tickets.finish([(zombie, episode(zombie, suffix="-again"))]) == [False]
+    assert store.tickets.finish([(slow, episode(slow))]) == [True]
+    assert store.tickets.finish([(second, episode(second))]) == [False]
+    assert store.tickets.fail([second], "too slow") == {(1, 0): "done"}
+    assert sql(store, "select id from trajectories order by 1") == [("row-0-0",), ("row-1-0",)]
+    assert (store.tickets.counts(RUN).done, store.tickets.counts(RUN).open) == (2, 2)
+
+
+def test_ticket_that_kills_its_workers_fails_and_one_given_back_is_free(store: ReplayStore) -> None:
+    issue(store, [0, 1], size=1)
+    for tries in (1, 2, 3):
+        (given,) = claim(store, f"worker-{tries}", lease_s=OVER)
+        assert (given.place, given.tries) == ((0, 0), tries)
+    (other,) = claim(store, "fourth")
+    assert (other.place, state_of(store, 0)[0]) == ((1, 0), "failed")
+    assert store.tickets.give_back([other]) == {}
+    assert state_of(store, 1)[:4] == ("queued", None, 1, 0)
+
+
+def test_evaluation_ends_with_an_outcome_and_a_revoked_one_is_named(store: ReplayStore) -> None:
+    issue(store, [0], size=2, purpose=EVALUATION)
+    first, second = claim(store, count=2)
+    assert store.tickets.finish_evaluation(first, {"success": True})
+    assert store.tickets.revoke(RUN, EVALUATION, "the run ends") == 1
+    assert store.tickets.extend([second], lease_s=60) == {(0, 1): "revoked"}
+    (ended,) = store.tickets.ended_groups(RUN, EVALUATION)
+    assert [member.outcome for member in ended.members] == [{"success": True}, None]
 
 
 def test_ticket_in_its_last_try_is_claimed_by_itself(store: ReplayStore) -> None:
-    """It may have ended two workers: what else the third one held would fail with it."""
+    """Two workers may have died of it: what else the third one held would fail with it."""
     issue(store, [0], size=3)
     for _ in range(2):
         assert len(claim(store, "dies", count=2, lease_s=OVER)) == 2

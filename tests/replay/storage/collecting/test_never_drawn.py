@@ -1,4 +1,4 @@
-"""Episodes of evaluations are kept apart: nothing that counts, draws or evicts rows knows of them."""
+"""Episodes of evaluations and what tools answered are kept apart: nothing that counts or draws rows knows of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from context.messages import Message, ToolCall
 from replay import ReplayError, ReplayStore, questions
 from replay.errors import InvalidRecord
-from replay.records import HeldOutEpisode
+from replay.records import HeldOutEpisode, ObservationRecord
 from replay.sampling.samplers import make_sampler
+from replay.storage.format.schema import trajectories
 from tests.fakes.records import RUN, FreshRows, new_store, request, run_record, sql
 
 SAID = (
@@ -44,9 +45,8 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
         {"iteration": 0, "episodes": 3, "successes": 2},
         {"iteration": 4, "episodes": 1, "successes": 1},
     ]
-    first, second = found["rows"]
-    assert (first["prompt"], first["answer"], first["reward"]) == ("What is 6 times 7?", "42", 1.0)
-    assert (second["number"], second["success"], second["num_tool_calls"]) == (1, False, 1)
+    assert [found["rows"][0][name] for name in ("prompt", "answer", "reward")] == ["What is 6 times 7?", "42", 1.0]
+    assert [found["rows"][1][name] for name in ("number", "success", "num_tool_calls")] == [1, False, 1]
     last = questions.held_out(store, RUN, 0, after=found["next"], limit=2)
     assert ([row["number"] for row in last["rows"]], last["next"]) == ([2], None)
     assert questions.held_out(store, RUN)["iteration"] == 4
@@ -55,10 +55,12 @@ def test_evaluation_reads_back_as_it_was_put_a_page_at_a_time(store: ReplayStore
     assert [each["iteration"] for each in on_task["episodes"]] == [0, 4]
     call = on_task["episodes"][0]["messages"][1]["tool_calls"][0]
     assert call == {"name": "multiply", "arguments": {"a": 6, "b": 7}, "id": None}
-    with pytest.raises(ReplayError, match=r"evaluation's episodes are kept \(0, 4\), got 3"):
-        questions.held_out(store, RUN, 3)
-    with pytest.raises(ReplayError, match="task must name one held-out task, got 'x', which fits none"):
-        questions.held_out_task(store, RUN, "x")
+    for ask, message in (
+        (lambda: questions.held_out(store, RUN, 3), r"evaluation's episodes are kept \(0, 4\), got 3"),
+        (lambda: questions.held_out_task(store, RUN, "x"), "task must name one held-out task, got 'x', which fits"),
+    ):
+        with pytest.raises(ReplayError, match=message):
+            ask()
 
 
 def test_newest_evaluations_of_a_run_are_kept_and_a_resume_takes_back_later_ones(store: ReplayStore) -> None:
@@ -110,3 +112,15 @@ def test_damaged_conversation_is_none_and_the_rest_is_read(store: ReplayStore) -
     damaged, whole = questions.held_out(store, RUN)["rows"]
     assert (damaged["prompt"], damaged["answer"], whole["answer"]) == (None, None, "42")
     assert questions.held_out_task(store, RUN, "task-0")["episodes"][0]["messages"] is None
+
+
+def test_answers_come_back_by_task_and_environment_and_are_forgotten_with_its_rows(store: ReplayStore) -> None:
+    FreshRows(1).append_to(store)
+    first = ObservationRecord("call-0", "task-1", "tools-1", None, "look", {"key": "ü", "n": 0}, "a\nb")
+    second, other = replace(first, id="call-1", parent="call-0"), replace(first, id="call-2", environment="tools-2")
+    store.remember([second, first, other])
+    assert sorted(store.remembered("tools-1", ["task-1"]), key=lambda record: record.id) == [first, second]
+    assert store.remembered("tools-1", ["another"]) == []
+    assert len(store.remembered("tools-2", ["task-1"])) == 1
+    store.forget(trajectories.c.iteration == 1, dry_run=False)
+    assert store.remembered("tools-1", ["task-1"]) == []

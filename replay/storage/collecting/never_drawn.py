@@ -1,0 +1,84 @@
+"""What no draw takes: episodes of evaluations, and what deterministic tools answered (`ObservationRecord`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from context.messages import content_hash
+from replay.records import HeldOutEpisode, ObservationRecord
+from replay.storage.format.message_json import conversation_row
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import held_out, observations
+from replay.storage.statements import insert, selected
+from replay.storage.validate import checked
+
+ALL_RUNS = "*"
+SAID = ("num_messages", "said", "checksum")
+"""Columns that hold the messages: see `message_json.conversation_row`."""
+FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
+_OBSERVED = [observations.c[field.name] for field in fields(ObservationRecord)]
+
+
+def put_episodes(connection: sa.Connection, episodes: Sequence[HeldOutEpisode], *, compressed: bool) -> None:
+    """In place of those that stood in their places."""
+    checked(episodes, "held-out episode", "number")
+    rows = []
+    for episode in episodes:
+        facts = {name: getattr(episode, name) for name in FACTS}
+        here = (held_out.c[name] == facts[name] for name in ("run", "iteration", "number"))
+        connection.execute(held_out.delete().where(*here))
+        said, _ = conversation_row("", episode.messages, compressed=compressed)
+        rows.append(facts | {name: said[name] for name in SAID})
+    for chunk in chunked(rows):
+        insert(connection, held_out, chunk)
+
+
+def keep_newest(connection: sa.Connection, run: str, evaluations: int) -> None:
+    """Delete all but a run's newest evaluations."""
+    made = sa.select(held_out.c.iteration).where(held_out.c.run == run).distinct()
+    for iteration in connection.scalars(made.order_by(held_out.c.iteration.desc())).all()[evaluations:]:
+        connection.execute(held_out.delete().where(held_out.c.run == run, held_out.c.iteration == iteration))
+
+
+def remove_episodes(connection: sa.Connection, run: str, *, dry_run: bool) -> int:
+    """Delete the episodes of one run, or of ALL_RUNS, or only count them; how many they are."""
+    mine = sa.true() if run == ALL_RUNS else held_out.c.run == run
+    if not dry_run:
+        return connection.execute(held_out.delete().where(mine)).rowcount
+    return connection.scalar(sa.select(sa.func.count()).select_from(held_out).where(mine)) or 0
+
+
+def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) -> None:
+    """The first answer that is stored of a call stays."""
+    make: Any = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement = make(observations).on_conflict_do_nothing()
+    for chunk in chunked(sorted(records, key=lambda record: record.id)):
+        rows = [{**vars(record), "arguments": json.dumps(dict(record.arguments), sort_keys=True)} for record in chunk]
+        connection.execute(statement, [{**row, "checksum": _checksum(row)} for row in rows])
+
+
+def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
+    """All that one environment's tools answered for these tasks; an answer that is not as it was written is left out,
+    and the tool run again."""
+    columns = [*_OBSERVED, observations.c.checksum]
+    found = [dict(row._mapping) for row in selected(connection, columns, observations.c.task, tasks)]
+    return [
+        ObservationRecord(**{**row, "arguments": json.loads(row["arguments"])})
+        for row in found
+        if row["environment"] == environment and row.pop("checksum") == _checksum(row)
+    ]
+
+
+def forget_observations(connection: sa.Connection, tasks: Sequence[str]) -> None:
+    for chunk in chunked(tasks):
+        connection.execute(observations.delete().where(observations.c.task.in_(chunk)))
+
+
+def _checksum(row: Mapping[str, Any]) -> str:
+    return content_hash([str(row[column.name]) for column in _OBSERVED])
