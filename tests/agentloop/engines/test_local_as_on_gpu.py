@@ -30,11 +30,10 @@ from tests.agentloop.engines.test_local import (
     conversation,
     fed_shapes,
     llama,
-    plain_log_probs,
     played,
     windowed,
 )
-from tests.agentloop.models.test_passes import Casts
+from tests.fakes.engine_sampling import plain_log_probs
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
@@ -54,12 +53,6 @@ def tolerance(device: str) -> float:
 def few_tokens_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beginnings are shared, and rows shown apart, where a GPU would not care for so few tokens."""
     monkeypatch.setattr(FixedCache, "tokens_per_call", 16)
-
-
-@DEVICES
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_log_probs_with_fixed_buffers_equal_a_plain_forward_over_turns(case: dict[str, Any], device: str) -> None:
-    assert conversation(on(device), as_on_gpu=True, **case) < tolerance(device)
 
 
 def test_padding_has_a_position_that_the_model_knows() -> None:
@@ -90,17 +83,11 @@ def test_same_seed_gives_the_same_bits_whatever_was_sampled_before(device: str) 
     used, new = (LocalGenerator(on(device), stop_ids=frozenset(), as_on_gpu=True) for _ in range(2))
     sample(used, episodes=20, tokens=300)
     assert sample(used, episodes=9, tokens=12) == sample(new, episodes=9, tokens=12)
-
-
-def test_steps_have_few_shapes() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True)
-    engine.begin(seed=0, temperature=1.0)
-    shapes = fed_shapes(model)
-    engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * e) for e in range(20)])
+    shapes = fed_shapes(used.model)
+    used.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * e) for e in range(20)])
     # 20 rows are a step of 32; half of them have ended after 20 tokens: 10 are one of 16, 5 one of 8.
-    assert shapes[0] == (20, 2)
-    assert list(dict.fromkeys(shapes[1:])) == [(32, 1), (16, 1), (8, 1)]
+    if device == "cpu":
+        assert shapes[0] == (20, 2) and list(dict.fromkeys(shapes[1:])) == [(32, 1), (16, 1), (8, 1)]
 
 
 @pytest.mark.gpu
@@ -143,15 +130,6 @@ def test_rounded_copy_samples_what_autocast_does(device: str) -> None:
     kinds = {name.split(".")[-2]: parameter.dtype for name, parameter in generator.model.named_parameters()}
     assert (kinds["q_proj"], kinds["lm_head"], kinds["norm"]) == (torch.bfloat16, torch.bfloat16, torch.float32)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-def test_rounded_copy_casts_no_weight_while_it_samples() -> None:
-    model = llama()
-    generator = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16)
-    generator.begin(seed=0, temperature=1.0)
-    with Casts([*model.parameters(), *generator.model.parameters()]) as casts:
-        generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
-    assert set(casts.times.values()) == {0}
 
 
 @DEVICES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +55,31 @@ def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def whole_logits(model: PreTrainedModel) -> PreTrainedModel:
+def without_logits_to_keep() -> PreTrainedModel:
+    model = tiny_actor().model
     whole = WholeLogits(model.config).double()
     whole.model, whole.lm_head = model.model, model.lm_head
     return whole
 
 
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_scores_and_gradients_are_those_of_the_plain_path(tied: bool, packs: bool) -> None:
-    assert_equal(tiny_actor(tie_word_embeddings=tied).model, packs=packs)
-
-
-def test_model_without_logits_to_keep_scores_alike() -> None:
-    assert_equal(whole_logits(tiny_actor().model))
-
-
-def test_head_with_a_bias_scores_alike() -> None:
+def biased() -> PreTrainedModel:
     model = tiny_actor(tie_word_embeddings=False).model
     model.lm_head = nn.Linear(16, VOCABULARY, dtype=torch.float64)
-    assert_equal(model)
+    return model
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny_actor().model,
+        lambda: tiny_actor(tie_word_embeddings=True).model,
+        without_logits_to_keep,
+        biased,
+    ],
+)
+def test_scores_and_gradients_are_those_of_the_plain_path(make: Callable[[], PreTrainedModel], packs: bool) -> None:
+    assert_equal(make(), packs=packs)
 
 
 def test_logits_are_never_made() -> None:
@@ -84,14 +89,9 @@ def test_logits_are_never_made() -> None:
     scores(model, CHUNKED)
     # The model is asked once, with two tokens, whether it leaves logits alone; a log-prob and an entropy after that.
     assert widths == [VOCABULARY, 2]
-
-
-def test_generation_has_the_head_it_had() -> None:
-    model = tiny_actor().model
-    scores(model, CHUNKED)
+    # Generation has the head it had, also after a pass that fails.
     assert model(input_ids=IDS).logits.shape == (2, 6, VOCABULARY)
-    assert "forward" not in model.lm_head.__dict__
-    model.model.forward = None  # a pass that fails
+    model.model.forward = None
     with pytest.raises(TypeError):
         scores(model, CHUNKED)
     assert "forward" not in model.lm_head.__dict__
@@ -128,6 +128,14 @@ def test_reference_without_adapters_scores_alike() -> None:
     model = tiny_actor().model
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model._hf_peft_config_loaded = True
+    calls: list[int] = []
+    hook = model.model.register_forward_hook(lambda *call: calls.append(1))
+    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
+    actor.probe()
+    assert len(calls) == 1
+    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
+    hook.remove()
     assert_equal(model)
     found, wanted = (
         WithoutAdapters(Actor(model, compute=compute)).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
@@ -136,19 +144,6 @@ def test_reference_without_adapters_scores_alike() -> None:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert not torch.allclose(found[0], scores(model, PLAIN)[0])
-
-
-def test_reference_without_adapters_knows_of_the_head_what_the_policy_does() -> None:
-    model = tiny_actor().model
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    model._hf_peft_config_loaded = True
-    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
-    calls: list[int] = []
-    model.model.register_forward_hook(lambda *call: calls.append(1))
-    actor.probe()
-    assert len(calls) == 1
-    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
-    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
 
 
 def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:

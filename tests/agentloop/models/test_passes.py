@@ -63,15 +63,10 @@ def test_activations_made_again_give_the_same_gradient() -> None:
         recomputing.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
     assert calls == [0, 1]
     assert all("forward" not in layer.__dict__ for layer in plain.model.model.layers)
-
-
-def test_critic_makes_its_activations_again() -> None:
-    actor = Actor(tiny_actor().model, compute=RECOMPUTED)
-    critic = Critic(actor, shared=True)
+    critic = Critic(recomputing, shared=True)
     nn.init.ones_(critic.weights["head"].weight)
-    calls = calls_of_layers(actor)
-    values, _ = critic.values(IDS, ATTENTION, RESPONSE)
-    torch.autograd.backward(values.sum())
+    calls.clear()
+    torch.autograd.backward(critic.values(IDS, ATTENTION, RESPONSE)[0].sum())
     assert calls == [0, 1, 1, 0]
 
 
@@ -98,6 +93,7 @@ def test_a_cpu_multiplies_in_the_type_of_the_weights_unless_bfloat16_is_asked_fo
     for one, other in zip(differentiated(unset), differentiated(none), strict=True):
         assert torch.equal(one, other)
     assert Actor(model, compute=BFLOAT16).compute.autocast == "bfloat16"
+    assert [Actor(model, packs=packs).packs for packs in (None, False, True)] == [False, False, True]
     assert Actor(model.to(torch.bfloat16)).compute.autocast == "none"
 
 
@@ -134,11 +130,6 @@ def test_sampling_casts_a_weight_once_whatever_it_samples() -> None:
         (said,) = generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
     assert len(said.token_ids) == 4
     assert set(casts.times.values()) == {0, 1}  # vectors of norms are not multiplied
-
-
-def test_autocast_of_weights_that_are_not_float32_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"compute\.autocast must be auto or none when model\.dtype is bfloat16"):
-        RunConfig.model_validate({"compute": {"autocast": "bfloat16"}, "model": {"dtype": "bfloat16"}})
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

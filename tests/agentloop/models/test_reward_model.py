@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,24 +140,21 @@ def test_positions_that_begin_behind_the_padding_are_not_counted(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("labels", "label", "head", "told"),
+    ("made", "label", "said"),
     [
-        (1, 0, True, "reward.model.label must be null for a model with one output"),
-        (3, None, True, "reward.model.label must be null"),
-        (3, 3, True, "got 3 with 3 outputs"),
-        (1, None, False, "must hold a trained classification head"),
+        ({"labels": 1}, 0, "reward.model.label must be null for a model with one output"),
+        ({"labels": 3}, None, "reward.model.label must be null"),
+        ({"labels": 3}, 3, "got 3 with 3 outputs"),
+        ({"head": False}, None, "must hold a trained classification head"),
+        (None, None, r"reward.model.path must be a folder or hub id of a sequence classifier"),
     ],
 )
 def test_model_that_can_not_score_is_refused(
-    tmp_path: Path, labels: int, label: int | None, head: bool, told: str
+    tmp_path: Path, made: dict[str, Any] | None, label: int | None, said: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
-        classifier(saved(tmp_path, labels=labels, head=head), label=label)
-
-
-def test_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward.model.path must be a folder or hub id of a sequence classifier"):
-        classifier(tmp_path / "nothing")
+    folder = tmp_path if made is None else saved(tmp_path, **made)
+    with pytest.raises(UserError, match=said):
+        classifier(folder, label=label)
 
 
 @pytest.mark.slow
