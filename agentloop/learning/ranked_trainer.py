@@ -20,9 +20,8 @@ from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import ShowBatch, Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
+from agentloop.models.adapters import WithoutAdapters, load_policy, reference_policy
 from agentloop.models.policy_weights import PolicyWeights, RowScores
-from agentloop.models.reference import WithoutAdapters, reference_policy
 from agentloop.models.sharding import shard
 from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
 from agentloop.models.passes.backbone_passes import Passes
-from agentloop.models.passes.row_layout import Laid
+from agentloop.models.passes.row_attention import Laid
 
 
 class Critic:

@@ -17,8 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.models.passes.row_attention import attention_within, has_flash, knows_rows
-from agentloop.models.passes.row_layout import Laid, packed, padded
+from agentloop.models.passes.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
 
 
 @contextmanager

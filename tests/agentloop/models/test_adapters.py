@@ -22,10 +22,9 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch, score
 from agentloop.models import loading
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
+from agentloop.models.adapters import WithoutAdapters, load_policy
 from agentloop.models.critic import Critic
 from agentloop.models.loading import has_adapters, load_model
-from agentloop.models.reference import WithoutAdapters
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train

@@ -18,7 +18,7 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.reference import WithoutAdapters
+from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
 from agentloop.models.token_log_probs.head import Head, check_kernels
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
@@ -68,16 +68,15 @@ def biased() -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tiny_actor().model,
-        lambda: tiny_actor(tie_word_embeddings=True).model,
-        without_logits_to_keep,
-        biased,
-    ],
-)
+MODELS: list[tuple[Callable[[], PreTrainedModel], bool]] = [
+    *((lambda: tiny_actor().model, packs) for packs in (False, True)),
+    *((lambda: tiny_actor(tie_word_embeddings=True).model, packs) for packs in (False, True)),
+    (without_logits_to_keep, False),
+    (biased, False),
+]
+
+
+@pytest.mark.parametrize(("make", "packs"), MODELS)
 def test_scores_and_gradients_are_those_of_the_plain_path(make: Callable[[], PreTrainedModel], packs: bool) -> None:
     assert_equal(make(), packs=packs)
 

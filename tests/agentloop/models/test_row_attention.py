@@ -25,8 +25,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.models.actor import Actor
 from agentloop.models.passes import row_attention
 from agentloop.models.passes.backbone_passes import Passes
-from agentloop.models.passes.row_attention import knows_rows
-from agentloop.models.passes.row_layout import Laid, packed
+from agentloop.models.passes.row_attention import Laid, knows_rows, packed
 from tests.fakes.batch_rows import tiny_actor
 
 SIZES: dict[str, Any] = {
