@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.freed_memory import return_freed_memory
-from agentloop.distributed.ranks import Ranks, rank_failures
+from agentloop.distributed.ranks import Ranks, rank_failures, return_freed_memory
 from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import ShowBatch, Trainer
 from agentloop.learning.update_stats import UpdateResult

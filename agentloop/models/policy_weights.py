@@ -22,12 +22,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agentloop.distributed.freed_memory import returning_freed_memory
-from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.distributed.ranks import ALONE, Ranks, returning_freed_memory
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
 from agentloop.models.loading import has_adapters, muted_libraries
-from agentloop.models.passes.cast_weights import cast_weights
+from agentloop.models.passes.backbone_passes import cast_weights
 from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9

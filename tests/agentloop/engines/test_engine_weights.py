@@ -15,8 +15,7 @@ from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.routes import CompletionsRoute
 from agentloop.engines.remote.server_facts import ask_server
-from tests.fakes.engine_replies import replies_of
-from tests.fakes.engine_sampling import load, plain_log_probs, save_adapter
+from tests.fakes.engine_sampling import load, plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 
 LONG = GenerationRequest(0, [5, 9, 2, 70, 11], 120)
@@ -129,30 +128,3 @@ def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> Non
     engine = connected(server)
     reply = meanwhile(server, engine, lambda: posted(server, ("/pause?mode=abort", None), ("/resume", None)))
     assert (len(reply.token_ids), engine.faults) == (120, {"aborted": 1})
-
-
-def test_two_adapters_are_sampled_at_once_each_under_its_version(
-    server: EngineServer, qwen2: Path, tmp_path: Path
-) -> None:
-    for version in (1, 2):
-        folder = save_adapter(qwen2, tmp_path / str(version), seed=version)
-        server.models.load_adapter(f"run@{version}", str(folder))
-    engine = connected(server)
-    engine.published(1, "run@1")
-
-    async def publish() -> None:
-        engine.published(2, "run@2")
-
-    for version, reply in enumerate((meanwhile(server, engine, publish), replies_of(engine, [LONG])[0]), 1):
-        assert isinstance(reply, Completion) and reply.policy_version == version
-        own = plain_log_probs(server.models.adapters[f"run@{version}"], LONG.prompt_ids, reply.token_ids)
-        assert reply.log_probs == pytest.approx(own, abs=1e-3)
-
-
-def test_a_reload_that_fails_ends_the_engine(server: EngineServer, tmp_path: Path) -> None:
-    engine = connected(server)
-    with pytest.raises(httpx2.HTTPStatusError, match="500"):
-        asyncio.run(reloaded(server, tmp_path / "nowhere", "2"))
-    httpx2.post(f"{server.address}/resume").raise_for_status()
-    assert str(replies_of(engine, [LONG])[0]).startswith("server_error: status 500: EngineCore encountered an issue.")
-    assert engine.faults == {"server_error": 3}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import peft
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
@@ -23,7 +19,6 @@ from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
 from agentloop.models.token_log_probs.head import Head, check_kernels
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
-from tests.fakes.ranks import group_of_one
 
 PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
 
@@ -43,7 +38,7 @@ def gradients(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = 
     log_probs, entropies = scores(model, compute, packs=packs)
     torch.autograd.backward((log_probs * torch.arange(12.0).view(2, 6) + 0.3 * entropies).sum())
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [(grad.full_tensor() if isinstance(grad, DTensor) else grad).clone() for grad in found]
+    return [grad.clone() for grad in found]
 
 
 def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
@@ -155,27 +150,6 @@ def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
 def test_triton_without_its_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"^compute\.log_probs must be auto, plain or chunked without a CUDA device"):
         Actor(tiny_actor().model, compute=ComputeSection(log_probs="triton"))
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
-    with group_of_one(tmp_path) as mesh:
-        yield mesh
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(one_rank: DeviceMesh, tied: bool) -> None:
-    whole, sharded = (tiny_actor(tie_word_embeddings=tied).model for _ in range(2))
-    for layer in sharded.model.layers:
-        fully_shard(layer, mesh=one_rank)
-    if not tied:
-        fully_shard(sharded.lm_head, mesh=one_rank)
-    fully_shard(sharded, mesh=one_rank)
-    assert isinstance(sharded.lm_head.weight, DTensor)
-    for one, other in zip(scores(sharded, CHUNKED), scores(whole, PLAIN), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    for one, other in zip(gradients(sharded, CHUNKED), gradients(whole, PLAIN), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 class Wrong(TorchRows):

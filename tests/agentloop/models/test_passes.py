@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +20,8 @@ from agentloop.models.actor import Actor
 from agentloop.models.critic import Critic
 from agentloop.models.passes.backbone_passes import Passes
 from agentloop.training.startup_checks import check_scoring
-from agentloop.training.train import train
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import tiny_actor
-from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 RECOMPUTED = ComputeSection(gradient_checkpointing=True)
 BFLOAT16 = ComputeSection(autocast="bfloat16")
@@ -136,17 +133,6 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UserError, match=r"^compute\.compile must be false where there is no C\+\+ compiler"):
         Actor(tiny_actor().model, compute=ComputeSection(compile=True))
-
-
-@pytest.mark.slow
-def test_run_in_bfloat16_with_activations_made_again_trains(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "run": {"iterations": 1},
-        "compute": {"autocast": "bfloat16", "gradient_checkpointing": True, "log_probs": "chunked"},
-    }
-    display = SilentDisplay()
-    train(small_config(tmp_path, save_qwen2(tmp_path / "qwen2"), **settings), display=display)
-    assert display.iterations[0]["actor/fresh/drift_mean"] == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.soak

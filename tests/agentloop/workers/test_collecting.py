@@ -132,10 +132,13 @@ def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Lo
     assert (counts.done, counts.rows, len(set(rows_of(run)))) == (32, 32, 32)
 
 
-def test_an_engine_is_asked_for_nothing_while_it_is_published_to(begin: Begin, tmp_path: Path) -> None:
+def test_an_engine_is_asked_for_nothing_while_it_is_published_to_and_each_token_keeps_its_version(
+    begin: Begin, tmp_path: Path
+) -> None:
     run, server = begin(tmp_path / "replay.sqlite")
+    server.models.pace_s = 0.4  # between three pieces of a reply
     run.report_engine(state="publishing")
-    total, before = run.issue(1), len(server.requests)
+    total, before = run.issue(2), len(server.requests)
     with WorkerProgram(run.folder) as worker:
         worker.says("collecting for")
         while not run.store.roles.listed("worker", run.id):
@@ -144,22 +147,13 @@ def test_an_engine_is_asked_for_nothing_while_it_is_published_to(begin: Begin, t
         # The one token by which a worker finds out what the server can.
         assert (run.counts.queued, len(server.requests) - before) == (total, 1)
         run.components.publisher.publish(1)
-        run.until_ended(worker)
-    assert {row.record.policy_version_min for row in run.store.read(rows_of(run))} == {1}
-
-
-def test_a_publish_in_the_middle_of_replies_leaves_each_token_its_version(begin: Begin, tmp_path: Path) -> None:
-    run, server = begin(tmp_path / "replay.sqlite")
-    server.models.pace_s = 0.4  # between three pieces of a reply
-    run.issue(2)
-    with WorkerProgram(run.folder) as worker:
         run.until(lambda counts: counts.leased == 32 and server.models.running > 0, worker)
         time.sleep(0.6)
-        run.components.publisher.publish(1)
+        run.components.publisher.publish(2)
         counts = run.until_ended(worker)
     assert (counts.done, counts.failed) == (32, 0)
     spans = {(row.record.policy_version_min, row.record.policy_version_max) for row in run.store.read(rows_of(run))}
-    assert spans <= {(0, 0), (0, 1), (1, 1)} and (0, 1) in spans
+    assert spans <= {(1, 1), (1, 2), (2, 2)} and (1, 2) in spans
 
 
 def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin, tmp_path: Path) -> None:

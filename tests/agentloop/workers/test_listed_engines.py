@@ -58,17 +58,3 @@ def test_only_the_engine_that_is_not_published_to_is_asked(servers: tuple[Engine
         [Participant("http://elsewhere:1", {"version": 1, "label": "a", "adapter": None, "state": "serving"}, 1, 1)]
     )
     assert not listed.any_serves
-
-
-def test_episodes_at_two_temperatures_share_an_engine(servers: tuple[EngineServer, EngineServer]) -> None:
-    engine = connected(servers)
-    ListedEngines(engine).update([reported(server, 5) for server in servers])
-    greedy = engine.at_temperature(0.0)
-    engine.begin(seed=0, temperature=0.5)
-    before = [len(server.requests) for server in servers]
-    replies(engine, 2)
-    replies(greedy, 3)
-    asked = [body for server, n in zip(servers, before, strict=True) for body in server.requests[n:]]
-    temperatures = sorted(body["sampling_params"]["temperature"] for body in asked)
-    assert temperatures == [0.0, 0.0, 0.0, 0.5, 0.5]
-    assert greedy.policy_version == engine.policy_version == 5
