@@ -103,17 +103,13 @@ def _recomputed(forward: Callable[..., Any], backbone: nn.Module) -> Callable[..
 
 
 def _compiled(backbone: nn.Module, device: torch.device) -> Callable[..., Any]:
-    missing = _missing_compiler(device)
+    missing = None if importlib.util.find_spec("triton") else "triton"
+    if device.type == "cpu":
+        missing = None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
     if missing is not None:
         raise UserError(f"compute.compile must be false where there is no {missing}, got true. Install it.")
     compiled: Callable[..., Any] = torch.compile(backbone.forward, dynamic=True)
     return compiled
-
-
-def _missing_compiler(device: torch.device) -> str | None:
-    if device.type == "cpu":
-        return None if shutil.which(os.environ.get("CXX", "g++")) else "C++ compiler"
-    return None if importlib.util.find_spec("triton") else "triton"
 
 
 @contextmanager
