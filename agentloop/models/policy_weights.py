@@ -25,8 +25,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from agentloop.distributed.ranks import ALONE, Ranks, returning_freed_memory
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
+from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
-from agentloop.models.passes.backbone_passes import cast_weights
 from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9

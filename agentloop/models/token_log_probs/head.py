@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError, one_line
-from agentloop.models.passes.backbone_passes import forward_replaced
+from agentloop.models.backbone_passes import forward_replaced
 from agentloop.models.token_log_probs.chunked import How, TorchRows, head_log_probs
 
 _KERNELS_WITHIN = 0.05

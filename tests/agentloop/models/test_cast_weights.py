@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentloop.models.passes.backbone_passes import cast_weights
+from agentloop.models.backbone_passes import cast_weights
 from tests.fakes.runs import save_llama, save_qwen2
 
 IDS = torch.tensor([[3, 9, 4, 17, 5, 22]])

@@ -17,8 +17,8 @@ from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
+from agentloop.models.backbone_passes import Passes
 from agentloop.models.critic import Critic
-from agentloop.models.passes.backbone_passes import Passes
 from agentloop.training.startup_checks import check_scoring
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE
 from tests.fakes.batch_rows import tiny_actor

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from agentloop.config.sections.model import ComputeSection
+from agentloop.models import row_attention
 from agentloop.models.actor import Actor
-from agentloop.models.passes import row_attention
-from agentloop.models.passes.backbone_passes import Passes
-from agentloop.models.passes.row_attention import Laid, knows_rows, packed
+from agentloop.models.backbone_passes import Passes
+from agentloop.models.row_attention import Laid, knows_rows, packed
 from tests.fakes.batch_rows import tiny_actor
 
 SIZES: dict[str, Any] = {

@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
-from agentloop.models.passes.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
+from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
 
 
 @contextmanager
