@@ -155,7 +155,7 @@ class EngineModels:
                 nn.init.normal_(weight)  # what happens to be there
 
     def wake(self, parts: Collection[str]) -> None:
-        self.asleep -= set(parts)
+        self.asleep -= set(parts) or self.asleep  # all, where none is named
         if not self.asleep:
             self.going.set()
 

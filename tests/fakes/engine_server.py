@@ -152,7 +152,10 @@ class EngineServer:
         """What is to be sampled. Raises Refused."""
         self.requests.append(body)
         models = self.models
-        if models.asleep or models.dead:  # asleep, vLLM would keep the request until it is woken
+        if models.asleep:
+            # vLLM would keep the request until it is woken.
+            raise Refused(500, f"asleep: {', '.join(sorted(models.asleep))}")
+        if models.dead:
             raise Refused(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
         name = body.get("model") or models.name
         if name != models.name and name not in models.adapters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import peft
@@ -134,11 +135,12 @@ def test_rounded_copy_samples_what_autocast_does(device: str) -> None:
 
 @DEVICES
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(
-    "settings", [{"as_on_gpu": False}, {"as_on_gpu": True}, {"as_on_gpu": True, "compute": BFLOAT16}]
-)
-def test_a_publish_forgets_keys_and_takes_the_new_weights(settings: dict[str, Any], tied: bool, device: str) -> None:
+@pytest.mark.parametrize(("as_on_gpu", "compute"), [(False, None), (True, None), (True, BFLOAT16)])
+def test_a_publish_forgets_keys_and_takes_the_new_weights(
+    as_on_gpu: bool, compute: ComputeSection | None, tied: bool, device: str
+) -> None:
     model = on(device)
+    new_engine = partial(LocalGenerator, model, stop_ids=frozenset(), as_on_gpu=as_on_gpu, compute=compute)
     if tied:
         model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=False, device=device))
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
@@ -146,14 +148,14 @@ def test_a_publish_forgets_keys_and_takes_the_new_weights(settings: dict[str, An
     def sampled(engine: LocalGenerator, prompt: list[int]) -> Completion:
         return replace(engine.generate([GenerationRequest(0, prompt, 6)])[0], policy_version=0)
 
-    old = LocalGenerator(model, **settings)  # type: ignore[arg-type]
+    old = new_engine()
     old.begin(seed=0, temperature=0.0)
     first = sampled(old, [8, 9])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
     old.published(1)
-    new = LocalGenerator(model, **settings)  # type: ignore[arg-type]
+    new = new_engine()
     new.begin(seed=0, temperature=0.0)
     prompt = [8, 9, *first.token_ids, 10]
     assert sampled(old, prompt) == sampled(new, prompt)
