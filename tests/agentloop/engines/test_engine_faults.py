@@ -177,6 +177,8 @@ def test_a_turn_waits_for_an_engine_to_be_proved_until_its_deadline(server: Engi
     engine.withdraw(server.address)
     assert str(asked(engine)) == "deadline: no reply within 0.3 s"
     assert server.requests == []
+    engine = connected(server)
+    engine.withdraw(server.address)
 
     async def publish() -> None:
         await asyncio.sleep(0.1)
