@@ -16,7 +16,7 @@ from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.environments import RunEnvironments, open_tasks
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
-from agentloop.models.passes.backbone_passes import on_its_device
+from agentloop.models.backbone_passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import run_episodes

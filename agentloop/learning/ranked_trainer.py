@@ -14,15 +14,13 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.freed_memory import return_freed_memory
-from agentloop.distributed.ranks import Ranks, rank_failures
+from agentloop.distributed.ranks import Ranks, rank_failures, return_freed_memory
 from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import ShowBatch, Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
+from agentloop.models.adapters import WithoutAdapters, load_policy, reference_policy
 from agentloop.models.policy_weights import PolicyWeights, RowScores
-from agentloop.models.reference import WithoutAdapters, reference_policy
 from agentloop.models.sharding import shard
 from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable

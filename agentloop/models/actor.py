@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.log_probs import Predictions, entropies, log_softmax, predictions
 from agentloop.config.sections.model import ComputeSection
-from agentloop.models.passes.backbone_passes import Passes, on_its_device
-from agentloop.models.passes.row_layout import Laid
+from agentloop.models.backbone_passes import Passes, on_its_device
+from agentloop.models.row_attention import Laid
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from agentloop.algorithms.log_probs import predictions
 from agentloop.models.actor import Actor
-from agentloop.models.passes.backbone_passes import Passes
-from agentloop.models.passes.row_layout import Laid
+from agentloop.models.backbone_passes import Passes
+from agentloop.models.row_attention import Laid
 
 
 class Critic:

@@ -56,7 +56,11 @@ def load_model(
     its own, by name, path or text, which is saved with the tokenizer from then on; `template_args`: further variables
     of it.
     """
-    _check_adapters(path)
+    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
+        raise UserError(
+            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
+            "pip install 'agentloop-replay[peft]'"
+        )
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -99,14 +103,6 @@ def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
 def has_adapters(model: PreTrainedModel) -> bool:
     """True: PEFT adapters (LoRA) are in it, and only they are trained."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
-
-
-def _check_adapters(path: str | Path) -> None:
-    if (Path(path) / "adapter_config.json").exists() and importlib.util.find_spec("peft") is None:
-        raise UserError(
-            f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
-            "pip install 'agentloop-replay[peft]'"
-        )
 
 
 def choose_device(section: ModelSection) -> torch.device:
@@ -163,9 +159,7 @@ def _codec(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> TokenCodec:
             "tokenizer_config.json there, or save it with tokenizer.save_pretrained."
         )
     if backend is None:
-        raise UserError(
-            f"model.path must have a fast tokenizer (tokenizer.json), got none in {str(path)!r}. Convert it first."
-        )
+        raise UserError(f"model.path must have a fast tokenizer.json, got none in {str(path)!r}. Convert it first.")
     return TokenCodec(backend.to_str(), special=named_controls(_special(tokenizer)))
 
 

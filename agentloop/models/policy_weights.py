@@ -22,12 +22,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agentloop.distributed.freed_memory import returning_freed_memory
-from agentloop.distributed.ranks import ALONE, Ranks
+from agentloop.distributed.ranks import ALONE, Ranks, returning_freed_memory
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
+from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
-from agentloop.models.passes.cast_weights import cast_weights
 from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9
@@ -142,7 +141,11 @@ class PolicyWeights:
 
     def _save_parts(self, folder: Path) -> None:
         kind = "adapter_model" if has_adapters(self.model) else "model"
-        tensors = _adapters(self.model) if has_adapters(self.model) else _stored(self.model)
+        if has_adapters(self.model):
+            own = self.model.get_adapter_state_dict()
+            tensors = {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in own.items()}
+        else:
+            tensors = _stored(self.model)
         split = split_torch_state_dict_into_shards(
             _stand_ins(tensors), filename_pattern=f"{kind}{{suffix}}.safetensors", max_shard_size=self._largest_file
         )
@@ -171,10 +174,6 @@ def _row_scores(values: Sequence[float], tokens: int, width: int) -> RowScores:
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:
     """Each to a millionth of a nat: they are kept as text."""
     return tuple(round(value, 6) for value in values)
-
-
-def _adapters(model: Any) -> dict[str, Tensor]:
-    return {f"{_ADAPTER_PREFIX}{name}": tensor for name, tensor in model.get_adapter_state_dict().items()}
 
 
 def _stored(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -51,8 +51,19 @@ class SequenceClassifier:
                 f"reward.model.label must be null for a model with one output, else the number of one, got "
                 f"{section.label} with {outputs} outputs. Change it."
             )
-        self._pad()
-        self._check_length(model)
+        most = _positions(model)
+        if most is not None and section.max_tokens > most:
+            raise UserError(
+                f"reward.model.max_tokens must be at most {most}, the positions of {section.path!r}, got "
+                f"{section.max_tokens}. Lower it."
+            )
+        self._tokenizer.truncation_side = "left"  # the end of a conversation decides: it is never cut
+        if self._tokenizer.pad_token_id is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        if self._tokenizer.pad_token_id is None:
+            raise UserError(
+                f"reward.model.path must have a tokenizer with a padding or end token, got neither in {section.path!r}."
+            )
         model.config.pad_token_id = self._tokenizer.pad_token_id
         self._model: Any = model.to(choose_device(policy)).eval().requires_grad_(False)
 
@@ -82,26 +93,6 @@ class SequenceClassifier:
             return "\n".join(line for message in messages for line in _lines(message))
         text: str = self._tokenizer.apply_chat_template([to_template(m) for m in messages], tokenize=False)
         return text
-
-    def _pad(self) -> None:
-        """The end of a conversation decides: it is never cut."""
-        self._tokenizer.truncation_side = "left"
-        if self._tokenizer.pad_token_id is None:
-            if self._tokenizer.eos_token_id is None:
-                raise UserError(
-                    f"reward.model.path must have a tokenizer with a padding or end token, got neither in "
-                    f"{self._section.path!r}."
-                )
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-
-    def _check_length(self, model: Any) -> None:
-        """A longer text would be outside the positions that the model has learned, or has at all."""
-        most, asked = _positions(model), self._section.max_tokens
-        if most is not None and asked > most:
-            raise UserError(
-                f"reward.model.max_tokens must be at most {most}, the positions of {self._section.path!r}, got {asked}."
-                " Lower it."
-            )
 
 
 def _positions(model: Any) -> int | None:

@@ -23,10 +23,9 @@ from agentloop.learning.gradients import stream_losses
 from agentloop.learning.ranked_trainer import Learner, RankedTrainer, TrainerSpec
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
+from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.models.reference import reference_policy
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentloop.config import RunConfig
 from agentloop.engines.remote.connect import connect_engine
 from agentloop.engines.remote.engine_client import RemoteEngine
-from agentloop.environments import RunEnvironments, open_tasks
+from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
@@ -48,7 +48,11 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
         files = load_model_files(folder.start, template_args=config.context.template_args)
         _check_files(run, files, folder.start)
         environments, source = open_tasks(config, folder.environments, environment_changed=True)
-        _check_environment(environments, folder)
+        if environments.source != folder.environments[-1]:
+            raise UserError(
+                f"environment.name must have the source that the run has, got {environments.where} with another "
+                f"(digest {environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files."
+            )
         vocab_size = int((run.fingerprint or {})["vocab_size"])
         engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
         _check_versions(engine, config)
@@ -119,14 +123,6 @@ def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
                 f"{name} of a worker must be the run's, got {mine[:12]} in {folder} in place of {theirs[:12]}. "
                 "Copy the run's start folder again, and use the same version of agentloop."
             )
-
-
-def _check_environment(environments: RunEnvironments, folder: RunFolder) -> None:
-    if environments.source != folder.environments[-1]:
-        raise UserError(
-            f"environment.name must have the source that the run has, got {environments.where} with another (digest "
-            f"{environments.source[:8]} in place of {folder.environments[-1][:8]}). Copy the run's files here."
-        )
 
 
 def _check_versions(engine: RemoteEngine, config: RunConfig) -> None:

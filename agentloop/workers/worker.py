@@ -10,19 +10,22 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from agentloop.errors import UserError
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.evaluation import held_out_episode, outcome_of
+from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
 from agentloop.workers.claims import HeldClaims
 from agentloop.workers.episodes_under_way import EpisodeResult, EpisodesUnderWay
 from agentloop.workers.joined_run import JoinedRun
 from agentloop.workers.run_view import ListedEngines, Looks
-from agentloop.workers.stored_results import store_results
-from replay.errors import DatabaseFailed
-from replay.records import ObservationRecord
-from replay.ticket_records import Claim, RunView
+from replay.errors import DatabaseFailed, InvalidRecord
+from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
+from replay.ticket_records import EVALUATION, Claim, RunView
 
 _SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
@@ -37,14 +40,7 @@ _Result = TypeVar("_Result")
 class Worker:
     """Looks at its run again and again. A slow database holds no episode up: one thread asks it."""
 
-    def __init__(
-        self,
-        run: JoinedRun,
-        *,
-        concurrency: int,
-        stop: StopRequest,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, run: JoinedRun, *, concurrency: int, stop: StopRequest, say: Callable[[str], None]) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
@@ -103,7 +99,8 @@ class Worker:
         await self._extend()
         await self._give_back()
         await self._claim(view)
-        await self._report()
+        if self._looks.report_is_due:
+            await self._ask(self._looks.report, self._facts())
         busy = self._claims or (view.has_free_tickets and self._engines.any_serves)
         return self._looks.pause_s(busy=bool(busy))
 
@@ -164,10 +161,6 @@ class Worker:
             await self._ask(self._run.store.tickets.give_back, list(self._returned))
             self._returned.clear()
 
-    async def _report(self) -> None:
-        if self._looks.report_is_due:
-            await self._ask(self._looks.report, self._facts())
-
     def _facts(self) -> Mapping[str, Any]:
         return {
             "host": socket.gethostname(),
@@ -210,3 +203,58 @@ class Worker:
     async def _ask(self, question: Callable[..., _Result], *args: Any) -> _Result:
         """Asked in the one thread that talks to the database."""
         return await asyncio.get_running_loop().run_in_executor(self._database, question, *args)
+
+
+def store_results(run: JoinedRun, results: Sequence[EpisodeResult]) -> Counter[str]:
+    """How many counted as `done` and as `failed`. May be done again where it raised: what was stored counts once."""
+    counts: Counter[str] = Counter()
+    rows = []
+    for result in results:
+        if result.problem is not None:
+            counts["failed"] += _fail(run, result.claim, result.problem)
+        elif result.claim.ticket.purpose == EVALUATION:
+            assert result.episode is not None  # only a problem has none
+            outcome = asdict(outcome_of(result.episode, run.config))
+            kept = _held_out(run, result.claim, result.episode) if run.config.evaluation.keep_episodes else None
+            counts["done"] += run.store.tickets.finish_evaluation(result.claim, outcome, kept)
+        else:
+            rows.append((result.claim, row_of(run, result)))
+    return counts + _finish(run, rows)
+
+
+def _held_out(run: JoinedRun, claim: Claim, episode: Episode) -> HeldOutEpisode:
+    ticket = claim.ticket
+    number = ticket.number * run.config.evaluation.samples + ticket.member
+    return held_out_episode(run.actors, episode, run.config, run=ticket.run, iteration=ticket.iteration, number=number)
+
+
+def _finish(run: JoinedRun, rows: list[tuple[Claim, Trajectory]]) -> Counter[str]:
+    try:
+        return Counter(done=sum(run.store.tickets.finish(rows)))
+    except InvalidRecord as error:
+        if len(rows) == 1:
+            return Counter(failed=_fail(run, rows[0][0], str(error)))
+    # One of them can't be stored: the others can.
+    return sum((_finish(run, [row]) for row in rows), Counter[str]())
+
+
+def _fail(run: JoinedRun, claim: Claim, problem: str) -> int:
+    return int(claim.place not in run.store.tickets.fail([claim], problem))
+
+
+def row_of(run: JoinedRun, result: EpisodeResult) -> Trajectory:
+    """A trajectory whose ids follow from its ticket's place, whichever worker collects it.
+
+    The learner gives it its advantage when the group is closed.
+    """
+    assert result.episode is not None  # only a problem has none
+    ticket = result.claim.ticket
+    by = CollectedBy(ticket.run, ticket.iteration, attempt=0)
+    place = MemberPlace(
+        id=by.id_of("ticket", ticket.number, ticket.member),
+        group=by.id_of("group", ticket.number),
+        task=ticket.task,
+        slot=ticket.number * run.config.batch.group_size + ticket.member,
+        member=ticket.member,
+    )
+    return trajectory_of(run.actors, result.episode, result.reward, by, place, run.config)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -22,7 +23,6 @@ from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import muted_libraries
 
 _PIECE = 4
-UNLABELLED = "default"
 
 
 def load(folder: Path | str, number_type: str = "float32") -> PreTrainedModel:
@@ -31,40 +31,29 @@ def load(folder: Path | str, number_type: str = "float32") -> PreTrainedModel:
     return model.eval()
 
 
+def plain_scores(model: PreTrainedModel, token_ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """[tokens, V] log-probs of what follows each token, by one forward over everything."""
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids], device=model.device)).logits[0].float() / temperature
+    return logits.log_softmax(-1)
+
+
 def plain_log_probs(
     model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
-    """Of each token of the reply, by one forward over everything."""
-    scores = _scores(model, [*prompt, *reply], temperature)
+    """Log-probs of the reply's tokens."""
+    scores = plain_scores(model, [*prompt, *reply], temperature)
     return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(reply)]
 
 
 def next_log_probs(model: PreTrainedModel, prompt: Sequence[int], temperature: float, most: int) -> dict[int, float]:
-    """Of the likeliest tokens after the prompt."""
-    likeliest = _scores(model, prompt, temperature)[-1].topk(most)
+    """Log-probs of the likeliest tokens after the prompt."""
+    likeliest = plain_scores(model, prompt, temperature)[-1].topk(most)
     return dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
-
-
-def highest_log_probs(model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int]) -> list[float]:
-    """Of the likeliest token in the place of each token of the reply."""
-    highest: list[float] = _scores(model, [*prompt, *reply], 1.0).max(-1).values[len(prompt) - 1 : -1].tolist()
-    return highest
-
-
-def _scores(model: PreTrainedModel, token_ids: Sequence[int], temperature: float) -> torch.Tensor:
-    with torch.no_grad():
-        logits = model(torch.tensor([token_ids])).logits[0].float() / temperature
-    return logits.log_softmax(-1)
-
-
-def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def save_adapter(model: Path, folder: Path, *, seed: int = 0) -> Path:
     """A LoRA adapter of the model in that folder, as PEFT writes it, that changes what the model says."""
-    from peft import LoraConfig
-
     adapted = load(model)
     torch.manual_seed(seed)
     adapted.add_adapter(LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
@@ -86,7 +75,7 @@ class Asked:
     max_tokens: int
     stop_ids: frozenset[int]
     likeliest: int = 0
-    """Of the first sampled token's alternatives."""
+    """Alternatives of the first sampled token that are given."""
 
 
 @dataclass
@@ -99,11 +88,8 @@ class Sampled:
     """Log-probs of the first token's alternatives, the likeliest first."""
 
     def spans(self) -> list[dict[str, Any]]:
-        spans: list[dict[str, Any]] = []
-        for label, places in itertools.groupby(range(len(self.labels)), key=self.labels.__getitem__):
-            run = list(places)
-            spans.append({"version": label, "start": run[0], "end": run[-1] + 1})
-        return spans
+        runs = [[*places] for _, places in itertools.groupby(range(len(self.labels)), key=self.labels.__getitem__)]
+        return [{"version": self.labels[run[0]], "start": run[0], "end": run[-1] + 1} for run in runs]
 
 
 class EngineModels:
@@ -118,8 +104,6 @@ class EngineModels:
         """What made the keys and values of prompts that it has seen: the next token after one is still that one's."""
         self.stays_old = False
         """A reload changes nothing, and says nothing."""
-        self.raw_log_probs = False
-        """Log-probs are those of temperature 1, whatever tokens were sampled at."""
         self.temperature_factor = 1.0
         """By which it samples at another temperature than it is asked for."""
         self.pace_s = 0.0
@@ -128,12 +112,11 @@ class EngineModels:
         self._seeds = itertools.count()
         self.going = asyncio.Event()
         self.going.set()
-        self.aborts = 0
-        self.running = 0
+        self.aborts = self.running = 0
 
     def restart(self) -> None:
         """Begin again as at the first start: the first weights, no adapters, no version."""
-        self.model, self.label = load(self.folder, self.number_type), UNLABELLED
+        self.model, self.label = load(self.folder, self.number_type), "default"
         self.cached.clear()
         self.dead = False
         """A reload that fails has thrown the old weights away; the next request ends the engine."""
@@ -149,16 +132,18 @@ class EngineModels:
         return int(self.model.config.vocab_size)
 
     def reload(self, folder: str) -> None:
-        if self.stays_old:
-            return
-        old, self.dead = self.model, True
+        if not self.stays_old:
+            self._begin_change()
+            new = load(folder, self.number_type)
+            shapes = [{name: tensor.shape for name, tensor in m.state_dict().items()} for m in (new, self.model)]
+            if shapes[0] != shapes[1]:
+                raise ValueError("the shapes of the weights are other ones")
+            self.model, self.dead = new, False
+
+    def _begin_change(self) -> None:
+        self.dead = True
         if "weights" in self.asleep:
             raise ValueError("CUDA error: an illegal memory access was encountered")
-        new = load(folder, self.number_type)
-        if _shapes(new) != _shapes(old):
-            raise ValueError("the shapes of the weights are other ones")
-        self.dead = False
-        self.model = new
 
     def sleep(self, level: int) -> None:
         self.asleep = {"weights", "kv_cache"}
@@ -170,17 +155,15 @@ class EngineModels:
                 nn.init.normal_(weight)  # what happens to be there
 
     def wake(self, parts: Collection[str]) -> None:
-        self.asleep -= set(parts)
+        self.asleep -= set(parts) or self.asleep  # all, where none is named
         if not self.asleep:
             self.going.set()
 
     def receive(self, names: Sequence[str], handles: Sequence[dict[str, Any]]) -> None:
         """Weights whose handles hold the numbers themselves: there is no memory to share here."""
-        self.dead = True
+        self._begin_change()
         if not self.is_updated:
             raise ValueError("start_weight_update must be called before update_weights.")
-        if "weights" in self.asleep:
-            raise ValueError("CUDA error: an illegal memory access was encountered")
         new = copy.deepcopy(self.model)
         given = {name: handle["cpu"] for name, handle in zip(names, handles, strict=True)}
         if new.load_state_dict(given, strict=False).unexpected_keys:
@@ -200,43 +183,35 @@ class EngineModels:
     async def sample(self, asked: Asked) -> Sampled:
         sampled, limit, stop_ids = Sampled(), asked.max_tokens, asked.stop_ids
         aborts, adapter = self.aborts, self.adapters.get(asked.model)
+        temperature = asked.temperature * self.temperature_factor
         model: PreTrainedModel | None = None
         self.running += 1
         if asked.likeliest:
             seen_by = self.cached.setdefault(asked.prompt, self.serving(asked.model))
-            temperature = 1.0 if self.raw_log_probs else asked.temperature * self.temperature_factor
             sampled.likeliest = next_log_probs(seen_by, asked.prompt, temperature, asked.likeliest)
         try:
-            while len(sampled.token_ids) < limit:
+            while len(sampled.token_ids) < limit and sampled.finish_reason == "length":
                 await asyncio.sleep(self.pace_s)
                 await self.going.wait()
                 if self.aborts > aborts:
                     sampled.finish_reason = "abort"
                     break
-                serving = adapter or self.model
-                if serving is not model:
+                if (serving := adapter or self.model) is not model:
                     model = serving
                     generator = LocalGenerator(model, stop_ids=stop_ids)
-                    temperature = asked.temperature * self.temperature_factor
                     generator.begin(seed=next(self._seeds), temperature=temperature)
-                prompt = [*asked.prompt, *sampled.token_ids]
-                piece = GenerationRequest(0, prompt, min(_PIECE, limit - len(sampled.token_ids)))
-                (part,) = generator.generate([piece])
-                log_probs: Sequence[float] = part.log_probs
-                if self.raw_log_probs:
-                    log_probs = plain_log_probs(model, prompt, part.token_ids)
+                piece = min(_PIECE, limit - len(sampled.token_ids))
+                (part,) = generator.generate([GenerationRequest(0, [*asked.prompt, *sampled.token_ids], piece)])
                 sampled.token_ids += part.token_ids
-                sampled.log_probs += log_probs
+                sampled.log_probs += part.log_probs
                 sampled.labels += [self.label] * len(part.token_ids)
                 if part.token_ids[-1] in stop_ids:
                     sampled.finish_reason = "stop"
-                    break
         finally:
             self.running -= 1
         return sampled
 
     def prompt_log_probs(self, asked: Asked) -> list[dict[str, Any] | None]:
-        """Of each token of the prompt but the first, as `prompt_logprobs` gives them."""
+        """Each token of the prompt but the first, as `prompt_logprobs` gives them."""
         given = plain_log_probs(self.serving(asked.model), asked.prompt[:1], asked.prompt[1:])
-        pairs = zip(asked.prompt[1:], given, strict=True)
-        return [None, *({str(token): {"logprob": value, "rank": 1, "decoded_token": None}} for token, value in pairs)]
+        return [None, *({str(token): {"logprob": one}} for token, one in zip(asked.prompt[1:], given, strict=True))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import pickle
 import socket
 import threading
@@ -27,9 +28,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.fakes.engine_sampling import Asked, EngineModels, Sampled
-from tests.fakes.engine_traps import Traps, json_answer, spoilt_exchange
+from tests.fakes.engine_traps import Refused, Traps, json_answer, spoil
 
 GUARDED = ("/v1", "/v2", "/inference")
+Answered = Callable[[Request, Any], Any]
+"""Given a request and its JSON: a response, or what is sent as JSON; or an awaitable of one."""
 
 
 class EngineServer:
@@ -64,35 +67,32 @@ class EngineServer:
         return f"http://127.0.0.1:{self.port}"
 
     def app(self) -> ASGIApp:
-        post = {
-            "/inference/v1/generate": self._generate,
-            "/v1/completions": self._completions,
-            "/v1/load_lora_adapter": self._load_adapter,
-            "/v1/unload_lora_adapter": self._unload_adapter,
-            "/pause": self._pause,
-            "/resume": self._resume,
-            "/collective_rpc": self._collective_rpc,
-            "/update_weight_version": self._update_version,
-            "/reset_prefix_cache": self._reset_cache,
-            "/sleep": self._sleep,
-            "/wake_up": self._wake_up,
-            "/init_weight_transfer_engine": self._init_transfer,
-            "/start_weight_update": self._start_update,
-            "/update_weights": self._update_weights,
-            "/finish_weight_update": self._finish_update,
+        models = self.models
+        ends: dict[str, Answered] = {
+            "POST /inference/v1/generate": self._generate,
+            "POST /v1/completions": self._completions,
+            "POST /v1/load_lora_adapter": self._load_adapter,
+            "POST /v1/unload_lora_adapter": self._unload_adapter,
+            "POST /pause": self._pause,
+            "POST /resume": self._resume,
+            "POST /collective_rpc": self._collective_rpc,
+            "POST /update_weight_version": self._name_weights,
+            "POST /reset_prefix_cache": lambda *_: models.cached.clear(),
+            "POST /sleep": self._sleep,
+            "POST /wake_up": lambda request, _: models.wake(request.query_params.getlist("tags")),
+            "POST /init_weight_transfer_engine": self._init_transfer,
+            "POST /start_weight_update": self._start_update,
+            "POST /update_weights": self._update_weights,
+            "POST /finish_weight_update": self._finish_update,
+            "GET /health": lambda *_: None,
+            "GET /version": lambda *_: {"version": self.version},
+            "GET /server_info": lambda *_: {"vllm_config": {"model_config": {"dtype": f"torch.{models.number_type}"}}},
+            "GET /v1/models": self._list_models,
+            "GET /weight_info": lambda *_: {"weight_version": models.label},
+            "GET /is_paused": lambda *_: {"is_paused": not models.going.is_set()},
         }
-        get = {
-            "/health": self._health,
-            "/version": self._version,
-            "/server_info": self._server_info,
-            "/v1/models": self._list_models,
-            "/weight_info": self._weight_info,
-            "/is_paused": self._is_paused,
-            "/is_sleeping": self._is_sleeping,
-        }
-        routes = [Route(path, end, methods=["POST"]) for path, end in post.items()]
-        routes += [Route(path, end, methods=["GET"]) for path, end in get.items()]
-        inner = Starlette(routes=routes)
+        routes = [Route(path.split()[1], _end(answered), methods=[path.split()[0]]) for path, answered in ends.items()]
+        inner = Starlette(routes=routes, exception_handlers={Refused: lambda _, refused: refused.response})
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             """Asks its key of some paths, and of others none."""
@@ -104,88 +104,68 @@ class EngineServer:
 
         return guarded
 
-    async def _generate(self, request: Request) -> Response:
+    async def _generate(self, request: Request, body: Any) -> Response:
         if not self.scale_out:
-            return refusal(403, "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out.")
-        body = await request.json()
-        params = body.get("sampling_params")
-        if not isinstance(params, dict):
-            return refusal(400, "sampling_params: Field required")
+            raise Refused(403, "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out.")
+        params = body["sampling_params"]
         asked = self._asked(body, body.get("token_ids"), params)
-        if isinstance(asked, Asked) and len(asked.prompt) >= self.max_model_len:
-            asked = refusal(400, f"The decoder prompt (length {len(asked.prompt)}) is too long{_longest(self)}")
-        if isinstance(asked, Response):
-            return asked
-        if (spoilt := await spoilt_exchange(self.traps, request)) is not None:
-            return spoilt
-        sampled = await self._sampled(asked)
+        sampled = await self._sampled(request, asked)
         choice: dict[str, Any] = {
-            "index": 0,
             "finish_reason": sampled.finish_reason,
-            "stop_reason": None,
             "token_ids": sampled.token_ids,
-            "logprobs": None,
             "weight_versions": sampled.spans(),
         }
         if params.get("logprobs") is not None:
             pairs = zip(sampled.token_ids, sampled.log_probs, strict=True)
-            scored = [{"token_id": token, "logprob": value, "rank": 1} for token, value in pairs]
+            scored = [{"token_id": token, "logprob": value} for token, value in pairs]
             choice["logprobs"] = {"content": [{**each, "top_logprobs": [dict(each)]} for each in scored]}
             others = [{"token_id": token, "logprob": value} for token, value in sampled.likeliest.items()]
             choice["logprobs"]["content"][0]["top_logprobs"] += others
-        answer = {"request_id": "r", "model": asked.model, "created": 0, "choices": [choice], "output_mode": "tokens"}
-        answer |= self._usage(asked, sampled)
+        answer: dict[str, Any] = {}
         if params.get("prompt_logprobs") is not None:
             answer["prompt_logprobs"] = self.models.prompt_log_probs(asked)
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = list(asked.prompt)
-        return json_answer(self.traps, answer)
+        return self._whole(asked, choice, answer)
 
-    async def _completions(self, request: Request) -> Response:
-        body = await request.json()
+    async def _completions(self, request: Request, body: Any) -> Response:
         asked = self._asked(body, body.get("prompt"), body)
-        if isinstance(asked, Asked) and len(asked.prompt) >= self.max_model_len:
-            asked = refusal(400, f"This prompt has at least {len(asked.prompt)} input tokens{_longest(self)}")
-        elif (body.get("max_tokens") or 16) > self.max_model_len:
-            asked = refusal(400, f"max_tokens={body['max_tokens']} cannot be greater{_longest(self)}")
-        if isinstance(asked, Response):
-            return asked
-        if (spoilt := await spoilt_exchange(self.traps, request)) is not None:
-            return spoilt
-        sampled = await self._sampled(asked)
-        choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": sampled.finish_reason, "logprobs": None}
+        sampled = await self._sampled(request, asked)
+        choice: dict[str, Any] = {"finish_reason": sampled.finish_reason}
         if body.get("logprobs") is not None:
             named = body.get("return_tokens_as_token_ids")
             tokens = [f"token_id:{token}" if named else "text" for token in sampled.token_ids]
-            choice["logprobs"] = {"tokens": tokens, "token_logprobs": sampled.log_probs}
             others = {f"token_id:{token}": value for token, value in sampled.likeliest.items()}
-            pairs = zip(tokens, sampled.log_probs, strict=True)
-            choice["logprobs"]["top_logprobs"] = [others | {token: value} for token, value in pairs]
+            top = [others | {token: value} for token, value in zip(tokens, sampled.log_probs, strict=True)]
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": sampled.log_probs, "top_logprobs": top}
         if body.get("return_token_ids"):
             choice |= {"token_ids": sampled.token_ids, "prompt_token_ids": list(asked.prompt)}
         if body.get("prompt_logprobs") is not None:
             choice["prompt_logprobs"] = self.models.prompt_log_probs(asked)
-        answer = {"id": "c", "object": "text_completion", "created": 0, "model": asked.model, "choices": [choice]}
-        answer |= self._usage(asked, sampled)
-        return json_answer(self.traps, answer)
+        return self._whole(asked, choice, {})
 
-    def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked | Response:
-        """What is to be sampled, or why it is not."""
+    def _whole(self, asked: Asked, choice: dict[str, Any], rest: dict[str, Any]) -> Response:
+        usage = {"prompt_tokens": len(asked.prompt)}
+        return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **rest})
+
+    def _asked(self, body: dict[str, Any], prompt: Any, params: dict[str, Any]) -> Asked:
+        """What is to be sampled. Raises Refused."""
         self.requests.append(body)
-        if self.models.asleep:
+        models = self.models
+        if models.asleep:
             # vLLM would keep the request until it is woken.
-            return refusal(500, f"asleep: {', '.join(sorted(self.models.asleep))}")
-        if self.models.dead:
-            return refusal(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
-        name = body.get("model") or self.models.name
-        if name != self.models.name and name not in self.models.adapters:
-            return refusal(404, f"The model `{name}` does not exist.")
-        if not prompt or not isinstance(prompt, list):
-            return refusal(400, "token_ids: List should have at least 1 item after validation, not 0")
-        outside = next((token for token in prompt if not 0 <= token < self.models.vocabulary), None)
-        if outside is not None:
-            return refusal(400, f"Token id {outside} is out of vocabulary")
-        own = self.models.model.generation_config.eos_token_id
+            raise Refused(500, f"asleep: {', '.join(sorted(models.asleep))}")
+        if models.dead:
+            raise Refused(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+        name = body.get("model") or models.name
+        if name != models.name and name not in models.adapters:
+            raise Refused(404, f"The model `{name}` does not exist.")
+        if not prompt or any(not 0 <= token < models.vocabulary for token in prompt):
+            raise Refused(400, f"token_ids: no token, or one that is out of vocabulary: {str(prompt)[-20:]}")
+        if len(prompt) >= self.max_model_len:
+            longest = f"longer than the maximum model length of {self.max_model_len}"
+            raise Refused(400, f"The decoder prompt (length {len(prompt)}) is {longest}")
+        own = models.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
         return Asked(
             model=name,
@@ -196,138 +176,93 @@ class EngineServer:
             likeliest=params.get("logprobs") or 0,
         )
 
-    async def _sampled(self, asked: Asked) -> Sampled:
+    async def _sampled(self, request: Request, asked: Asked) -> Sampled:
+        await spoil(self.traps, request)
         self.most_running = max(self.most_running, self.models.running + 1)
         return await self.models.sample(asked)
 
-    def _usage(self, asked: Asked, sampled: Sampled) -> dict[str, Any]:
-        prompt, reply = len(asked.prompt), len(sampled.token_ids)
-        return {"usage": {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}}
-
-    async def _list_models(self, request: Request) -> Response:
+    async def _list_models(self, request: Request, body: Any) -> dict[str, Any]:
         models = self.models
-        cards = [{"id": models.name, "object": "model", "parent": None, "max_model_len": self.max_model_len}]
-        cards[0]["root"] = str(models.folder)
-        cards += [{"id": name, "root": path, "parent": models.name} for name, path in models.paths.items()]
-        return JSONResponse({"object": "list", "data": cards})
+        base = {"id": models.name, "parent": None, "max_model_len": self.max_model_len, "root": str(models.folder)}
+        adapters = [{"id": name, "root": path, "parent": models.name} for name, path in models.paths.items()]
+        return {"object": "list", "data": [base, *adapters]}
 
-    async def _load_adapter(self, request: Request) -> Response:
-        body = await request.json()
+    async def _load_adapter(self, request: Request, body: Any) -> None:
         name, path = body["lora_name"], body["lora_path"]
-        if name in self.models.adapters and not body.get("load_inplace"):
-            return refusal(400, f"The lora adapter '{name}' has already been loaded.")
+        if name in self.models.adapters:
+            raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
         if not (Path(path) / "adapter_config.json").exists():
-            return refusal(404, f"Loading lora {name} failed: No adapter found for {path}")
+            raise Refused(404, f"Loading lora {name} failed: No adapter found for {path}")
         self.models.load_adapter(name, path)
-        return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
-    async def _unload_adapter(self, request: Request) -> Response:
-        name = (await request.json())["lora_name"]
+    async def _unload_adapter(self, request: Request, body: Any) -> None:
+        name = body["lora_name"]
         if name not in self.models.adapters:
-            return refusal(404, f"The lora adapter '{name}' cannot be found.")
+            raise Refused(404, f"The lora adapter '{name}' cannot be found.")
         del self.models.adapters[name], self.models.paths[name]
-        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def _pause(self, request: Request) -> Response:
+    async def _pause(self, request: Request, body: Any) -> None:
         mode = request.query_params.get("mode", "abort")
-        if mode not in ("abort", "wait", "keep"):
-            return refusal(400, f"mode: Input should be 'abort', 'wait' or 'keep', got {mode}")
-        self.models.aborts += mode == "abort"
-        while mode != "keep" and self.models.running:
-            await asyncio.sleep(0.005)
+        assert mode in ("abort", "wait", "keep")
+        await self._still(aborts=mode == "abort", waits=mode != "keep")
         self.models.going.clear()
-        return JSONResponse({"status": "paused"})
 
-    async def _resume(self, request: Request) -> Response:
+    async def _still(self, *, aborts: bool, waits: bool = True) -> None:
+        self.models.aborts += aborts
+        while waits and self.models.running:
+            await asyncio.sleep(0.005)
+
+    async def _resume(self, request: Request, body: Any) -> None:
         if self.models.asleep:
             # vLLM would begin to sample with memory that is not there.
-            return refusal(500, f"asleep: {', '.join(sorted(self.models.asleep))}")
+            raise Refused(500, f"asleep: {', '.join(sorted(self.models.asleep))}")
         self.models.going.set()
-        return JSONResponse({"status": "resumed"})
 
-    async def _is_paused(self, request: Request) -> Response:
-        return JSONResponse({"is_paused": not self.models.going.is_set()})
-
-    async def _collective_rpc(self, request: Request) -> Response:
-        body = await request.json()
-        if body.get("method") != "reload_weights":
-            return refusal(500, f"Worker has no attribute '{body.get('method')}'")
+    async def _collective_rpc(self, request: Request, body: Any) -> None:
+        assert body["method"] == "reload_weights"
         try:
-            self.models.reload(body.get("kwargs", {})["weights_path"])
+            self.models.reload(body["kwargs"]["weights_path"])
         except (OSError, ValueError, KeyError) as error:
-            return refusal(500, str(error))
-        return JSONResponse({"results": [None]})
+            raise Refused(500, str(error)) from error
 
-    async def _sleep(self, request: Request) -> Response:
-        level = int(request.query_params.get("level", "1"))
-        self.models.aborts += 1
-        while self.models.running:
-            await asyncio.sleep(0.005)
-        self.models.sleep(level)
-        return JSONResponse({"status": "sleeping", "level": level})
+    async def _sleep(self, request: Request, body: Any) -> None:
+        await self._still(aborts=True)
+        self.models.sleep(int(request.query_params.get("level", "1")))
 
-    async def _wake_up(self, request: Request) -> Response:
-        tags = request.query_params.getlist("tags")
-        self.models.wake(tags or ("weights", "kv_cache"))
-        return JSONResponse({"status": "sleeping" if self.models.asleep else "awake", "tags": tags or None})
-
-    async def _is_sleeping(self, request: Request) -> Response:
-        return JSONResponse({"is_sleeping": not self.models.going.is_set()})
-
-    async def _init_transfer(self, request: Request) -> Response:
+    async def _init_transfer(self, request: Request, body: Any) -> None:
         if not self.transfers:
-            return refusal(500, "Weight transfer not configured. Please set weight_transfer_config.")
-        assert (await request.json())["init_info"] == {"packed": False}
-        return JSONResponse({"message": "Weight transfer initialized"})
+            raise Refused(500, "Weight transfer not configured. Please set weight_transfer_config.")
+        assert body["init_info"] == {"packed": False}
 
-    async def _start_update(self, request: Request) -> Response:
+    async def _start_update(self, request: Request, body: Any) -> None:
         self.models.is_updated = True
-        return JSONResponse({"message": "Weight update started"})
 
-    async def _update_weights(self, request: Request) -> Response:
-        info = (await request.json())["update_info"]
+    async def _update_weights(self, request: Request, body: Any) -> None:
+        info = body["update_info"]
         handles = pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))  # noqa: S301  a test has made it
         assert len(info["names"]) == len(info["dtype_names"]) == len(info["shapes"]) == len(handles)
         try:
             self.models.receive(info["names"], handles)
         except (RuntimeError, ValueError) as error:
-            return refusal(500, str(error))
-        return JSONResponse({"message": "Weights updated"})
+            raise Refused(500, str(error)) from error
 
-    async def _finish_update(self, request: Request) -> Response:
+    async def _finish_update(self, request: Request, body: Any) -> None:
         if not self.models.is_updated:
-            return refusal(500, "finish_weight_update called without a matching start_weight_update.")
+            raise Refused(500, "finish_weight_update called without a matching start_weight_update.")
         self.models.is_updated = False
-        return JSONResponse({"message": "Weight update finished"})
 
-    async def _update_version(self, request: Request) -> Response:
-        self.models.label = (await request.json())["new_version"]
-        return JSONResponse({"success": True, "new_version": self.models.label})
-
-    async def _weight_info(self, request: Request) -> Response:
-        return JSONResponse({"weight_version": self.models.label})
-
-    async def _version(self, request: Request) -> Response:
-        return JSONResponse({"version": self.version})
-
-    async def _server_info(self, request: Request) -> Response:
-        dtype = f"torch.{self.models.number_type}"
-        return JSONResponse({"vllm_config": {"model_config": {"dtype": dtype}}})
-
-    async def _reset_cache(self, request: Request) -> Response:
-        self.models.cached.clear()
-        return JSONResponse({"success": True})
-
-    async def _health(self, request: Request) -> Response:
-        return Response()
+    async def _name_weights(self, request: Request, body: Any) -> None:
+        self.models.label = body["new_version"]
 
 
-def _longest(engine: EngineServer) -> str:
-    return f" than the maximum model length of {engine.max_model_len}"
+def _end(answered: Answered) -> Callable[[Request], Any]:
+    async def end(request: Request) -> Response:
+        found = answered(request, await request.json() if await request.body() else None)
+        if inspect.isawaitable(found):
+            found = await found
+        return found if isinstance(found, Response) else JSONResponse(found)
 
-
-def refusal(code: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": "error", "param": None, "code": code}}, code)
+    return end
 
 
 @contextmanager
@@ -339,16 +274,10 @@ def serving(folder: Path, *, port: int = 0, access_log: bool = False, **options:
     engine = EngineServer(folder, **options)
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
     engine.port = listening.getsockname()[1]
-    server = uvicorn.Server(
-        uvicorn.Config(
-            engine.app(),
-            log_level="info" if access_log else "critical",
-            access_log=access_log,
-            timeout_graceful_shutdown=2,
-        )
-    )
-    run: Callable[[], None] = lambda: server.run(sockets=[listening])  # noqa: E731
-    thread = threading.Thread(target=run, daemon=True)
+    level = "info" if access_log else "critical"
+    settings = uvicorn.Config(engine.app(), log_level=level, access_log=access_log, timeout_graceful_shutdown=2)
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
     while not server.started:

@@ -48,23 +48,28 @@ class Traps:
         return sprung
 
 
-async def spoilt_exchange(traps: Traps, request: Request) -> Response | None:
-    """What comes back in the place of an answer."""
+class Refused(Exception):
+    """An error comes back, or another `response`, in the place of an answer."""
+
+    def __init__(self, code: int, message: str, response: Response | None = None) -> None:
+        super().__init__(message)
+        self.response = response or JSONResponse({"error": {"message": message, "code": code}}, code)
+
+
+async def spoil(traps: Traps, request: Request) -> None:
+    """Raises Refused in the ways that are set."""
     if traps.sprung(Trap.BUSY):
-        return JSONResponse(_error("too many requests", 429), 429, headers={"Retry-After": traps.retry_after})
+        refused = Refused(429, "too many requests")
+        refused.response.headers["Retry-After"] = traps.retry_after
+        raise refused
     if traps.sprung(Trap.SERVER_ERROR):
-        return JSONResponse(_error("EngineCore encountered an issue.", 500), 500)
+        raise Refused(500, "EngineCore encountered an issue.")
     if traps.sprung(Trap.PAGE):
-        return Response("<html>It works!</html>", media_type="text/html")
+        raise Refused(200, "page", Response("<html>It works!</html>", media_type="text/html"))
     if traps.sprung(Trap.SILENCE):
         while not await request.is_disconnected():
             await asyncio.sleep(0.01)
-        return Response()
-    return None
-
-
-def _error(message: str, code: int) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "error", "param": None, "code": code}}
+        raise Refused(200, "nobody listens", Response())
 
 
 class Cut(Response):

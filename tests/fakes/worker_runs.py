@@ -58,7 +58,15 @@ class IssuedRun:
     def issue(self, batches: int) -> int:
         """All batches up to this one: how many episodes there are now."""
         self._batches.issue(batches, self.components.generator.policy_version, Availability())
-        return self.counts.queued + self.counts.leased + self.counts.done + self.counts.failed
+        self._total = self.counts.queued + self.counts.leased + self.counts.done + self.counts.failed
+        return self._total
+
+    @property
+    def has_ended(self) -> bool:
+        return self.counts.done + self.counts.failed == self._total
+
+    def until_ended(self, *workers: WorkerProgram) -> TicketCounts:
+        return self.until(lambda counts: counts.done + counts.failed == self._total, *workers)
 
     def issue_evaluation(self, tasks: int) -> None:
         held_out = self.components.source.held_out(tasks)
@@ -168,6 +176,7 @@ class WorkerProgram:
         self._process.send_signal(number)
 
     def wait(self) -> int:
+        """The exit code."""
         code = self._process.wait(LIMIT_S)
         self._reader.join()
         return code

@@ -22,7 +22,7 @@ from agentloop.learning.gradients import StreamLosses, accumulate_gradients, che
 from agentloop.learning.optimizer import sum_gradients_in_float32
 from agentloop.learning.update_stats import Drift, EssWeights, UpdateTotals, drift_of, quantiles
 from agentloop.models.actor import Actor
-from agentloop.models.reference import reference_policy
+from agentloop.models.adapters import reference_policy
 from agentloop.runs.run_folder import RunFolder
 from agentloop.user_code import load_sampler
 from replay.records import FRESH, REPLAY, BatchRow

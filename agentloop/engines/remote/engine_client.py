@@ -108,12 +108,8 @@ class RemoteEngine:
         `name` is the LoRA adapter's; it is then the model that is asked for. Without it the model
         itself was reloaded, and its `label` (None: the version as text) is what the server's version spans say.
         """
-        self._urls.published(
-            version,
-            label=label or name or str(version),
-            adapter=name,
-            urls=self._urls.all if urls is None else urls,
-        )
+        chosen = self._urls.all if urls is None else urls
+        self._urls.published(version, label=label or name or str(version), adapter=name, urls=chosen)
 
     def withdraw(self, url: str) -> None:
         """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
@@ -159,7 +155,8 @@ class RemoteEngine:
 
     async def _tried(self, client: httpx2.AsyncClient, turn: _Turn, clock: asyncio.Timeout) -> Completion:
         while True:
-            url = await self._next_url(turn)
+            while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
+                await asyncio.sleep(_LOOK_AGAIN_S)  # one that was withdrawn comes back when it has been proved
             turn.tried.append(url)
             try:
                 reply = await self._asked(client, url, turn.request)
@@ -200,12 +197,6 @@ class RemoteEngine:
         if (deadline := clock.when()) is not None and until >= deadline:
             raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")
         await asyncio.sleep(pause)
-
-    async def _next_url(self, turn: _Turn) -> str:
-        """Wait until an engine serves: one that was withdrawn comes back when it has been proved."""
-        while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        return url
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
         """The reply of one engine. Raises EngineFault."""

@@ -26,16 +26,7 @@ class FaultKind(StrEnum):
     """The answer does not hold what a reply to this request must."""
 
 
-ASKED_AGAIN = frozenset(
-    {
-        FaultKind.CONNECTION,
-        FaultKind.BUSY,
-        FaultKind.SERVER_ERROR,
-        FaultKind.CUT_BODY,
-        FaultKind.ABORTED,
-        FaultKind.UNPROVED_VERSION,
-    }
-)
+ASKED_AGAIN = frozenset(FaultKind) - {FaultKind.DEADLINE, FaultKind.REFUSED, FaultKind.WRONG_REPLY}
 """Faults that say nothing about what was sampled: the next try may pass, and samples as the first would have.
 
 A reply that is wrong in itself is not asked for again. It is wrong because of its tokens (a cut one is a long one), so

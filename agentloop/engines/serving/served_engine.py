@@ -45,16 +45,13 @@ class ServedEngine:
         end = time.monotonic() + _SILENT_S
         while not self._control.healthy():
             if self._process.exit_code is not None or time.monotonic() > end:
-                raise self._ended()
+                code = self._process.exit_code
+                found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
+                raise EngineEnded(
+                    f"the run's own engine must stay up, got {found}. What it says: {self._log} Run again with "
+                    "--resume, which starts another."
+                )
             time.sleep(_LOOK_AGAIN_S)
-
-    def _ended(self) -> EngineEnded:
-        code = self._process.exit_code
-        found = "no answer" if code is None else f"exit code {code}: {self._process.last_error()}"
-        return EngineEnded(
-            f"the run's own engine must stay up, got {found}. What it says: {self._log} Run again with --resume, which "
-            "starts another."
-        )
 
     def connected(self, config: RunConfig) -> RunConfig:
         """The settings with its URL. It is not waited for when it is gone."""

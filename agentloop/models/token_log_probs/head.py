@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from agentloop.algorithms.log_probs import entropies, log_softmax
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError, one_line
-from agentloop.models.passes.backbone_passes import forward_replaced
+from agentloop.models.backbone_passes import forward_replaced
 from agentloop.models.token_log_probs.chunked import How, TorchRows, head_log_probs
 
 _KERNELS_WITHIN = 0.05
@@ -61,16 +61,14 @@ class Head:
 
     def way(self, count: int) -> How | None:
         """How log-probs of `count` tokens are made from hidden states; None: from whole logits."""
-        chosen: str = self._automatic(count) if self._chosen == "auto" else self._chosen
+        chosen: str = self._chosen
+        if chosen == "auto":
+            vocabulary = int(self._model.config.get_text_config().vocab_size)
+            chosen = "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
+            chosen = "triton" if _has_triton(self._model.device) else chosen
         if chosen == "plain" or not self._can_replace():
             return None
         return How.on(self._model.device, _triton_rows(self._model.device) if chosen == "triton" else None)
-
-    def _automatic(self, count: int) -> str:
-        if _has_triton(self._model.device):
-            return "triton"
-        vocabulary = int(self._model.config.get_text_config().vocab_size)
-        return "chunked" if 4 * count * vocabulary > _PLAIN_BYTES else "plain"
 
     def _can_replace(self) -> bool:
         if self._leaves_logits is None:

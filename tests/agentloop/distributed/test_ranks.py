@@ -69,7 +69,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         found[name]["one from two"] = go_on(folder / name / "two", dtype) if name == "float64" else []
         found[name]["weights"]["two"] = load_file(folder / name / "two.safetensors")
         found[name]["state"] = folder / name / "two" / "state"
-        found[name]["files"] = sorted(path.name for path in (folder / name / "two" / "state").iterdir())
     found["frugal"] = json.loads((folder / "frugal.json").read_text())
     yield found
 
@@ -100,18 +99,21 @@ def test_updates_on_two_ranks_are_those_on_one(runs: dict[str, Any], dtype: str)
 
 
 @pytest.mark.slow
-def test_packed_rows_chunks_and_activations_made_again_change_nothing_on_two_ranks(runs: dict[str, Any]) -> None:
-    assert_close(runs["frugal"], runs["float64"]["one"][:FRUGAL], 1e-9)
-
-
-@pytest.mark.slow
-def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any]) -> None:
+def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any], tmp_path: Path) -> None:
     found = runs["float64"]
     half = UPDATES // 2
     assert_close(found["two from one"], found["one"][half:], 1e-9)
     assert_close(found["one from two"], found["one"][half:], 1e-9)
-    # Each rank wrote its own part.
-    assert [name[:11] for name in found["files"]] == ["parts.json", "shard-00001", "shard-00002"]
+    # Packed rows, chunks and activations made again change nothing.
+    assert_close(runs["frugal"], found["one"][:FRUGAL], 1e-9)
+    # Each rank wrote its own part, and none can be left out.
+    state = Path(shutil.copytree(found["state"], tmp_path / "state"))
+    files = sorted(path.name for path in state.iterdir())
+    assert [name[:11] for name in files] == ["parts.json", "shard-00001", "shard-00002"]
+    assert read_tensors(state).keys()
+    (state / files[1]).unlink()
+    with pytest.raises(FileNotFoundError, match="shard-00001.* is missing, one of 2"):
+        read_tensors(state)
 
 
 def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
@@ -140,16 +142,40 @@ def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: 
     assert any(note.startswith(f"resumed {run} after iteration {reached}") for note in display.notes)
 
 
-def test_what_cant_be_sharded_is_refused_on_several_ranks(tmp_path: Path) -> None:
-    config = small_config(tmp_path, tmp_path, "ppo")
-    with pytest.raises(UserError, match="algorithm must do without a critic on 2 ranks, got ppo"):
-        check_ranks(config, Ranks(0, 2))
+@pytest.mark.parametrize(
+    ("algorithm", "sections", "said"),
+    [
+        ("ppo", {}, "algorithm must do without a critic on 2 ranks, got ppo"),
+        ("grpo", {"optimizer": {"name": "muon"}}, "optimizer.name must be adamw or sgd on several ranks"),
+        (
+            "grpo",
+            {"rollout": {"engine": "vllm"}, "engine": {"serve": True}},
+            "engine.serve must be false on 2 ranks, got true",
+        ),
+    ],
+)
+def test_what_cant_be_sharded_is_refused_on_several_ranks(
+    tmp_path: Path, algorithm: str, sections: dict[str, Any], said: str
+) -> None:
+    config = small_config(tmp_path, tmp_path, algorithm, **sections)
     check_ranks(config, Ranks())
-    with pytest.raises(UserError, match="optimizer.name must be adamw or sgd on several ranks"):
-        check_ranks(small_config(tmp_path, tmp_path, optimizer={"name": "muon"}), Ranks(0, 2))
-    served = small_config(tmp_path, tmp_path, rollout={"engine": "vllm"}, engine={"serve": True})
-    with pytest.raises(UserError, match="engine.serve must be false on 2 ranks, got true"):
-        check_ranks(served, Ranks(0, 2))
+    with pytest.raises(UserError, match=said):
+        check_ranks(config, Ranks(0, 2))
+
+
+def test_more_ranks_than_gpus_and_processes_without_a_place_to_meet_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in places(3)[2].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), process_group(timeout_s=1.0):
+        pass
+    monkeypatch.delenv("RANK")
+    alone = "WORLD_SIZE must be 1 or come from torchrun, got 3 without RANK"
+    with pytest.raises(UserError, match=alone), process_group(timeout_s=1.0):
+        pass
 
 
 def test_a_rank_takes_as_many_passes_as_the_others() -> None:
@@ -190,24 +216,6 @@ with process_group(timeout_s=600.0) as ranks:
 """
 
 
-def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in places(3)[2].items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="at most one rank per GPU, got more than 2"), process_group(timeout_s=1.0):
-        pass
-
-
-def test_processes_without_a_place_to_meet_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    told = "WORLD_SIZE must be 1 or come from torchrun, got 8 without RANK"
-    with pytest.raises(UserError, match=told), process_group(timeout_s=1.0):
-        pass
-
-
 @pytest.mark.parametrize("command", ["sft", "replay", "evaluate"])
 def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -216,15 +224,6 @@ def test_other_commands_are_refused_on_several_ranks(monkeypatch: pytest.MonkeyP
     assert str(result.exception).startswith(
         f"torchrun must start train, which alone runs on several ranks, got {command}"
     )
-
-
-@pytest.mark.slow
-def test_state_without_one_of_its_files_is_refused(runs: dict[str, Any], tmp_path: Path) -> None:
-    state = Path(shutil.copytree(runs["float64"]["state"], tmp_path / "state"))
-    assert read_tensors(state).keys()
-    (state / runs["float64"]["files"][1]).unlink()
-    with pytest.raises(FileNotFoundError, match="shard-00001.* is missing, one of 2"):
-        read_tensors(state)
 
 
 @pytest.mark.parametrize(

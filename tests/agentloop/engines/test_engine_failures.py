@@ -64,27 +64,6 @@ def episode(*script: str | Completion | GenerationFailed) -> Episode:
     return ended
 
 
-def completion(ids: list[int], log_probs: list[float]) -> Completion:
-    return Completion(tuple(ids), tuple(log_probs), 0)
-
-
-BAD = [(LOST, "HTTP 500"), (completion([40, VOCAB], [-1.0, -1.0]), f"token {VOCAB} of a vocabulary of {VOCAB}")]
-
-
-@pytest.mark.parametrize(("bad", "problem"), BAD, ids=[problem for _, problem in BAD])
-def test_reply_that_cannot_be_recorded_ends_the_episode_and_nothing_of_it_is_stored(
-    bad: Completion | GenerationFailed, problem: str
-) -> None:
-    ended = episode(call("count"), bad)
-    assert (ended.stop_reason, ended.problem, ended.num_turns) == ("engine_failure", problem, 1)
-    assert math.isnan(ended.environment_reward)
-    # What it said before is what it said: one reply with its end token.
-    (segment,) = ended.segments
-    mask = loss_mask(segment.tokens, default_authors())
-    assert CHATML.codec.decode(segment.tokens.token_ids[mask].tolist()) == f"{call('count')}<|im_end|>"
-    assert [message.role for message in ended.messages][-2:] == ["assistant", "tool"]
-
-
 def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: Path) -> None:
     # Rewards 1 and 0 (no answer within three turns) are left of four: mean and population deviation 1/2.
     silent = [call("count")] * 3
@@ -108,21 +87,28 @@ def test_failed_members_leave_their_group_as_if_they_had_not_been_run(tmp_path: 
         assert len(store.read([record.id for record in records])) == 4
 
 
-def test_member_that_is_left_alone_teaches_nothing() -> None:
-    (row,) = collected([["done"], [LOST]]).trajectories
-    assert (row.record.reward, row.record.advantage) == (1.0, 0.0)
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [(LOST, "HTTP 500"), (Completion((40, VOCAB), (-1.0, -1.0), 0), f"token {VOCAB} of a vocabulary of {VOCAB}")],
+)
+def test_reply_that_cannot_be_recorded_ends_the_episode_and_nothing_of_it_is_stored(
+    bad: Completion | GenerationFailed, problem: str
+) -> None:
+    ended = episode(call("count"), bad)
+    assert (ended.stop_reason, ended.problem, ended.num_turns) == ("engine_failure", problem, 1)
+    assert math.isnan(ended.environment_reward)
+    # What it said before is what it said: one reply with its end token.
+    (segment,) = ended.segments
+    mask = loss_mask(segment.tokens, default_authors())
+    assert CHATML.codec.decode(segment.tokens.token_ids[mask].tolist()) == f"{call('count')}<|im_end|>"
+    assert [message.role for message in ended.messages][-2:] == ["assistant", "tool"]
 
 
-def test_group_without_a_member_left_is_no_group() -> None:
-    rows = collected([[LOST], [LOST]], [["done"], [call("count"), "done"]])
-    assert [group.size for group in rows.groups] == [2]
-    assert len(rows.tasks) == 1
-    assert [row.record.group for row in rows.trajectories] == [rows.groups[0].id] * 2
-    assert [row.record.slot for row in rows.trajectories] == [0, 1]
-    assert rows.engine_failures == 2
-
-
-def test_engine_that_fails_every_episode_ends_the_run_with_one_line() -> None:
+def test_group_of_one_teaches_nothing_one_of_none_is_none_and_a_run_of_none_ends_with_one_line() -> None:
+    rows = collected([[LOST], [LOST]], [["done"], [LOST]])
+    ((row,), (group,)) = rows.trajectories, rows.groups
+    assert (group.size, row.record.group, row.record.slot, len(rows.tasks)) == (1, group.id, 0, 1)
+    assert (row.record.reward, row.record.advantage, rows.engine_failures) == (1.0, 0.0, 3)
     with pytest.raises(UserError, match=r"at least one of 2 episodes, got none \(HTTP 500\)\. Mend it and --resume"):
         collected([[LOST], [call("count"), LOST]])
 
@@ -149,36 +135,26 @@ def test_reasons_are_shown_once_each_and_not_without_end(caplog: pytest.LogCaptu
     assert said[20:] == ["further reasons are counted, and not shown"]
 
 
-def test_run_with_a_flaky_engine_goes_on_with_smaller_groups(tmp_path: Path, qwen2: Path) -> None:
+def test_run_and_evaluation_with_a_flaky_engine_go_on_with_what_it_let_through(tmp_path: Path, qwen2: Path) -> None:
     config = small_config(tmp_path, qwen2, replay={"fraction": 0.0}, evaluation={"every": 0})
     folder, display = create_run_folder(config), SilentDisplay()
     with closing(build_components(folder, display, checkpoint=None)) as parts:
         flaky = FlakyGenerator(parts.generator, nth=5)
-        actors = replace(parts.actors, generator=flaky)
+        actors, scorer = replace(parts.actors, generator=flaky), open_scorer(config, parts.actors.environments)
         loop = Loop(replace(parts, collector=replace(parts.collector, actors=actors)), LoopState())
         begin_run(loop.components, None)
         loop.iterate(1)
-    (metrics,), lost = display.iterations, flaky.lost
+        (metrics,), lost = display.iterations, flaky.lost
+        result = evaluate(actors, parts.source, config, scorer=scorer)
+        assert 0 < flaky.lost - lost == result.engine_failures == result.metrics()["eval/engine_failures"]
+        assert result.tasks == 8 - result.engine_failures
+        flaky.dead = True
+        with pytest.raises(UserError, match="connection refused"):
+            evaluate(actors, parts.source, config, scorer=scorer)
     assert 0 < lost < 16
     assert metrics["rollout/engine_failures"] == metrics["batch/fresh_shortfall"] == lost
-    assert metrics["batch/fresh"] == 16 - lost
     assert f"fresh {16 - lost} + replay 0  {lost} lost to the engine" in describe_iteration(1, 1, metrics, "")
     database = folder.database
-    assert rows(database, "select count(*) from trajectories") == [(16 - lost,)]
     sizes = "select g.size, count(t.id) from groups g join trajectories t on t.group_id = g.id group by g.id"
     assert all(size == count for size, count in rows(database, sizes))
     assert rows(database, "select fresh, planned_fresh from iterations") == [(16 - lost, 16)]
-
-
-def test_evaluation_is_over_the_tasks_that_the_engine_let_through(tmp_path: Path, qwen2: Path) -> None:
-    config = small_config(tmp_path, qwen2)
-    with closing(build_components(create_run_folder(config), SilentDisplay(), checkpoint=None)) as parts:
-        flaky = FlakyGenerator(parts.generator, nth=4)
-        playing = replace(parts.actors, generator=flaky)
-        result = evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.environments))
-        assert 0 < flaky.lost == result.engine_failures
-        assert result.tasks == 8 - flaky.lost
-        assert result.metrics()["eval/engine_failures"] == flaky.lost
-        flaky.dead = True
-        with pytest.raises(UserError, match="connection refused"):
-            evaluate(playing, parts.source, config, scorer=open_scorer(config, parts.actors.environments))

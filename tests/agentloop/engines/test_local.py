@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from context.parse.reply import before_stop
+from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.families import family
 
 VOCABULARY = 64
@@ -38,15 +39,6 @@ def llama(attention: str = "sdpa") -> PreTrainedModel:
 def windowed() -> PreTrainedModel:
     torch.manual_seed(0)
     return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
-
-
-def plain_log_probs(
-    model: PreTrainedModel, prompt: Sequence[int], reply: Sequence[int], temperature: float
-) -> list[float]:
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *reply]], device=model.device)).logits[0] / temperature
-    scores = logits.float().log_softmax(-1)
-    return [scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(reply)]
 
 
 def played(
@@ -110,17 +102,6 @@ def test_generator_log_probs_equal_a_plain_forward_over_turns(
     assert conversation(make(), **case) < 1e-5
 
 
-def test_generator_keeps_what_a_rewritten_prompt_begins_with() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset())
-    engine.begin(seed=0, temperature=1.0)
-    fed: list[int] = []
-    model.register_forward_pre_hook(lambda _, __, given: fed.append(given["input_ids"].shape[1]), with_kwargs=True)
-    engine.generate([GenerationRequest(0, [8, 9, 10, 11, 12, 13], 1)])
-    engine.generate([GenerationRequest(0, [8, 9, 10, 20, 21], 1)])
-    assert fed == [6, 2]
-
-
 def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
     """[rows, tokens] of each of the model's forward passes from now on."""
     shapes: list[tuple[int, ...]] = []
@@ -128,49 +109,6 @@ def fed_shapes(model: PreTrainedModel) -> list[tuple[int, ...]]:
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     return shapes
-
-
-def test_generator_computes_what_all_first_prompts_begin_with_once() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset())
-    engine.begin(seed=0, temperature=1.0)
-    shapes = fed_shapes(model)
-    beginning = list(range(8, 38))
-    engine.generate([GenerationRequest(e, [*beginning, 40 + e, 50], 1) for e in range(6)])
-    assert shapes == [(1, 30), (6, 2)]
-    engine.begin(seed=0, temperature=1.0)
-    engine.generate([GenerationRequest(e, [*beginning[:20], 40 + e, 50], 1) for e in range(6)])
-    assert shapes[2:] == [(6, 22)]  # 5 x 20 tokens saved are not worth another pass
-
-
-def test_generator_feeds_rows_with_more_to_see_apart() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset())
-    engine.begin(seed=0, temperature=1.0)
-    first = engine.generate([GenerationRequest(e, [40 + e, 50], 1) for e in range(6)])
-    shapes = fed_shapes(model)
-    news = {e: list(range(8, 48)) if e == 2 else [9, 10] for e in range(6)}
-    engine.generate([GenerationRequest(e, [40 + e, 50, *first[e].token_ids, *news[e]], 1) for e in range(6)])
-    # Row 2 has 41 tokens to see, the others 3: 38 + 6 x 3 instead of 6 x 41.
-    assert shapes == [(1, 38), (6, 3)]
-
-
-def test_generator_goes_on_without_ended_rows_once_half_have_ended() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset())
-    engine.begin(seed=0, temperature=1.0)
-    shapes = fed_shapes(model)
-    engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * (e == 3)) for e in range(4)])
-    assert shapes == [(4, 2), (4, 1), (1, 1), (1, 1)]
-
-
-def test_generator_ends_at_the_stop_token_or_the_limit() -> None:
-    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]))
-    engine.begin(seed=0, temperature=1.0)
-    for completion in engine.generate([GenerationRequest(e, [8, 9, 10], 30) for e in range(40)]):
-        assert 1 <= len(completion.token_ids) <= 30
-        assert STOP not in completion.token_ids[:-1]
-        assert len(completion.token_ids) == 30 or completion.token_ids[-1] == STOP
 
 
 class _Letters:
@@ -197,14 +135,6 @@ def test_generator_ends_a_reply_that_completes_a_stop_string_and_keeps_its_token
     assert sample(stops)[0] in free[0]
 
 
-def test_generator_decodes_nothing_without_stop_strings() -> None:
-    codec = _Letters()
-    codec.decode = None  # type: ignore[assignment,method-assign]
-    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]), stop_strings=StopStrings((), codec))
-    engine.begin(seed=1, temperature=1.0)
-    assert engine.generate([GenerationRequest(0, [8, 9, 10], 5)])
-
-
 def test_stop_string_may_end_within_the_token_that_completes_it() -> None:
     codec = family("chatml").codec
     stops = StopStrings(("Observation:",), codec)
@@ -216,28 +146,6 @@ def test_stop_string_may_end_within_the_token_that_completes_it() -> None:
     assert before_stop("a", ("b",)) is None
 
 
-def test_generator_same_seed_same_tokens_other_seed_other_tokens() -> None:
-    engine = LocalGenerator(llama(), stop_ids=frozenset([STOP]))
-    requests = [GenerationRequest(e, [8, 9, 10 + e], 12) for e in range(6)]
-
-    def sample(seed: int) -> list[tuple[int, ...]]:
-        engine.begin(seed=seed, temperature=1.0)
-        return [completion.token_ids for completion in engine.generate(requests)]
-
-    first = sample(5)
-    assert sample(5) == first
-    assert sample(6) != first
-
-
-def test_generator_greedy_takes_the_likeliest_token() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset())
-    engine.begin(seed=0, temperature=0.0)
-    (completion,) = engine.generate([GenerationRequest(0, [8, 9], 1)])
-    with torch.no_grad():
-        assert completion.token_ids[0] == int(model(torch.tensor([[8, 9]])).logits[0, -1].argmax())
-
-
 def test_generator_entropy_of_a_uniform_model_is_log_vocabulary() -> None:
     model = llama()
     torch.nn.init.zeros_(model.get_output_embeddings().weight)
@@ -247,3 +155,36 @@ def test_generator_entropy_of_a_uniform_model_is_log_vocabulary() -> None:
     # ln 64 = 4.158883
     assert completion.entropies == pytest.approx([4.158883] * 3, abs=1e-5)
     assert completion.log_probs == pytest.approx([-4.158883] * 3, abs=1e-5)
+
+
+BEGINNING = list(range(8, 38))
+Prompts = list[list[int]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "limits", "shapes"),
+    [
+        # What a rewritten prompt begins with is kept.
+        ([[[8, 9, 10, 11, 12, 13]], [[8, 9, 10, 20, 21]]], [1], [(1, 6), (1, 2)]),
+        # What all first prompts begin with is computed once.
+        ([[[*BEGINNING, 40 + e, 50] for e in range(6)]], [1] * 6, [(1, 30), (6, 2)]),
+        # 5 x 20 tokens saved are not worth another pass.
+        ([[[*BEGINNING[:20], 40 + e, 50] for e in range(6)]], [1] * 6, [(6, 22)]),
+        # Rows with more to see are fed apart: row 2 has 41 tokens to see, the others 3: 38 + 6 x 3 instead of 6 x 41.
+        (
+            [[[40 + e, 50] for e in range(6)], [[40 + e, *([9] * 41 if e == 2 else [9] * 3)] for e in range(6)]],
+            [1] * 6,
+            [(6, 2), (1, 38), (6, 3)],
+        ),
+        # Once half of the rows have ended, the others go on without them.
+        ([[[40 + e, 50] for e in range(4)]], [2, 2, 2, 4], [(4, 2), (4, 1), (1, 1), (1, 1)]),
+    ],
+)
+def test_passes_have_few_tokens(turns: list[Prompts], limits: list[int], shapes: list[tuple[int, int]]) -> None:
+    model = llama()
+    engine = LocalGenerator(model, stop_ids=frozenset())
+    engine.begin(seed=0, temperature=1.0)
+    seen = fed_shapes(model)
+    for prompts in turns:
+        engine.generate([GenerationRequest(e, ids, limits[e]) for e, ids in enumerate(prompts)])
+    assert seen == shapes

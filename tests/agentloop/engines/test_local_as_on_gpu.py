@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import peft
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.engines import GenerationRequest
+from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.local.fixed_cache import FixedCache
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.actor import Actor
@@ -30,11 +32,9 @@ from tests.agentloop.engines.test_local import (
     conversation,
     fed_shapes,
     llama,
-    plain_log_probs,
     played,
     windowed,
 )
-from tests.agentloop.models.test_passes import Casts
 
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])])
@@ -54,12 +54,6 @@ def tolerance(device: str) -> float:
 def few_tokens_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beginnings are shared, and rows shown apart, where a GPU would not care for so few tokens."""
     monkeypatch.setattr(FixedCache, "tokens_per_call", 16)
-
-
-@DEVICES
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_log_probs_with_fixed_buffers_equal_a_plain_forward_over_turns(case: dict[str, Any], device: str) -> None:
-    assert conversation(on(device), as_on_gpu=True, **case) < tolerance(device)
 
 
 def test_padding_has_a_position_that_the_model_knows() -> None:
@@ -90,17 +84,11 @@ def test_same_seed_gives_the_same_bits_whatever_was_sampled_before(device: str) 
     used, new = (LocalGenerator(on(device), stop_ids=frozenset(), as_on_gpu=True) for _ in range(2))
     sample(used, episodes=20, tokens=300)
     assert sample(used, episodes=9, tokens=12) == sample(new, episodes=9, tokens=12)
-
-
-def test_steps_have_few_shapes() -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True)
-    engine.begin(seed=0, temperature=1.0)
-    shapes = fed_shapes(model)
-    engine.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * e) for e in range(20)])
+    shapes = fed_shapes(used.model)
+    used.generate([GenerationRequest(e, [40 + e, 50], 2 + 2 * e) for e in range(20)])
     # 20 rows are a step of 32; half of them have ended after 20 tokens: 10 are one of 16, 5 one of 8.
-    assert shapes[0] == (20, 2)
-    assert list(dict.fromkeys(shapes[1:])) == [(32, 1), (16, 1), (8, 1)]
+    if device == "cpu":
+        assert shapes[0] == (20, 2) and list(dict.fromkeys(shapes[1:])) == [(32, 1), (16, 1), (8, 1)]
 
 
 @pytest.mark.gpu
@@ -145,53 +133,33 @@ def test_rounded_copy_samples_what_autocast_does(device: str) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_rounded_copy_casts_no_weight_while_it_samples() -> None:
-    model = llama()
-    generator = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=True, compute=BFLOAT16)
-    generator.begin(seed=0, temperature=1.0)
-    with Casts([*model.parameters(), *generator.model.parameters()]) as casts:
-        generator.generate([GenerationRequest(0, [3, 4, 5], 4)])
-    assert set(casts.times.values()) == {0}
-
-
 @DEVICES
 @pytest.mark.parametrize("tied", [False, True])
-def test_rounded_copy_has_the_weights_of_the_last_publish(tied: bool, device: str) -> None:
-    models = llama(), llama()
-    for model in models:
-        model.to(device)  # type: ignore[arg-type]
-        if tied:
-            model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=False, device=device))
-            model.get_output_embeddings().weight = model.get_input_embeddings().weight
-    engine = LocalGenerator(models[0], stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True)
+@pytest.mark.parametrize(("as_on_gpu", "compute"), [(False, None), (True, None), (True, BFLOAT16)])
+def test_a_publish_forgets_keys_and_takes_the_new_weights(
+    as_on_gpu: bool, compute: ComputeSection | None, tied: bool, device: str
+) -> None:
+    model = on(device)
+    new_engine = partial(LocalGenerator, model, stop_ids=frozenset(), as_on_gpu=as_on_gpu, compute=compute)
+    if tied:
+        model.set_output_embeddings(nn.Linear(32, VOCABULARY, bias=False, device=device))
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
 
-    def sample(engine: LocalGenerator) -> tuple[float, ...]:
-        engine.begin(seed=0, temperature=1.0)
-        return engine.generate([GenerationRequest(0, [8, 9], 6)])[0].log_probs
+    def sampled(engine: LocalGenerator, prompt: list[int]) -> Completion:
+        return replace(engine.generate([GenerationRequest(0, prompt, 6)])[0], policy_version=0)
 
-    before = sample(engine)
-    for model in models:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.5)
-    engine.published(1)
-    new = LocalGenerator(models[1], stop_ids=frozenset(), compute=BFLOAT16, as_on_gpu=True)
-    assert sample(engine) == sample(new) != before
-
-
-@pytest.mark.parametrize("as_on_gpu", [False, True])
-def test_keys_of_old_weights_are_forgotten_at_a_publish(as_on_gpu: bool) -> None:
-    model = llama()
-    engine = LocalGenerator(model, stop_ids=frozenset(), as_on_gpu=as_on_gpu)
-    engine.begin(seed=0, temperature=1.0)
-    (first,) = engine.generate([GenerationRequest(0, [8, 9], 6)])
+    old = new_engine()
+    old.begin(seed=0, temperature=0.0)
+    first = sampled(old, [8, 9])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    engine.published(1)
+    old.published(1)
+    new = new_engine()
+    new.begin(seed=0, temperature=0.0)
     prompt = [8, 9, *first.token_ids, 10]
-    (reply,) = engine.generate([GenerationRequest(0, prompt, 6)])
-    assert reply.log_probs == pytest.approx(plain_log_probs(model, prompt, reply.token_ids, 1.0), abs=1e-5)
+    assert sampled(old, prompt) == sampled(new, prompt)
+    assert sampled(new, [8, 9]) != first
 
 
 @DEVICES

@@ -36,13 +36,6 @@ def test_log_probs_ignore_what_stands_in_the_padding() -> None:
     assert torch.equal(left, right)
 
 
-def test_log_probs_of_rows_without_action_tokens_are_zero() -> None:
-    log_probs, entropies = tiny_actor().log_probs(IDS, ATTENTION, RESPONSE & False, TEMPERATURE)
-    assert log_probs.shape == IDS.shape
-    assert not log_probs.any()
-    assert not entropies.any()
-
-
 def test_entropies_that_were_not_asked_for_are_unknown() -> None:
     _, entropies = tiny_actor().log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE, entropy=False)
     assert bool(entropies[RESPONSE].isnan().all())
@@ -70,6 +63,7 @@ def test_log_probs_are_float32_or_better(dtype: torch.dtype, expected: torch.dty
     for mask in (RESPONSE, RESPONSE & False):
         log_probs, entropies = actor.log_probs(IDS, ATTENTION, mask, TEMPERATURE)
         assert log_probs.dtype == entropies.dtype == actor.dtype == expected
+        assert log_probs.shape == IDS.shape and bool(log_probs.any()) == bool(mask.any()) == bool(entropies.any())
 
 
 class WholeLogits(Qwen3ForCausalLM):

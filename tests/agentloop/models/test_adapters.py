@@ -22,10 +22,9 @@ from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch, score
 from agentloop.models import loading
 from agentloop.models.actor import Actor
-from agentloop.models.adapters import load_policy
+from agentloop.models.adapters import WithoutAdapters, load_policy
 from agentloop.models.critic import Critic
 from agentloop.models.loading import has_adapters, load_model
-from agentloop.models.reference import WithoutAdapters
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
@@ -76,38 +75,11 @@ def test_only_adapters_are_trained_and_the_reference_is_the_model_below_them(lor
     assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == trained
 
 
-def test_reference_without_adapters_needs_some() -> None:
-    with pytest.raises(UserError, match="kl.reference must not be adapter_off for a model without adapters"):
-        WithoutAdapters(tiny_actor())
-
-
 def test_critic_of_a_model_with_adapters_trains_adapters_of_its_own_and_the_head(lora: tuple[Path, Path]) -> None:
     critic = Critic(Actor(load_model(ModelSection(), lora[1]).model), shared=False)
     trained = [name for name, parameter in critic.weights.named_parameters() if parameter.requires_grad]
     assert {"head.weight", "head.bias"} < set(trained)
     assert all("lora_" in name or name.startswith("head.") for name in trained)
-
-
-@pytest.mark.slow
-def test_run_on_adapters_resumes_like_the_unbroken_one(lora: tuple[Path, Path], tmp_path: Path) -> None:
-    sections: dict[str, Any] = {"kl": {"loss_coef": 0.1}}
-    display = SilentDisplay()
-    whole = train(small_config(tmp_path / "a", lora[1], **sections), display=display)
-    # The reference is the model below: the KL is there from the start.
-    assert display.iterations[0]["actor/kl_loss"] > 0.0
-
-    again = small_config(tmp_path / "b", lora[1], **sections)
-    assert train(again, display=StopAfter(1)).iterations == 1
-    resumed = train(again, resume=True, display=SilentDisplay())
-    assert same_bits(adapters(resumed.folder), adapters(whole.folder))
-
-
-def test_adapters_where_peft_is_missing_are_refused_in_one_line(
-    lora: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop-replay\[peft\]'"):
-        load_model(ModelSection(), lora[1])
 
 
 # Adapters that a run begins with
@@ -232,30 +204,34 @@ def test_sft_with_lora_trains_adapters_and_resumes_like_the_unbroken_one(
         load_policy(with_lora(tmp_path, whole.model), whole.model)
 
 
-@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "nope"])
-def test_layer_that_gets_no_adapter_is_refused(lora: tuple[Path, Path], tmp_path: Path, name: str) -> None:
-    config = with_lora(tmp_path, lora[0], lora={"rank": 2, "target_modules": ["q_proj", name]})
-    with pytest.raises(UserError, match=f"between embeddings and head, got '{name}'. This model has down_proj, gate_"):
+REFUSED = [
+    (["q_proj", name], f"between embeddings and head, got '{name}'. This model has down_proj, gate_")
+    for name in ("lm_head", "embed_tokens", "nope")
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [*REFUSED, (["input_layernorm"], r"lora.target_modules must name linear layers, got \['input_layernorm'\]")],
+)
+def test_layers_that_get_no_adapter_are_refused(
+    lora: tuple[Path, Path], tmp_path: Path, names: list[str], said: str
+) -> None:
+    config = with_lora(tmp_path, lora[0], lora={"rank": 2, "target_modules": names})
+    with pytest.raises(UserError, match=said):
         load_policy(config, lora[0])
 
 
-def test_layer_that_is_not_linear_is_refused(lora: tuple[Path, Path], tmp_path: Path) -> None:
-    config = with_lora(tmp_path, lora[0], lora={"rank": 2, "target_modules": ["input_layernorm"]})
-    with pytest.raises(UserError, match=r"lora.target_modules must name linear layers, got \['input_layernorm'\]"):
-        load_policy(config, lora[0])
-
-
-def test_lora_where_peft_is_missing_is_refused_in_one_line(
+def test_adapters_without_peft_and_options_without_adapters_are_refused(
     lora: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UserError, match="kl.reference must not be adapter_off for a model without adapters"):
+        WithoutAdapters(tiny_actor())
+    for option in ({"alpha": 16}, {"target_modules": ["q_proj"]}):
+        with pytest.raises(ValueError, match=f"lora.{next(iter(option))} must be left at .* when lora.rank is 0"):
+            RunConfig.model_validate({"lora": option})
     monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop-replay\[peft\]'"
-    ):
+    with pytest.raises(UserError, match=r"got the adapters in .*pip install 'agentloop-replay\[peft\]'"):
+        load_model(ModelSection(), lora[1])
+    with pytest.raises(UserError, match=r"lora.rank must be 0 where peft is not .* got 2. pip install 'agentloop-r"):
         load_policy(with_lora(tmp_path, lora[0]), lora[0])
-
-
-@pytest.mark.parametrize(("key", "value"), [("alpha", 16), ("target_modules", ["q_proj"])])
-def test_option_of_adapters_is_refused_without_them(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"lora.{key} must be left at .* when lora.rank is 0"):
-        RunConfig.model_validate({"lora": {key: value}})

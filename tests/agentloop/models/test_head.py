@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import peft
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.reference import WithoutAdapters
+from agentloop.models.adapters import WithoutAdapters
 from agentloop.models.token_log_probs.chunked import RowSums, TorchRows
 from agentloop.models.token_log_probs.head import Head, check_kernels
 from tests.agentloop.models.test_actor import ATTENTION, IDS, RESPONSE, TEMPERATURE, WholeLogits
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
-from tests.fakes.ranks import group_of_one
 
 PLAIN, CHUNKED = ComputeSection(log_probs="plain"), ComputeSection(log_probs="chunked")
 
@@ -43,7 +38,7 @@ def gradients(model: PreTrainedModel, compute: ComputeSection, *, packs: bool = 
     log_probs, entropies = scores(model, compute, packs=packs)
     torch.autograd.backward((log_probs * torch.arange(12.0).view(2, 6) + 0.3 * entropies).sum())
     found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [(grad.full_tensor() if isinstance(grad, DTensor) else grad).clone() for grad in found]
+    return [grad.clone() for grad in found]
 
 
 def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
@@ -55,26 +50,30 @@ def assert_equal(model: PreTrainedModel, *, packs: bool = False) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def whole_logits(model: PreTrainedModel) -> PreTrainedModel:
+def without_logits_to_keep() -> PreTrainedModel:
+    model = tiny_actor().model
     whole = WholeLogits(model.config).double()
     whole.model, whole.lm_head = model.model, model.lm_head
     return whole
 
 
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_scores_and_gradients_are_those_of_the_plain_path(tied: bool, packs: bool) -> None:
-    assert_equal(tiny_actor(tie_word_embeddings=tied).model, packs=packs)
-
-
-def test_model_without_logits_to_keep_scores_alike() -> None:
-    assert_equal(whole_logits(tiny_actor().model))
-
-
-def test_head_with_a_bias_scores_alike() -> None:
+def biased() -> PreTrainedModel:
     model = tiny_actor(tie_word_embeddings=False).model
     model.lm_head = nn.Linear(16, VOCABULARY, dtype=torch.float64)
-    assert_equal(model)
+    return model
+
+
+MODELS: list[tuple[Callable[[], PreTrainedModel], bool]] = [
+    *((lambda: tiny_actor().model, packs) for packs in (False, True)),
+    *((lambda: tiny_actor(tie_word_embeddings=True).model, packs) for packs in (False, True)),
+    (without_logits_to_keep, False),
+    (biased, False),
+]
+
+
+@pytest.mark.parametrize(("make", "packs"), MODELS)
+def test_scores_and_gradients_are_those_of_the_plain_path(make: Callable[[], PreTrainedModel], packs: bool) -> None:
+    assert_equal(make(), packs=packs)
 
 
 def test_logits_are_never_made() -> None:
@@ -84,14 +83,9 @@ def test_logits_are_never_made() -> None:
     scores(model, CHUNKED)
     # The model is asked once, with two tokens, whether it leaves logits alone; a log-prob and an entropy after that.
     assert widths == [VOCABULARY, 2]
-
-
-def test_generation_has_the_head_it_had() -> None:
-    model = tiny_actor().model
-    scores(model, CHUNKED)
+    # Generation has the head it had, also after a pass that fails.
     assert model(input_ids=IDS).logits.shape == (2, 6, VOCABULARY)
-    assert "forward" not in model.lm_head.__dict__
-    model.model.forward = None  # a pass that fails
+    model.model.forward = None
     with pytest.raises(TypeError):
         scores(model, CHUNKED)
     assert "forward" not in model.lm_head.__dict__
@@ -128,6 +122,14 @@ def test_reference_without_adapters_scores_alike() -> None:
     model = tiny_actor().model
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model._hf_peft_config_loaded = True
+    calls: list[int] = []
+    hook = model.model.register_forward_hook(lambda *call: calls.append(1))
+    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
+    actor.probe()
+    assert len(calls) == 1
+    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
+    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
+    hook.remove()
     assert_equal(model)
     found, wanted = (
         WithoutAdapters(Actor(model, compute=compute)).log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
@@ -136,19 +138,6 @@ def test_reference_without_adapters_scores_alike() -> None:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
     assert not torch.allclose(found[0], scores(model, PLAIN)[0])
-
-
-def test_reference_without_adapters_knows_of_the_head_what_the_policy_does() -> None:
-    model = tiny_actor().model
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    model._hf_peft_config_loaded = True
-    reference = WithoutAdapters(actor := Actor(model, compute=CHUNKED))
-    calls: list[int] = []
-    model.model.register_forward_hook(lambda *call: calls.append(1))
-    actor.probe()
-    assert len(calls) == 1
-    reference.log_probs(IDS, ATTENTION, RESPONSE, TEMPERATURE)
-    assert len(calls) == 2  # of ranks, one that asks again would wait for the others in vain
 
 
 def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
@@ -161,27 +150,6 @@ def test_automatic_choice_is_chunks_above_64_mebibytes_of_logits() -> None:
 def test_triton_without_its_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"^compute\.log_probs must be auto, plain or chunked without a CUDA device"):
         Actor(tiny_actor().model, compute=ComputeSection(log_probs="triton"))
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[DeviceMesh]:
-    with group_of_one(tmp_path) as mesh:
-        yield mesh
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_sharded_model_has_the_scores_and_gradients_of_a_whole_one(one_rank: DeviceMesh, tied: bool) -> None:
-    whole, sharded = (tiny_actor(tie_word_embeddings=tied).model for _ in range(2))
-    for layer in sharded.model.layers:
-        fully_shard(layer, mesh=one_rank)
-    if not tied:
-        fully_shard(sharded.lm_head, mesh=one_rank)
-    fully_shard(sharded, mesh=one_rank)
-    assert isinstance(sharded.lm_head.weight, DTensor)
-    for one, other in zip(scores(sharded, CHUNKED), scores(whole, PLAIN), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
-    for one, other in zip(gradients(sharded, CHUNKED), gradients(whole, PLAIN), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 class Wrong(TorchRows):

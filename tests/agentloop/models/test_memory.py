@@ -73,20 +73,14 @@ def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
         trainer(actor, run_config()).update(mixed_rows(), iteration=1)
 
 
-@pytest.mark.parametrize(("tokens", "recomputes"), [(64, False), (10**12, True)])
 @pytest.mark.parametrize("gpu", [pytest.param("cuda", marks=ON_GPU)])
-def test_a_gpu_makes_activations_again_where_they_would_not_fit(gpu: str, tokens: int, recomputes: bool) -> None:
-    actor = Actor(tiny_actor(torch.float32).model.to(gpu))
-    note = choose_checkpointing(actor, tokens=tokens, to_come=0)
-    assert note is not None
-    assert ("made again in backward" in note, actor.passes.recomputes) == (recomputes, recomputes)
-
-
-@pytest.mark.parametrize("gpu", [pytest.param("cuda", marks=ON_GPU)])
-def test_a_gpu_says_once_what_it_chose_and_always_what_memory_it_took(gpu: str) -> None:
-    actor = Actor(tiny_actor(torch.float32).model.to(gpu), packs=None)
-    learner = trainer(actor, run_config())
+def test_a_gpu_makes_activations_again_where_they_would_not_fit_and_says_so_once(gpu: str) -> None:
+    for tokens, recomputes in ((64, False), (10**12, True)):
+        actor = Actor(tiny_actor(torch.float32).model.to(gpu))
+        note = choose_checkpointing(actor, tokens=tokens, to_come=0)
+        assert note is not None
+        assert ("made again in backward" in note, actor.passes.recomputes) == (recomputes, recomputes)
+    learner = trainer(Actor(tiny_actor(torch.float32).model.to(gpu), packs=None), run_config())
     first, second = (learner.update(mixed_rows(), iteration=iteration) for iteration in (1, 2))
-    assert first.note is not None
-    assert second.note is None
+    assert first.note is not None and second.note is None
     assert second.metrics["actor/peak_memory_gb"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,17 +79,14 @@ def one_by_one(folder: Path, talk: tuple[Message, ...], template: bool = True) -
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_score_is_the_logit_at_the_end_of_each_conversation(tmp_path: Path, template: bool) -> None:
+def test_score_is_the_logit_at_the_end_or_the_probability_of_a_label(tmp_path: Path, template: bool) -> None:
     folder = saved(tmp_path, template=template)
     expected = [float(one_by_one(folder, talk, template)[0]) for talk in TALKS]
     assert len(set(expected)) == 3
     for batch in (1, 2, 8):
         assert classifier(folder, batch=batch).score(TALKS) == pytest.approx(expected, abs=1e-5)
-
-
-def test_score_of_a_label_is_its_probability(tmp_path: Path) -> None:
-    folder = saved(tmp_path, labels=3)
-    expected = [float(one_by_one(folder, talk).softmax(0)[2]) for talk in TALKS]
+    folder = saved(tmp_path, labels=3, template=template)
+    expected = [float(one_by_one(folder, talk, template).softmax(0)[2]) for talk in TALKS]
     assert classifier(folder, label=2).score(TALKS) == pytest.approx(expected, abs=1e-6)
 
 
@@ -118,45 +116,35 @@ def test_model_without_a_template_reads_reasoning_and_tool_calls(tmp_path: Path)
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "rotary")
-    assert len(classifier(folder, max_tokens=32768).score(TALKS)) == 3
-    with pytest.raises(UserError, match=r"^reward\.model\.max_tokens must be at most 32768, .*, got 32769\. Lower it"):
-        classifier(folder, max_tokens=32769)
-
-
-def test_positions_that_begin_behind_the_padding_are_not_counted(tmp_path: Path) -> None:
-    """RoBERTa: 34 positions, of which those up to padding's, 0 and 1, stand for no token."""
-    saved(tmp_path)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    """Rotary ones, and RoBERTa's 34, of which those up to padding's, 0 and 1, stand for no token."""
+    rotary, roberta = saved(tmp_path / "rotary"), saved(tmp_path / "roberta")
+    size = len(PreTrainedTokenizerFast.from_pretrained(roberta))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = RobertaConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=34, type_vocab_size=1, num_labels=1, pad_token_id=1, **sizes
-    )
-    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
-    assert len(classifier(tmp_path, max_tokens=32).score(TALKS)) == 3
-    with pytest.raises(UserError, match=r"^reward\.model\.max_tokens must be at most 32, "):
-        classifier(tmp_path, max_tokens=33)
+    places = {"max_position_embeddings": 34, "type_vocab_size": 1, "num_labels": 1, "pad_token_id": 1}
+    RobertaForSequenceClassification(RobertaConfig(vocab_size=size, **places, **sizes)).save_pretrained(roberta)
+    for folder, most in ((rotary, 32768), (roberta, 32)):
+        assert len(classifier(folder, max_tokens=most).score(TALKS)) == 3
+        said = rf"^reward\.model\.max_tokens must be at most {most}, .*, got {most + 1}\. Lower it"
+        with pytest.raises(UserError, match=said):
+            classifier(folder, max_tokens=most + 1)
 
 
 @pytest.mark.parametrize(
-    ("labels", "label", "head", "told"),
+    ("made", "label", "said"),
     [
-        (1, 0, True, "reward.model.label must be null for a model with one output"),
-        (3, None, True, "reward.model.label must be null"),
-        (3, 3, True, "got 3 with 3 outputs"),
-        (1, None, False, "must hold a trained classification head"),
+        ({"labels": 1}, 0, "reward.model.label must be null for a model with one output"),
+        ({"labels": 3}, None, "reward.model.label must be null"),
+        ({"labels": 3}, 3, "got 3 with 3 outputs"),
+        ({"head": False}, None, "must hold a trained classification head"),
+        (None, None, r"reward.model.path must be a folder or hub id of a sequence classifier"),
     ],
 )
 def test_model_that_can_not_score_is_refused(
-    tmp_path: Path, labels: int, label: int | None, head: bool, told: str
+    tmp_path: Path, made: dict[str, Any] | None, label: int | None, said: str
 ) -> None:
-    with pytest.raises(UserError, match=told):
-        classifier(saved(tmp_path, labels=labels, head=head), label=label)
-
-
-def test_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward.model.path must be a folder or hub id of a sequence classifier"):
-        classifier(tmp_path / "nothing")
+    folder = tmp_path if made is None else saved(tmp_path, **made)
+    with pytest.raises(UserError, match=said):
+        classifier(folder, label=label)
 
 
 @pytest.mark.slow

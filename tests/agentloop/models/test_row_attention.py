@@ -21,13 +21,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from agentloop.config import RunConfig
 from agentloop.config.sections.model import ComputeSection
+from agentloop.models import row_attention
 from agentloop.models.actor import Actor
-from agentloop.models.passes import row_attention
-from agentloop.models.passes.backbone_passes import Passes
-from agentloop.models.passes.row_attention import knows_rows
-from agentloop.models.passes.row_layout import Laid, packed
+from agentloop.models.backbone_passes import Passes
+from agentloop.models.row_attention import Laid, knows_rows, packed
 from tests.fakes.batch_rows import tiny_actor
 
 SIZES: dict[str, Any] = {
@@ -70,11 +68,8 @@ def test_what_a_row_begins_with_like_the_one_before_it_is_there_once() -> None:
     assert (rows.new, rows.whole) == ([5, 3, 1, 3], [5, 6, 5, 3])  # the third is all in the second: its last is kept
     assert laid.places[THERE].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7, 0, 1, 2, 5, 8, 9, 10, 11]
     assert rows.places.tolist() == laid.places[THERE].tolist()
+    assert packed(IDS[2:], THERE[2:], within_rows=True).inputs["rows"].places is None  # they share nothing
     assert (rows.new_bounds.tolist(), rows.whole_bounds.tolist()) == ([0, 5, 8, 9, 12], [0, 5, 11, 16, 19])
-
-
-def test_rows_that_share_nothing_are_where_their_tokens_are() -> None:
-    assert packed(IDS[2:], THERE[2:], within_rows=True).inputs["rows"].places is None
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
@@ -104,12 +99,6 @@ def test_attention_that_is_more_than_full_or_else_is_not_replaced() -> None:
     eager = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="eager"))
     others = [Qwen2ForCausalLM(windowed).base_model, MambaForCausalLM(mamba).base_model, eager.base_model]
     assert not any(map(knows_rows, [*others, nn.Linear(2, 2)]))
-
-
-def test_a_cpu_pads_unless_packed_rows_are_asked_for() -> None:
-    assert (RunConfig().batch.layout, RunConfig().batch.packs) == ("auto", None)
-    model = tiny_actor(torch.bfloat16).model
-    assert [Actor(model, packs=packs).packs for packs in (None, False, True)] == [False, False, True]
 
 
 class Calls(TorchDispatchMode):

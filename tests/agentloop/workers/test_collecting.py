@@ -14,7 +14,7 @@ import pytest
 
 from replay import questions
 from replay.storage.databases import Location
-from replay.ticket_records import EVALUATION, TicketCounts
+from replay.ticket_records import EVALUATION
 from tests.fakes.engine_sampling import plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
@@ -49,10 +49,6 @@ def begin(tmp_path: Path, model: Path) -> Iterator[Begin]:
         yield begun
 
 
-def ended(total: int) -> Callable[[TicketCounts], bool]:
-    return lambda counts: counts.done + counts.failed == total
-
-
 def rows_of(run: IssuedRun) -> list[str]:
     """The ids of all rows that ended tickets name."""
     groups = run.store.tickets.ended_groups(run.id)
@@ -61,10 +57,10 @@ def rows_of(run: IssuedRun) -> list[str]:
 
 def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin, location: Location) -> None:
     run, server = begin(location, evaluation={"temperature": 0.25, "every": 2, "tasks": 8})
-    total = run.issue(2)
+    run.issue(2)
     run.issue_evaluation(6)
     with WorkerProgram(run.folder, "--concurrency", "8") as worker:
-        counts = run.until(ended(total), worker)
+        counts = run.until_ended(worker)
         assert (counts.done, counts.open, counts.rows) == (32, 32, 32)
         assert len(set(rows_of(run))) == 32
         for row in run.store.read(rows_of(run)):
@@ -95,12 +91,12 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
 def test_what_a_killed_worker_held_is_collected_by_another_and_nothing_twice(begin: Begin, location: Location) -> None:
     run, server = begin(location)
     server.models.pace_s = 0.05
-    total = run.issue(3)
+    run.issue(3)
     with WorkerProgram(run.folder, "--concurrency", "8") as first, WorkerProgram(run.folder) as second:
         run.until(lambda counts: counts.done >= 4)
         first.send(signal.SIGKILL)
         first.wait()
-        counts = run.until(ended(total), second)
+        counts = run.until_ended(second)
     assert (counts.done, counts.rows, len(set(rows_of(run)))) == (48, 48, 48)
 
 
@@ -123,12 +119,12 @@ def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(begin: Begin, t
 def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Location) -> None:
     run, server = begin(location)
     server.models.pace_s = 0.1
-    total = run.issue(2)
+    run.issue(2)
     with WorkerProgram(run.folder, "--concurrency", "16") as first:
         run.until(lambda counts: counts.leased == 16, first)
         stop_between_writes(first.id, location)
         with WorkerProgram(run.folder) as second:
-            run.until(ended(total), second)
+            run.until_ended(second)
             first.send(signal.SIGCONT)
             run.store.roles.end_run(run.id)
             assert (first.wait(), second.wait()) == (0, 0)
@@ -136,10 +132,13 @@ def test_a_worker_stopped_past_its_leases_counts_once(begin: Begin, location: Lo
     assert (counts.done, counts.rows, len(set(rows_of(run)))) == (32, 32, 32)
 
 
-def test_an_engine_is_asked_for_nothing_while_it_is_published_to(begin: Begin, tmp_path: Path) -> None:
+def test_an_engine_is_asked_for_nothing_while_it_is_published_to_and_each_token_keeps_its_version(
+    begin: Begin, tmp_path: Path
+) -> None:
     run, server = begin(tmp_path / "replay.sqlite")
+    server.models.pace_s = 0.4  # between three pieces of a reply
     run.report_engine(state="publishing")
-    total, before = run.issue(1), len(server.requests)
+    total, before = run.issue(2), len(server.requests)
     with WorkerProgram(run.folder) as worker:
         worker.says("collecting for")
         while not run.store.roles.listed("worker", run.id):
@@ -148,31 +147,22 @@ def test_an_engine_is_asked_for_nothing_while_it_is_published_to(begin: Begin, t
         # The one token by which a worker finds out what the server can.
         assert (run.counts.queued, len(server.requests) - before) == (total, 1)
         run.components.publisher.publish(1)
-        run.until(ended(total), worker)
-    assert {row.record.policy_version_min for row in run.store.read(rows_of(run))} == {1}
-
-
-def test_a_publish_in_the_middle_of_replies_leaves_each_token_its_version(begin: Begin, tmp_path: Path) -> None:
-    run, server = begin(tmp_path / "replay.sqlite")
-    server.models.pace_s = 0.4  # between three pieces of a reply
-    total = run.issue(2)
-    with WorkerProgram(run.folder) as worker:
         run.until(lambda counts: counts.leased == 32 and server.models.running > 0, worker)
         time.sleep(0.6)
-        run.components.publisher.publish(1)
-        counts = run.until(ended(total), worker)
+        run.components.publisher.publish(2)
+        counts = run.until_ended(worker)
     assert (counts.done, counts.failed) == (32, 0)
     spans = {(row.record.policy_version_min, row.record.policy_version_max) for row in run.store.read(rows_of(run))}
-    assert spans <= {(0, 0), (0, 1), (1, 1)} and (0, 1) in spans
+    assert spans <= {(1, 1), (1, 2), (2, 2)} and (1, 2) in spans
 
 
 def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin, tmp_path: Path) -> None:
     run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
-    total = run.issue(1)
+    run.issue(1)
     deaths = 0
-    while not ended(total)(run.counts):
+    while not run.has_ended:
         with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "poison"}) as worker:
-            while not ended(total)(run.counts) and worker.running:
+            while not run.has_ended and worker.running:
                 time.sleep(0.05)
             deaths += not worker.running
         assert deaths <= 40
@@ -185,49 +175,33 @@ def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin
 
 def test_a_worker_on_which_nothing_goes_well_leaves_the_tickets_to_others(begin: Begin, tmp_path: Path) -> None:
     run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
-    total = run.issue(2)
+    run.issue(2)
     with WorkerProgram(run.folder, "--concurrency", "8", place={"AGENTLOOP_TEST_FAULT": "raise"}) as sick:
         assert sick.wait() == 2
     assert "episodes must not fail by errors on this worker, got 8 in a row, the last with UserError" in sick.output
     assert run.counts.failed == 8
     with WorkerProgram(run.folder) as well:
-        run.until(ended(total), well)
+        run.until_ended(well)
     assert run.counts.done == 24
 
 
-def test_an_episode_without_a_reward_fails_with_the_reason(begin: Begin, tmp_path: Path) -> None:
-    reward = {"functions": [{"function": f"{FAILING}:unlucky"}]}
-    run, _ = begin(tmp_path / "replay.sqlite", reward=reward)
-    total = run.issue(1)
-    with WorkerProgram(run.folder) as worker:
-        counts = run.until(ended(total), worker)
-    reasons = {m.reason for group in run.store.tickets.ended_groups(run.id) for m in group.members} - {None}
-    assert counts.done and counts.failed
-    (reason,) = reasons
-    assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
-
-
-def test_functions_in_files_are_tools_and_judges_of_workers_too(begin: Begin, tmp_path: Path) -> None:
+def test_functions_in_files_are_tools_and_judges_and_an_episode_without_a_reward_fails(
+    begin: Begin, tmp_path: Path
+) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"Say {number}.", "store": {}}) + "\n" for number in range(40)))
     run, _ = begin(
         tmp_path / "shared.sqlite",
         environment={"name": "rows", "tools": [f"{FUNCTIONS}:look"]},
-        reward={"functions": [f"{FUNCTIONS}:even", {"function": f"{FUNCTIONS}:columns", "weight": 0.25}]},
+        reward={"functions": [f"{FUNCTIONS}:even", {"function": f"{FAILING}:unlucky"}]},
         tasks={"data": str(data)},
     )
-    total = run.issue(1)
-    run.issue_evaluation(3)
+    run.issue(1)
     with WorkerProgram(run.folder) as worker:
-        counts = run.until(ended(total), worker)
-        held_out = run.store.tickets.ended_groups(run.id, EVALUATION)
-        outcomes = [member.outcome for group in held_out for member in group.members]
-        assert (counts.failed, len(outcomes)) == (0, len(run.components.source.held_out(3)))
-        assert all(outcome and outcome["success"] == (outcome["reward"] == 1.0) for outcome in outcomes)
-        records = [row.record for row in run.store.read(rows_of(run))]
-        assert {(record.reward, record.success) for record in records} <= {(0.5, False), (1.5, True)}  # 2 columns
-        run.store.roles.end_run(run.id)
-        assert worker.wait() == 0
+        counts = run.until_ended(worker)
+    (reason,) = {m.reason for group in run.store.tickets.ended_groups(run.id) for m in group.members} - {None}
+    assert counts.done and counts.failed
+    assert reason is not None and reason.startswith("reward.functions: LookupError: no reward for this one")
 
 
 def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:
@@ -245,13 +219,13 @@ def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: P
 def test_an_ended_episode_outlives_a_crash_of_the_database(begin: Begin, own_server: LocalServer) -> None:
     run, server = begin(own_server.url(own_server.new_database()), collection={"lease_s": 600.0})
     server.models.pace_s = 0.05
-    total = run.issue(2)
+    run.issue(2)
     with WorkerProgram(run.folder) as worker:
         run.until(lambda counts: counts.leased == 32, worker)
         own_server.crash()
         time.sleep(2.0)
         own_server.start()
-        counts = run.until(ended(total), worker)
+        counts = run.until_ended(worker)
         worker.send(signal.SIGTERM)
         worker.wait()
     # Nobody else has claimed a ticket, and none is claimed twice while its lease lasts.

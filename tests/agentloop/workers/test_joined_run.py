@@ -43,7 +43,9 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner(run: IssuedRun) -> None:
+def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner_and_notes_another_version(
+    run: IssuedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     joined = join_run(run.folder, wait_s=0.0, note=notes.append)
     with closing(joined.store):
@@ -52,11 +54,7 @@ def test_a_worker_has_the_tokens_and_the_end_tokens_of_the_learner(run: IssuedRu
         assert (mine.renderer.stop_ids, mine.vocab_size) == (learner.renderer.stop_ids, learner.vocab_size)
         assert len(mine.renderer.stop_ids) == 51  # one of the tokenizer, fifty that only the generation config names
         assert notes == []
-
-
-def test_another_code_version_is_only_noted(run: IssuedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.workers.joined_run.version", lambda name: "9.9")
-    notes: list[str] = []
     join_run(run.folder, wait_s=0.0, note=notes.append).store.close()
     assert notes == ["the run was begun with version 0.1.0, this worker is 9.9"]
 

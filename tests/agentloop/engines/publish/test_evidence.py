@@ -10,12 +10,6 @@ import pytest
 from agentloop.engines.publish.evidence import Compared, Evidence, weigh
 
 
-def compared(engine: np.ndarray, new: np.ndarray, rounding: np.ndarray, before: np.ndarray) -> list[Compared]:
-    """Every token is another one."""
-    columns = (range(len(engine)), engine, new, rounding, before)
-    return [Compared(int(token), *map(float, one)) for token, *one in zip(*columns, strict=True)]
-
-
 def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
     # x = new - before = (3, 4, 0), engine - before = (3, 0, 1): share = 9 / 25, residuals 1.92, -1.44 and 1.
     tokens = [
@@ -55,15 +49,9 @@ def test_nothing_is_said_of_a_share_where_nothing_moved() -> None:
     assert weigh(still) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01), moved=0.0)
     assert weigh(unknown) == Evidence(4, pytest.approx(0.01), pytest.approx(0.01))
     assert not weigh(still).is_behind and not weigh(still).differs
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_differs(value: float) -> None:
-    assert weigh([Compared(1, -1.0, -1.0, 0.1, -2.0), Compared(2, value, -1.0, 0.1, -2.0)]).differs
-
-
-def test_nothing_compared_differs() -> None:
     assert weigh([]).differs
+    for value in (math.nan, math.inf, -math.inf):
+        assert weigh([*still, Compared(2, value, -1.0, 0.1, -2.0)]).differs
 
 
 def noisy(random: np.random.Generator, moved: float, *, has: float) -> Evidence:
@@ -73,7 +61,8 @@ def noisy(random: np.random.Generator, moved: float, *, has: float) -> Evidence:
     step = moved * scale * random.standard_normal(500)
     before = -scale
     noise, own = (0.05 * scale * random.standard_normal(500) for _ in range(2))
-    return weigh(compared(before + has * step + noise, before + step, own, before))
+    columns = (range(500), before + has * step + noise, before + step, own, before)
+    return weigh([Compared(int(token), *map(float, one)) for token, *one in zip(*columns, strict=True)])
 
 
 def test_error_is_how_much_shares_scatter() -> None:

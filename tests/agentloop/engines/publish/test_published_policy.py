@@ -47,36 +47,6 @@ def test_head_is_written_apart_from_the_embeddings(tmp_path: Path, learner: Load
     assert torch.equal(again.lm_head.weight, learner.model.lm_head.weight)
 
 
-def test_same_weights_have_the_same_hash(tmp_path: Path, learner: LoadedModel) -> None:
-    hashes = {published(tmp_path / name, learner, version=version).sha256 for version, name in enumerate("ab")}
-    assert len(hashes) == 1
-
-
-def test_changed_byte_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
-    published(tmp_path / "000000", learner)
-    weights = tmp_path / "000000" / "model-head.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(UserError, match="must be the bytes that were published, got sha256"):
-        read_published(tmp_path / "000000")
-
-
-def test_half_a_folder_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
-    assert MARKER == COMPLETE
-    published(tmp_path / "000000", learner)
-    (tmp_path / "000000" / MARKER).unlink()
-    with pytest.raises(UserError, match="must be whole, got no COMPLETE"):
-        read_published(tmp_path / "000000")
-
-
-def test_folder_without_a_record_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
-    published(tmp_path / "000000", learner)
-    (tmp_path / "000000" / RECORD).write_text('{"run": "tiny"}')
-    with pytest.raises(UserError, match=r"must have a published.json, got \d mistakes in it"):
-        read_published(tmp_path / "000000")
-
-
 def test_newest_is_the_highest_whole_number(tmp_path: Path, learner: LoadedModel) -> None:
     assert newest_published(tmp_path / "nowhere") is None
     for version in (2, 10, 11):
@@ -84,3 +54,21 @@ def test_newest_is_the_highest_whole_number(tmp_path: Path, learner: LoadedModel
     (tmp_path / "000011" / MARKER).unlink()
     (tmp_path / "notes").mkdir()
     assert newest_published(tmp_path) == tmp_path / "000010"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model-head.safetensors", b"other", "must be the bytes that were published, got sha256"),
+        (MARKER, None, "must be whole, got no COMPLETE"),
+        (RECORD, b'{"run": "tiny"}', r"must have a published.json, got \d mistakes in it"),
+    ],
+)
+def test_what_was_not_published_so_is_refused(
+    tmp_path: Path, learner: LoadedModel, file: str, content: bytes | None, said: str
+) -> None:
+    first, second = (published(tmp_path / name, learner, version=version) for version, name in enumerate("ab"))
+    assert (MARKER, first.sha256) == (COMPLETE, second.sha256)
+    (tmp_path / "a" / file).unlink() if content is None else (tmp_path / "a" / file).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_published(tmp_path / "a")

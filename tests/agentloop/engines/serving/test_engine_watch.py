@@ -147,13 +147,6 @@ def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
     assert [line[:21] for line in said] == ["serves policy 000001,"]
 
 
-def test_program_that_does_not_start_says_why(tmp_path: Path) -> None:
-    process = EngineProcess([*PROGRAM, "serve", "missing"], {}, port=free_port(), log=tmp_path / "engine.log")
-    with pytest.raises(UserError, match="vllm serve must start, got exit code 1: OSError: missing is no model"):
-        process.wait_until(lambda: False, limit_s=LIMIT_S, stopped=lambda: False)
-    process.end()
-
-
 @pytest.mark.slow
 def test_engine_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(free_port()), str(tmp_path / "engine.log")]
@@ -176,11 +169,14 @@ def group(leader: int) -> list[int]:
     return found
 
 
-def test_engine_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    script = 'trap "echo ended; exit 5" TERM; echo started; while :; do sleep 0.05; done'
-    process = EngineProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, port=free_port(), log=log)
-    until(lambda: log.read_text() == "started\n")
+def test_a_program_says_why_it_does_not_start_and_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
+    log, port = tmp_path / "engine.log", free_port()
+    process = EngineProcess([*PROGRAM, "serve", "missing"], {}, port=port, log=log)
+    with pytest.raises(UserError, match="vllm serve must start, got exit code 1: OSError: missing is no model"):
+        process.wait_until(lambda: False, limit_s=LIMIT_S, stopped=lambda: False)
     process.end()
-    assert log.read_text().endswith("ended\n")
-    assert process.exit_code == 5
+    script = 'trap "echo ended; exit 5" TERM; echo started; while :; do sleep 0.05; done'
+    process = EngineProcess(["sh", "-c", script], {"PATH": os.environ["PATH"]}, port=port, log=log)
+    until(lambda: log.read_text().endswith("started\n"))
+    process.end()
+    assert log.read_text().endswith("ended\n") and process.exit_code == 5

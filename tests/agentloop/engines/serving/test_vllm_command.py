@@ -15,32 +15,36 @@ from tests.fakes.runs import small_config
 NOT_KEPT = {"keep_policies": "none"}
 
 
-def test_command_names_what_publishing_needs() -> None:
-    options = ServeOptions("model", port=8123, max_model_len=4096, further=("--tensor-parallel-size", "2"))
-    words = " ".join(serve_command(Path("/v/vllm"), options))
-    assert words == (
+MEMORY = {"memory_share": 0.4, "sleep_level": 2, "shares_memory": True}
+SHARED = """ --gpu-memory-utilization 0.4 --enable-sleep-mode --weight-transfer-config {"backend": "ipc"}"""
+LORA_VARIABLE, MEMORY_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_INSECURE_SERIALIZATION"
+RANKS = [(1, 1), (4, 8), (16, 16), (48, 64)]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words", "variables"),
+    [
+        ({}, "", set()),
+        ({"max_model_len": 4096, "further": ("--seed", "2")}, " --max-model-len 4096 --seed 2", set()),
+        (MEMORY, SHARED, {MEMORY_VARIABLE}),
+        *(
+            ({"lora_rank": rank}, f" --enable-lora --max-lora-rank {most} --max-loras 2", {LORA_VARIABLE})
+            for rank, most in RANKS
+        ),
+    ],
+)
+def test_command_and_environment_name_what_publishing_needs(
+    chosen: dict[str, Any], words: str, variables: set[str]
+) -> None:
+    options = ServeOptions("model", port=8123, **chosen)
+    assert " ".join(serve_command(Path("/v/vllm"), options)) == (
         "/v/vllm serve model --served-model-name policy --host 127.0.0.1 --port 8123 --dtype auto "
-        "--logprobs-mode processed_logprobs --enable-scale-out --max-model-len 4096 --tensor-parallel-size 2"
+        f"--logprobs-mode processed_logprobs --enable-scale-out{words}"
     )
     assert options.url == "http://127.0.0.1:8123"
-
-
-def test_adapters_are_allowed_where_they_are_published() -> None:
-    for rank, most in ((1, 1), (4, 8), (16, 16), (48, 64)):
-        options = ServeOptions("model", lora_rank=rank)
-        assert f"--enable-lora --max-lora-rank {most} --max-loras 2" in " ".join(serve_command(Path("vllm"), options))
-    assert serve_environment(options, None, {})["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
-    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in serve_environment(ServeOptions("model"), None, {})
-
-
-def test_an_engine_that_shares_a_gpu_sleeps_and_takes_weights_from_memory() -> None:
-    options = ServeOptions("model", memory_share=0.4, sleep_level=2, shares_memory=True)
-    words = serve_command(Path("vllm"), options)
-    sharing = ["--gpu-memory-utilization", "0.4", "--enable-sleep-mode", "--weight-transfer-config"]
-    assert words[-5:] == [*sharing, '{"backend": "ipc"}']
-    name = "VLLM_ALLOW_INSECURE_SERIALIZATION"
-    assert serve_environment(options, None, {})[name] == "1"
-    assert name not in serve_environment(ServeOptions("model"), None, {})
+    environment = serve_environment(options, None, {})
+    assert {name for name in environment if "ALLOW" in name} == variables
+    assert all(environment[name] == "1" for name in variables)
 
 
 def test_environment_is_its_own() -> None:
@@ -54,30 +58,26 @@ def test_environment_is_its_own() -> None:
     }
 
 
-def test_executable_is_the_one_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executable_is_the_one_named_and_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "vllm"
     _says(program, "Triton is installed, but disabled\n0.32.1rc1+cpu")
     monkeypatch.delenv("AGENTLOOP_VLLM", raising=False)
     assert find_vllm(program, {}) == program
-    monkeypatch.setenv("AGENTLOOP_VLLM", str(program))
-    assert find_vllm(None, {}) == program
-    monkeypatch.delenv("AGENTLOOP_VLLM")
+    with monkeypatch.context() as named:
+        named.setenv("AGENTLOOP_VLLM", str(program))
+        assert find_vllm(None, {}) == program
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_vllm(None, {}) == program
     with pytest.raises(UserError, match="--vllm must be vLLM's own executable, got '/nowhere/vllm'"):
         find_vllm(Path("/nowhere/vllm"), {})
-
-
-@pytest.mark.parametrize(("said", "got"), [("0.26.0", "0.26.0"), ("0.9.2", "0.9.2"), ("it is not said", "exit code 0")])
-def test_vllm_that_is_too_old_is_refused_before_it_is_started(tmp_path: Path, said: str, got: str) -> None:
-    program = tmp_path / "vllm"
-    _says(program, said)
-    with pytest.raises(UserError) as refused:
-        find_vllm(program, {})
-    assert str(refused.value) == (
-        f"--vllm must be of vLLM 0.32 or newer, got {got} at {program}. "
-        "Install it in vLLM's own environment: pip install 'vllm>=0.32'."
-    )
+    for said, got in (("0.26.0", "0.26.0"), ("0.9.2", "0.9.2"), ("it is not said", "exit code 0")):
+        _says(program, said)
+        with pytest.raises(UserError) as refused:
+            find_vllm(program, {})
+        assert str(refused.value) == (
+            f"--vllm must be of vLLM 0.32 or newer, got {got} at {program}. "
+            "Install it in vLLM's own environment: pip install 'vllm>=0.32'."
+        )
 
 
 def _says(program: Path, text: str) -> None:
