@@ -196,8 +196,7 @@ def collected(learner: ReplayStore) -> Iterator[Served]:
 def test_cluster_shows_who_waits_who_takes_part_and_what_was_lost(collected: Served, learner: ReplayStore) -> None:
     html = collected.page(CLUSTER)
     text = words_of(html)
-    waits = r"The learner waits for 2 of 2 groups of batch 2; the oldest episode was issued \d+ s ago and is with "
-    assert re.search(waits, text)
+    assert "The learner waits for 2 of 2 groups of batch 2." in text
     for part in (
         "1 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✓ adds up",
         "node-1 4711 – 1 2 – 3 – –",  # state, leases, in flight, at most, done, failed, tool errors
