@@ -22,8 +22,7 @@ from agentloop.rollouts.actors import make_parser, stop_strings
 from context import Author, ChatTemplate, HermesParser, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from context.tokens.control import TrainingControl
-from tests.fakes.runs import ROOT, save_qwen2
-from tests.soak.test_learning import STRATEGIES as CASES
+from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -40,10 +39,10 @@ def test_strategies_of_the_configuration_are_those_there_are() -> None:
     assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
 
 
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", STRATEGY_OPTIONS)
 def test_shipped_configuration_takes_every_strategy_as_it_says(strategy: str) -> None:
     file = ROOT / "configs" / "strategies.yaml"
-    options = CASES[strategy][0]
+    options = STRATEGY_OPTIONS[strategy][0]
     settings = [f"context.strategy={strategy}", f"context.options={options}"]
     assert load_config(file, settings).context.strategy == strategy
     said = [line for line in file.read_text().splitlines() if f"strategy={strategy}" in line]
