@@ -54,7 +54,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
 def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free: int) -> str:
     """What keys and values take once all episodes that run at once are as long as they may be, in words.
 
-    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError beyond them.
+    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError for more.
     """
     most = max(config.batch.trajectories, config.evaluation.tasks * config.evaluation.samples)
     episodes, tokens = min(config.rollout.parallel, most), config.context.max_tokens

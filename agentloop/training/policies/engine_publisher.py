@@ -193,7 +193,7 @@ def connect_engines(
     note: Callable[[str], None],
     served: ServedEngine | None,
 ) -> EnginePublisher:
-    """The engines of `engine.urls`, once each answers, or the run's own. Raises UserError where one can't be its."""
+    """The engines of `engine.urls`, once each answers, or the run's own. Raises UserError for one of no use."""
     strings = stop_strings(folder.config, loaded)
     if strings:
         raise UserError(

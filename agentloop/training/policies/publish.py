@@ -59,7 +59,7 @@ class Publisher:
         """Note what the policy gives these before it is updated, where engines will be asked about them."""
 
     def sleep(self) -> bool:
-        """Nothing is sampled until the next publish: whether an engine made room on the GPU. Raises EngineEnded."""
+        """Let engines rest until the next publish: whether one made room on the GPU. Raises EngineEnded."""
         return False
 
     def check(self) -> None:
