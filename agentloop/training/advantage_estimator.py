@@ -36,7 +36,7 @@ class AdvantageEstimator:
     def __init__(
         self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
     ) -> None:
-        """`authors` and `turn_rewards` serve `advantage.credit: turn`. Raises UserError for a function that does not fit."""
+        """`authors` and `turn_rewards` serve credit by turns. Raises UserError for a function that does not fit."""
         self._config = config
         self._authors = authors
         self._turn_rewards = turn_rewards
