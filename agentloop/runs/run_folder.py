@@ -188,29 +188,20 @@ def config_to_resume(path: Path, overrides: Sequence[str]) -> RunConfig:
     return load_plain(to_plain(open_run_folder(path).config), overrides, source=str(path))
 
 
-def newest_run(parent: Path, name: str) -> Path | None:
-    """The newest run of that name; None where none has begun."""
-    runs = [(number, path) for number, path in _numbered(parent, name) if has_run(path)]
-    return max(runs)[1] if runs else None
-
-
 def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Path | None:
-    """The newest run of the configuration's name; None: a new one is to be begun.
-
-    Raises UserError where there is none and `resume` is no "auto".
-    """
-    path = newest_run(Path(config.run.folder), config.run.name) if resume else None
-    if path is None and resume is True:
+    """The newest run of that name; None: a new one is to be begun. Raises UserError where `resume` is True."""
+    numbered = _numbered(Path(config.run.folder), config.run.name) if resume else []
+    runs = [(number, path) for number, path in numbered if has_run(path)]
+    if not runs and resume is True:
         raise UserError(
             f"--resume must find a run named {config.run.name!r} under {config.run.folder}, got none. Start one "
             "without --resume."
         )
-    return path
+    return max(runs)[1] if runs else None
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
-    """The run in `path`, or the newest of the configuration's name, to go on with `config`: the run's own, but for
-    where it ends."""
+    """The run in `path`, or the newest of that name, to go on with `config`: the run's own, but for where it ends."""
     path = path or run_to_continue(config, resume=True)
     assert path is not None, "it is refused"
     folder = open_run_folder(path)
@@ -282,10 +273,7 @@ def what_iterations_do(config: RunConfig) -> dict[str, Any]:
 
 
 def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the schedules of the run as it was begun: laid over as many iterations as then.
-
-    Laid over more, they would have given earlier iterations other learning rates and other shares of replay.
-    """
+    """`config` with the schedules of the run as it was begun: else earlier iterations would have had other rates."""
     length, asked = former.run.schedule_length, config.run.schedule_iterations
     if asked is not None or (former.run.schedule_iterations is None and config.run.iterations == length):
         return config

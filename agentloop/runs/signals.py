@@ -55,10 +55,9 @@ class StopRequest:
 def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle: str = _IDLE) -> Iterator[StopRequest]:
     """Let the first signal ask to stop, and the second end the process as a crash would: --resume mends both.
 
-    The second does so after GRACE_S seconds even where this process can't act on it. Forked processes know nothing of
-    all this: SIGTERM ends them, and Ctrl-C is left to this one. Outside of `StopRequest.working` the first signal
-    raises RunStop, and so does code of the user's that fails once a stop was asked for. `working` and `idle` are shown
-    at the first signal, there and here. In any but the main thread signals are left alone.
+    Forked processes know nothing of this: SIGTERM ends them, and Ctrl-C is left to this one. Outside of
+    `StopRequest.working` the first signal raises RunStop, and so does the user's code that fails after one. `working`
+    and `idle` are shown at the first signal. In any but the main thread signals are left alone.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -103,8 +102,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process without a look at what is under way, and those that multiprocessing began: they would wait for
-    work that never comes."""
+    """End this process as it is, and those that multiprocessing began, which would wait for work that never comes."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)

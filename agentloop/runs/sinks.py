@@ -9,7 +9,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -213,10 +213,8 @@ class WandbSink:
         wandb = _package("wandb", "wandb")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
         mode = os.environ.get("WANDB_MODE", "offline")
-        # Where it would keep logs of its own; nothing is written outside the run folder.
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
-        # Seconds that the end of an online run waits for uploads; W&B's own default is without end.
-        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))  # nothing outside the run folder
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", "60")  # seconds for the last uploads; else without end
         try:
             self._run: Any = wandb.init(
                 mode=mode,
@@ -253,7 +251,7 @@ class TrackioSink:
         """Raises UserError for a missing package, and what trackio raises where a server of it can't be reached."""
         self._trackio = _package("trackio", "trackio")
         made: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        with _silent():
+        with contextlib.redirect_stdout(io.StringIO()):  # which is for what programs read of the run
             self._run: Any = self._trackio.init(
                 os.environ.get("TRACKIO_PROJECT", _PROJECT),
                 name=f"{folder.name}-{made['id'][:8]}",
@@ -268,12 +266,5 @@ class TrackioSink:
         self._run.log(_known(metrics), step=iteration)
 
     def close(self) -> None:
-        with _silent():
+        with contextlib.redirect_stdout(io.StringIO()):
             self._trackio.finish()  # rather than the run's own, which would be called once more as the program ends
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Keep standard output for what programs read of the run."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield

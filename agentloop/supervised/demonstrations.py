@@ -127,10 +127,7 @@ class DemonstrationReader:
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:
-    """The words and tools of the file's first thousands of conversations, to make a tokenizer of.
-
-    Raises UserError with the first bad line among them.
-    """
+    """The words and tools of the file's first thousands of conversations, to make a tokenizer of."""
     texts: list[str] = []
     for _, _, found in itertools.islice(_conversations(path, key, Counter()), _CORPUS_CONVERSATIONS):
         said = [*found.opening, *(message for reply, answers in found.turns for message in (reply.message, *answers))]

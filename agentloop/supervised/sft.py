@@ -118,10 +118,7 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
 
 
 def _first_model(folder: RunFolder, display: RunDisplay) -> str:
-    """Where the weights are that the training begins with; the built-in model is made at first use.
-
-    Its tokenizer is made of the conversations, so that their words are short in tokens.
-    """
+    """The weights that the training begins with; the built-in model is made at first use, with its own tokenizer."""
     config = folder.config
     if config.model.path is not None:
         return config.model.path

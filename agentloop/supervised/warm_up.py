@@ -1,7 +1,6 @@
 """Supervised warm-up of the built-in model on an environment's own careless demonstrations.
 
-Muon on the hidden matrices finds copying within seconds; AdamW alone does not. A fixed number of updates is fragile
-across seeds, so the warm-up ends some updates after the hardest token of the last reply has become easy.
+Muon on the hidden matrices finds copying within seconds; it ends after the last reply's hardest token became easy.
 """
 
 from __future__ import annotations
@@ -94,10 +93,7 @@ def warm_up(
     control_ids: frozenset[int],
     progress: Progress | None = None,
 ) -> WarmUpResult:
-    """Train `actor` in place until it copies, then `updates_after_target` more; deterministic for one seed.
-
-    `demonstrated`: the sequences of one conversation after another, without end.
-    """
+    """Train `actor` in place until it copies the endless `demonstrated`, then `updates_after_target` more updates."""
     optimizers = _optimizers(actor.model, section)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     smoothed, cooling_from, update = math.nan, math.inf, 0

@@ -36,10 +36,7 @@ class AdvantageEstimator:
     def __init__(
         self, config: RunConfig, authors: AuthorTable | None = None, turn_rewards: TurnRewards | None = None
     ) -> None:
-        """Runs the file of an advantage function of the user's own; raises UserError for what does not fit.
-
-        `authors` and `turn_rewards` are for `advantage.credit: turn`, and needed for nothing else.
-        """
+        """`authors` and `turn_rewards` serve credit by turns. Raises UserError for a function that does not fit."""
         self._config = config
         self._authors = authors
         self._turn_rewards = turn_rewards
@@ -52,10 +49,7 @@ class AdvantageEstimator:
     def of_groups(
         self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
     ) -> list[float]:
-        """Advantages that fresh trajectories, whole groups of one iteration, are stored with.
-
-        `rewards` are less the KL penalty; `greedy` is that of a greedy episode, by task.
-        """
+        """Advantages that whole groups are stored with: `rewards` less the KL penalty, `greedy` rewards by task."""
         known, pairs = greedy or {}, zip(rows, rewards, strict=True)
         members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
         return self._advantages(members, "stored")
@@ -65,22 +59,17 @@ class AdvantageEstimator:
         return self._advantages(members, "shared")
 
     def of_batch(self, rows: Sequence[BatchRow], baseline: ReplayBaseline) -> tuple[list[BatchRow], dict[str, float]]:
-        """The rows with the advantages they are trained with; `baseline` says what replayed ones are measured by.
+        """The rows with the advantages they are trained with, and metrics; under `stored` rows begin with their own.
 
-        Under `stored` every row keeps the advantage it comes with. Then batch normalisation, each stream by itself;
-        then turns; then the weight of what is replayed and went badly.
+        In this order: baseline, batch normalisation, turns, the weight of what is replayed and went badly.
         """
-        metrics: dict[str, float] = {}
+        metrics: dict[str, int] = {}
         if baseline != "stored":
             members = _members_of(rows)
             found = self._advantages(members, baseline)
             rows = [replace(row, advantage=value) for row, value in zip(rows, found, strict=True)]
-            metrics["replay/without_peers"] = sum(
-                member.replayed and not set(others) - {position}
-                for position, (member, others) in enumerate(
-                    zip(members, self._compared(members, baseline), strict=True)
-                )
-            )
+            others = [set(found) - {place} for place, found in enumerate(self._compared(members, baseline))]
+            metrics["replay/without_peers"] = sum(m.replayed and not o for m, o in zip(members, others, strict=True))
         rows = self._normalised(rows)
         if self._config.advantage.credit == "turn":
             rows, metrics["advantage/unknown_turns"] = self._with_turns(rows, baseline)

@@ -109,8 +109,7 @@ def build_components(
 ) -> Components:
     """Load the weights (the checkpoint's, or the first ones) and connect everything; seeds the process.
 
-    On several `ranks` this is for rank 0: `learning.lead.serve_rank` is what the others do. Raises UserError where the
-    environment's source is not the run's, unless `environment_changed`.
+    Raises UserError where the environment's source is not the run's, unless `environment_changed`.
     """
     config = folder.config
     seed_process(config)
@@ -212,11 +211,7 @@ def _connected(
 def _local_sampler(
     config: RunConfig, loaded: LoadedModel, actor: Actor, *, version: int
 ) -> tuple[LocalGenerator | None, bool]:
-    """What samples in this process, and whether its log-probs are those of scoring to 0.001 nats.
-
-    None where an engine samples: on a GPU it has buffers and a copy of the weights.
-    Raises UserError for a model that is scored otherwise than it samples.
-    """
+    """What samples in this process (None: an engine does), and whether it agrees with scoring to 0.001 nats."""
     local = LocalGenerator(
         loaded.model,
         stop_ids=loaded.stop_ids,
@@ -263,8 +258,7 @@ def _make_hindsight(actors: Actors, config: RunConfig, acting: _Acting) -> Hinds
 def _make_trainer(
     spec: TrainerSpec, ranks: Ranks, actor: Actor, reference: Actor | None
 ) -> tuple[Learner, PolicyWeights, Callable[[], None] | None]:
-    """The trainer, the weights that are published, and what brings the trainer's into them: None where they are the
-    same."""
+    """The trainer, the weights that are published, and what brings the trainer's into them (None: they are its own)."""
     if not ranks.several:
         trainer = Trainer(actor, spec.config, authors=spec.authors, reference=reference)
         return trainer, PolicyWeights(actor.model), None

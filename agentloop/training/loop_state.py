@@ -14,10 +14,10 @@ from agentloop.config.sections.run_section import RunSection
 
 @dataclass
 class EnvironmentTurns:
-    """Which of several environments the next group is of, so that their episodes follow their shares exactly.
+    """Which environment the next group is of, so that none gets a whole group more or less than its share.
 
-    No environment gets a whole group more or less than its share, if groups are of one size: of those not ahead of
-    their share, the one that needs a group soonest comes next (earliest deadline first: Liu and Layland 1973).
+    Of those not ahead of their share the one that needs a group soonest is next (earliest deadline first: Liu and
+    Layland 1973).
     """
 
     shares: list[str]
@@ -96,8 +96,7 @@ class TaskQueue:
         without_member: Collection[int] = (),
         collected: Callable[[EnvironmentTurns], Mapping[int, int]] = lambda turns: {},
     ) -> None:
-        """`indices`, the upcoming ones, have been in a batch, but for those `without_member`; `collected` counts the
-        episodes by environment, of which there are several."""
+        """Note that `indices` were in a batch, but for those `without_member`; `collected` counts by environment."""
         if self.turns is None:
             self.next = max(self.next, 1 + max(indices, default=-1))
         else:

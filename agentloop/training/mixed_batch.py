@@ -115,9 +115,8 @@ def mix_batch(
 ) -> MixedBatch:
     """The batch of `rows`, fresh ones first, with the advantages they are trained with.
 
-    A fresh row comes with the advantage of its group, or of the group as a drawn row completes it; a replayed one with
-    the advantage it is stored with. Any other `replay.baseline` than `stored` measures all of them once more, by
-    rewards less today's penalty.
+    Rows keep theirs, but for fresh groups that a drawn row completes; any other `replay.baseline` than `stored`
+    measures all of them once more, by rewards less today's penalty.
     """
     replay = config.replay
     baseline = replay.baseline if replay.mode == "train" else "stored"
@@ -136,10 +135,7 @@ def mix_batch(
 def completed_advantages(
     fresh: Collected, rows: Sequence[BatchRow], *, estimator: AdvantageEstimator, penalty: Penalty | None
 ) -> dict[str, float]:
-    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ; by id.
-
-    Only theirs: a drawn row keeps the advantage it is stored with, like every replayed row.
-    """
+    """Advantages of fresh members of equal reward, over their group and the drawn rows of its task that differ."""
     drawn = [row.trajectory for row in rows if row.stream == REPLAY]
     advantages: dict[str, float] = {}
     for group, members in zero_variance_groups(fresh):
@@ -158,8 +154,7 @@ def completed_advantages(
 def learned_rows(rows: Sequence[BatchRow], *, observes: bool, scored_by: int | None) -> list[BatchRow]:
     """What the trainer is given of a batch, in the order of its slots: no replayed row where those are only observed.
 
-    `scored_by`: the version of the policy that is about to learn, where the log-probs it samples with are those it is
-    scored with; None where they are not.
+    `scored_by`: the policy's version, where the log-probs it samples with are those it is scored with.
     """
 
     def is_scored(row: BatchRow) -> bool:

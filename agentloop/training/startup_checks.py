@@ -21,9 +21,8 @@ held to its limit, for single tokens of little probability may be nats off."""
 def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int] = (3, 4, 5, 6, 7)) -> bool:
     """Whether log-probs from sampling are those from scoring to 0.001 nats, over two turns and ragged prompts.
 
-    Raises UserError for an architecture with a state that the generation's cache does not know of: its stored
-    log-probs would be wrong, and every ratio with them. Where only autocast rounds to 16 bits, they must agree without
-    it. `text`: tokens that the model knows, for half precision rounds most where it makes nothing of what it sees.
+    Raises UserError for an architecture with a state that the generation's cache does not know of. Where only autocast
+    rounds to 16 bits, they must agree without it. `text`: tokens that the model knows, which round least.
     """
     if actor.compute.autocast != "none":
         exact = actor.compute.model_copy(update={"autocast": "none", "compile": False})
@@ -55,8 +54,7 @@ def check_scoring(generator: LocalGenerator, actor: Actor, *, text: Sequence[int
 def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free: int) -> str:
     """What keys and values take once all episodes that run at once are as long as they may be, in words.
 
-    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError where they do
-    not fit, for they would run out in the middle of a run.
+    After `check_scoring`, which shows the generator what a token takes. `free`: bytes. Raises UserError for more.
     """
     most = max(config.batch.trajectories, config.evaluation.tasks * config.evaluation.samples)
     episodes, tokens = min(config.rollout.parallel, most), config.context.max_tokens

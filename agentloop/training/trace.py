@@ -21,9 +21,8 @@ Array = tuple[str, str, str, Tensor | None, str]
 def describe_batch(scored: ScoredBatch, *, penalised: bool, text: Callable[[list[int]], str]) -> str:
     """Arrays of a batch before its first optimizer step: shape, type, and the values at a few action tokens.
 
-    Those are the first and the last ones (there is the score) of the trained trajectory with the highest reward, a
-    successful one if there is any, and of equal ones a fresh one. `penalised`: whole rewards were charged for the KL,
-    and the rows' rewards are what is left; `text` decodes token ids.
+    They are the first and last ones of the trained trajectory with the highest reward, if possible successful and
+    fresh. `penalised`: the rows' rewards are what the KL penalty left; `text` decodes token ids.
     """
     batch, row = scored.batch, _row_to_show(scored)
     columns = batch.response_mask[row].nonzero()[:, 0].tolist()

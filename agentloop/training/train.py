@@ -34,7 +34,7 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
-from agentloop.training.collecting.leadership import Leadership
+from agentloop.training.collecting.by_workers import Leadership
 from agentloop.training.components import Components, build_components
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
@@ -63,11 +63,9 @@ def train(
 ) -> TrainResult:
     """Train one run to its end.
 
-    `resume` continues the newest run of that name, or the one in the folder `run`, from its last complete checkpoint,
-    as if it had never stopped; `run.iterations` may be another number than it was. "auto" begins one where there is
-    none; `run` alone does so in this very folder, and like "auto" leaves a run alone that has ended.
-    `environment_changed` says that the environment's source may be another than the run's.
-    `trace` has the display show the data flow of the next iteration.
+    `resume` continues the newest run of that name, or the one in the folder `run`, as if it had never stopped. "auto"
+    begins one where there is none; `run` alone does so in this very folder, and both leave a run alone that has ended.
+    `environment_changed`: its source may be another than the run's. `trace` shows the data flow of an iteration.
     Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
@@ -268,10 +266,7 @@ def _run_record(parts: Components) -> RunRecord:
 
 
 def attach_buffers(parts: Components) -> None:
-    """Copy their rows before the first iteration; what a start that was killed has copied stays as it is.
-
-    A resume copies nothing: the run goes on with the rows it had.
-    """
+    """Copy their rows before the first iteration; what a start that was killed has copied stays as it is."""
     for name, place in parts.config.replay.attach.items():
 
         def progress(phase: str, done: int, name: str = name) -> None:

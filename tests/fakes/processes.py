@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import torch
@@ -29,22 +29,19 @@ AGENTLOOP = Path(sys.executable).with_name("agentloop")
 UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
 
 
-class Training:
-    """One `agentloop train` process and the lines it has printed so far."""
+class Program:
+    """A command of `agentloop` in a process of its own, and the lines that it has printed so far."""
 
-    def __init__(
-        self, config_file: Path, *options: str, mood: str = "", place: Mapping[str, str] | None = None
-    ) -> None:
-        """`place`: of a rank among several, as `launching.places` gives it."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AGENTLOOP_TEST_MOOD": mood}
-        environment |= place or {}
+    def __init__(self, *words: str | Path, place: Mapping[str, str] | None = None) -> None:
+        """`place`: further environment variables."""
         self._process = subprocess.Popen(
-            [AGENTLOOP, "train", config_file, *options],
+            [sys.executable, "-m", "agentloop", *words],
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(place or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
         self.printed: list[str] = []
         self.errors: list[str] = []
@@ -60,6 +57,12 @@ class Training:
             if line.strip() and "Writing model shards" not in line and "Loading weights" not in line:
                 lines.append(line)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
     @property
     def id(self) -> int:
         return self._process.pid
@@ -68,18 +71,21 @@ class Training:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
+    @property
+    def output(self) -> str:
+        return "".join([*self.printed, *self.errors])
+
     def says(self, text: str, *, timeout_s: float = 120.0) -> float:
         """Wait until a line holds `text`; when that was."""
         deadline = time.monotonic() + timeout_s
-        while not any(text in line for line in self.printed):
-            assert time.monotonic() < deadline and not (self.ended and not self._readers[0].is_alive()), (
-                f"never said {text!r}, but {self.printed} and {self.errors}"
-            )
+        while text not in "".join(self.printed):
+            reads = not self.ended or any(reader.is_alive() for reader in self._readers)
+            assert time.monotonic() < deadline and reads, f"never said {text!r}, but {self.output}"
             time.sleep(0.002)
         return time.monotonic()
 
     def wait_until(self, moment: float) -> None:
-        """A moment of `time.monotonic`, or the end of the process."""
+        """Wait for a moment of `time.monotonic`, or for the end of the process."""
         while time.monotonic() < moment and not self.ended:
             time.sleep(0.002)
 
@@ -125,6 +131,13 @@ class Training:
 def write_config(config: RunConfig, path: Path) -> Path:
     path.write_text(yaml.safe_dump(to_plain(config)))
     return path
+
+
+class Training(Program):
+    """`agentloop train`."""
+
+    def __init__(self, config: Path, *options: str, mood: str = "", place: Mapping[str, str] | None = None) -> None:
+        super().__init__("train", config, *options, place={"AGENTLOOP_TEST_MOOD": mood, **(place or {})})
 
 
 class Moments:
@@ -204,8 +217,8 @@ def assert_same_run(broken: Path, unbroken: Path) -> None:
 
 def assert_same_weights(broken: Path, unbroken: Path) -> None:
     """Every policy, and everything in the last checkpoint."""
-    names = sorted(path.name for path in (unbroken / "policies").iterdir())
-    assert sorted(path.name for path in (broken / "policies").iterdir()) == names
+    names = sorted(path.name for path in (unbroken / "policies").glob("*"))
+    assert sorted(path.name for path in (broken / "policies").glob("*")) == names
     for name in names:
         assert_same_bits(*(run / "policies" / name / "model.safetensors" for run in (broken, unbroken)))
     ours, theirs = (complete_checkpoints(run / "checkpoints")[-1] for run in (broken, unbroken))

@@ -15,8 +15,8 @@ from agentloop.engines.publish.published_policy import NumberType, PublishedPoli
 from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
-from agentloop.training.policies.probe import Prober
-from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.engine_publisher import Prober
+from agentloop.training.policies.publish import write_published
 from agentloop.training.policies.shared_weights import tensors_of_files, wire_update
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,13 +20,26 @@ from agentloop.config.config_file import to_plain
 from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
-from tests.fakes.runs import ROOT, buffer_of, run_identity
+from tests.fakes.postgres_servers import LocalServer
+from tests.fakes.processes import Program
+from tests.fakes.runs import ROOT, buffer_of, layered, rows, run_identity, small_config
 from tests.fakes.worker_runs import stop_between_writes
 from tests.vllm.server import beside_a_learner, free_port
 
-AGENTLOOP = Path(sys.executable).with_name("agentloop")
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"
+
+
+def roles_config(folder: Path, model: Path, collection: dict[str, Any], **sections: Any) -> RunConfig:
+    """Six iterations that workers collect for; its engine's address is given by `Roles`."""
+    defaults: dict[str, Any] = {
+        "run": {"iterations": 6},
+        "rollout": {"engine": "vllm", "temperature": 0.7, "max_turns": 2, "max_tokens_per_turn": 12},
+        "engine": {"urls": ["http://127.0.0.1:1"]},
+        "loss": {"fresh": {"anchor": "behavior"}},
+        "collection": {"by": "workers", "lease_s": 5, **collection},
+    }
+    return small_config(folder, model, **layered(defaults, sections))
 
 
 def engine_executable(folder: Path) -> Path:
@@ -37,7 +51,7 @@ def engine_executable(folder: Path) -> Path:
 
 
 class Roles:
-    """Every role's process by name, and what it printed in a file of that name."""
+    """Every role's process by name."""
 
     def __init__(
         self,
@@ -49,11 +63,9 @@ class Roles:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`vllm` None: the test server in its place."""
-        self.folder = folder
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-        self._environment |= environment or {}
-        self.run = folder / "runs" / f"{config.run.name}-001"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.folder, self.run = folder, folder / "runs" / f"{config.run.name}-001"
+        self._environment = {"PYTHONPATH": str(ROOT), **(environment or {})}
+        self.processes: dict[str, Program] = {}
         self.started = Counter[str]()
         self.port = free_port()
         plain = to_plain(config)
@@ -79,56 +91,52 @@ class Roles:
         else:
             words = ["worker", "--run", str(self.run), "--concurrency", "8"]
         self.started[role] += 1
-        with (self.folder / f"{role}.txt").open("ab") as output:
-            self.processes[role] = subprocess.Popen(
-                [AGENTLOOP, *words], cwd=ROOT, env=self._environment, stdout=output, stderr=output
-            )
+        self.processes[role] = Program(*words, place=self._environment)
 
     def printed(self, role: str) -> str:
-        return (self.folder / f"{role}.txt").read_text()
+        return self.processes[role].output
 
     def kill(self, role: str) -> None:
-        """As a machine that goes away: no word, no cleaning up."""
+        """Kill it, as where a machine goes away: no word, no cleaning up."""
         self.processes[role].kill()
-        self.processes[role].wait()
 
     def kill_server(self) -> None:
-        """What the engine's watcher has started: it starts it again."""
+        """Kill what the engine's watcher has started: it starts it again."""
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 parent = path.read_text().rpartition(") ")[2].split()[1]
-                if int(parent) == self.processes[ENGINE_ROLE].pid:
+                if int(parent) == self.processes[ENGINE_ROLE].id:
                     os.kill(int(path.parent.name), signal.SIGKILL)
 
     def stop(self, role: str) -> None:
-        """As a machine that freezes, until `go_on`; it holds no lock of the database."""
-        stop_between_writes(self.processes[role].pid, buffer_of(self.run))
+        """Freeze it until `go_on`; it holds no lock of the database."""
+        stop_between_writes(self.processes[role].id, buffer_of(self.run))
 
     def go_on(self, role: str) -> None:
-        self.processes[role].send_signal(signal.SIGCONT)
+        self.processes[role].send(signal.SIGCONT)
 
     def is_running(self, role: str) -> bool:
-        return self.processes[role].poll() is None
+        return not self.processes[role].ended
 
     @property
     def has_learned(self) -> bool:
         """The learner is through, or is started again where it has stopped with an error, as a launcher does."""
-        code = self.processes[LEARNER].poll()
+        if self.is_running(LEARNER):
+            return False
+        code = self.processes[LEARNER].wait()
         if code:
             self.start(LEARNER)
         return code == 0
 
     def end(self) -> None:
         for process in self.processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.send_signal(signal.SIGCONT)
+            process.send(signal.SIGTERM)
+            process.send(signal.SIGCONT)
         for process in self.processes.values():
             try:
-                process.wait(20)
+                process.wait(timeout_s=20)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
 
     def until(self, holds: Callable[[], bool], *, limit_s: float = 300) -> None:
         """Looks at every finished episode on the way: each is in exactly one place at every moment."""
@@ -138,15 +146,8 @@ class Roles:
             self.look()
             time.sleep(0.1)
 
-    def until_done(self, more: int, *, limit_s: float) -> None:
-        """Until so many more episodes have ended than at first, or nothing more is learned."""
-        self._until_more(lambda found: found.done, more, limit_s)
-
-    def until_learned(self, more: int, *, limit_s: float) -> None:
-        """Until so many more episodes are in batches that were learned from."""
-        self._until_more(lambda found: found.fresh, more, limit_s)
-
-    def _until_more(self, count: Callable[[TicketCounts], int], more: int, limit_s: float) -> None:
+    def until_more(self, count: Callable[[TicketCounts], int], more: int, *, limit_s: float) -> None:
+        """Until a count is so much higher than at first, or nothing more is learned."""
         least: list[int] = []
 
         def holds() -> bool:
@@ -179,3 +180,46 @@ def running_roles(roles: Roles, names: Sequence[str]) -> Iterator[Roles]:
         yield roles
     finally:
         roles.end()
+
+
+def kill_all(roles: Roles, *, workers: int, rounds: int, staleness: int, server: LocalServer | None = None) -> None:
+    """Each in turn, once more was collected since, in so many rounds with an iteration between; then up to the end."""
+    names = [f"worker-{number + 1}" for number in range(workers)]
+    kinds = ("worker", LEARNER, ENGINE_ROLE, *(["database"] if server else []))
+    kills, began = dict.fromkeys(kinds, 0), time.monotonic()
+    with running_roles(roles, [ENGINE_ROLE, LEARNER, *names]):
+        for number in range(rounds):
+            roles.until_more(lambda found: found.fresh, 1, limit_s=900)
+            for kind in kinds if not roles.has_learned else ():
+                kill_one(roles, names[number % workers] if kind == "worker" else kind, server)
+                kills[kind] += 1
+                roles.until_more(lambda found: found.done, 1, limit_s=600)
+        roles.until(lambda: roles.has_learned, limit_s=2400)
+        roles.until(lambda: not any(roles.is_running(name) for name in names))
+    found = roles.look()
+    assert found is not None
+    print(f"{kills}, {roles.started[LEARNER]} starts of the learner, {time.monotonic() - began:.0f} s: {found}")
+    assert set(kills.values()) == {rounds}
+    assert found.queued == found.leased == 0
+    check_rows(roles, staleness=staleness)
+
+
+def kill_one(roles: Roles, role: str, server: LocalServer | None) -> None:
+    if role == "database":
+        assert server is not None
+        server.crash()
+        server.start()
+    elif role == ENGINE_ROLE:
+        roles.kill_server()
+    else:
+        roles.kill(role)
+        roles.start(role)
+
+
+def check_rows(roles: Roles, *, staleness: int) -> None:
+    """Each member is there once, and is fresh once, within the bound."""
+    database = buffer_of(roles.run)
+    assert rows(database, "select 1 from trajectories group by group_id, member having count(*) > 1") == []
+    twice = "select trajectory from draws where stream = 'fresh' and state = 'committed' group by 1 having count(*) > 1"
+    assert rows(database, twice) == []
+    assert rows(database, "select max(staleness) from draws where stream = 'fresh'")[0][0] <= staleness

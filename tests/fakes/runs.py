@@ -29,10 +29,18 @@ from tests.fakes.records import sql
 
 ROOT = Path(__file__).parents[2]
 PARITY = f"{ENVIRONMENTS / 'parity.py'}:Parity"
+STRATEGY_OPTIONS = {
+    "linear": ("{}", None),
+    "linear_think": ("{}", "strip_thinking"),
+    "sliding_window": ("{budget: 270}", "drop_turns"),
+    "clip_tool_results": ("{budget: 375, keep_chars: 0}", "clip_tool_results"),
+    "memory": ("{budget: 360, max_summary_tokens: 40}", "summarise"),
+}
+"""Options of each context strategy, and what its rewrites are counted as."""
 
 
 class SilentDisplay:
-    """A display that keeps what it was told."""
+    """A display that shows nothing, and keeps metrics and notes."""
 
     def __init__(self) -> None:
         self.iterations: list[dict[str, float]] = []
@@ -119,8 +127,12 @@ def small_config(folder: Path, model: Path, algorithm: str = "grpo", **sections:
         "evaluation": {"every": 2, "tasks": 8},
         "checkpoint": {"every": 1, "keep": 2, "keep_policies": "all"},
     }
-    merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
-    return RunConfig.model_validate({"algorithm": algorithm, **merged})
+    return RunConfig.model_validate({"algorithm": algorithm, **layered(defaults, sections)})
+
+
+def layered(defaults: Mapping[str, dict[str, Any]], sections: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Sections with their own keys over the default ones."""
+    return {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
 
 
 def buffer_of(run: Path) -> Location:

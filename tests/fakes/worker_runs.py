@@ -1,31 +1,41 @@
-"""A run whose learner is the test: it issues tickets and publishes, and workers in processes of their own collect."""
+"""A run whose learner is the test, and whose episodes workers collect, or are made up as soon as they are wanted."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import deepcopy
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from agentloop.config import RunConfig
+from agentloop.environments import Task
+from agentloop.learning.update_stats import RowStats, UpdateResult
+from agentloop.rollouts.collect import Collector
+from agentloop.rollouts.trajectories import Collected, CollectedBy
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.collecting.issued_batches import IssuedBatches, issue_groups
 from agentloop.training.components import Components, build_components
+from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.train import begin_run
+from context.authors import LLM, TEMPLATE
+from context.tokens.token_sequence import Segment
 from replay.mixing.request import Availability
+from replay.records import TaskRecord, Trajectory, group_of
 from replay.storage.databases import Location
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, TicketCounts
+from replay.ticket_records import EVALUATION, Claim, TicketCounts
 from tests.fakes.engine_server import EngineServer
-from tests.fakes.runs import ROOT, SilentDisplay, small_config
+from tests.fakes.processes import Program
+from tests.fakes.records import policy, tokens, trajectory
+from tests.fakes.runs import SilentDisplay, layered, small_config
 
 LIMIT_S = 60.0
 
@@ -41,8 +51,7 @@ def worker_config(
         "collection": {"by": "workers", "lease_s": 2.0},
         "replay": {"fraction": 0.0, "database": path},
     }
-    merged = {name: {**given.get(name, {}), **sections.get(name, {})} for name in {*given, *sections}}
-    return small_config(folder, model, **merged)
+    return small_config(folder, model, **layered(given, sections))
 
 
 class IssuedRun:
@@ -85,7 +94,7 @@ class IssuedRun:
         """The counts, once they are so."""
         deadline = time.monotonic() + LIMIT_S
         while not condition(counts := self.counts):
-            said = [worker.lines for worker in workers]
+            said = [worker.output for worker in workers]
             assert time.monotonic() < deadline, f"{counts} and {said}"
             time.sleep(0.02)
         return counts
@@ -125,58 +134,133 @@ def issued_run(config: RunConfig) -> Iterator[IssuedRun]:
         yield IssuedRun(components)
 
 
-class WorkerProgram:
-    """One `agentloop worker` process and the lines it has printed so far."""
+class WorkerProgram(Program):
+    """`agentloop worker`."""
 
     def __init__(self, run: Path, *options: str, place: Mapping[str, str] | None = None) -> None:
-        """`place`: further environment variables."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(place or {})}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "agentloop", "worker", "--run", run, *options],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        super().__init__("worker", "--run", run, *options, place=place)
+
+
+_UNMEASURED = RowStats(None, None, None, None, None)
+_LONG_S = 600.0
+
+
+class MadeRun:
+    """Steps of a loop, and of the workers that collect for it where it has any."""
+
+    def __init__(self, components: Components, *, seed: int) -> None:
+        made = MadeEpisodes(**vars(components.collector))
+        self.loop = Loop(replace(components, collector=made), LoopState())
+        self._store, self._id = components.store, components.run_id
+        self._by_workers = components.config.collection.by == "workers"
+        self._random = random.Random(seed)
+        self.in_time = 0.3
+        """How often workers end episodes before anybody waits for them."""
+        self.fails: Callable[[Claim], bool] = lambda claim: False
+        """Which episodes end without a row, as those do that end their worker three times."""
+
+    @property
+    def version(self) -> int:
+        return self.loop.components.generator.policy_version
+
+    @property
+    def counts(self) -> TicketCounts:
+        return self._store.tickets.counts(self._id)
+
+    @property
+    def samples(self) -> int:
+        return self._store.tickets.uses(self._id)[0]
+
+    def iterate(self) -> None:
+        """One iteration of which all is real but the update. Workers end a batch in time, or one that is waited for."""
+        loop, iteration = self.loop, self.loop.state.iteration + 1
+        if self._by_workers and self._random.random() < self.in_time:
+            self.collect(self._random.randrange(24))
+        planned = loop.collection.plan(iteration)
+        if self._by_workers and planned.plan.groups:
+            self.collect(planned.plan.fresh)
+        fresh = loop.collection.collect(planned)
+        loop.collection.append(fresh)
+        batch = loop.draw(planned, fresh)
+        loop.commit(
+            iteration, batch, UpdateResult({}, {row.trajectory.id: _UNMEASURED for row in batch.rows}, {}), None
         )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._store.add_policy(policy(iteration, run=self._id))
+        self._sample_from(iteration)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.lines.extend(iter(self._process.stdout.readline, ""))
+    def checkpoint(self) -> Mapping[str, Any]:
+        """What a learner remembers of this moment."""
+        return deepcopy({"loop": asdict(self.loop.state), "mixer": self.loop.components.mixer.state()})
 
-    def __enter__(self) -> WorkerProgram:
-        return self
+    def resume(self, checkpoint: Mapping[str, Any]) -> None:
+        """As a learner that was started again."""
+        components, state = self.loop.components, LoopState.from_values(deepcopy(checkpoint["loop"]))
+        components.mixer.load_state(checkpoint["mixer"])
+        self._store.resume(self._id, state.iteration)
+        self._sample_from(state.iteration)
+        self.loop = Loop(components, state)
 
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self.wait()
+    def _sample_from(self, version: int) -> None:
+        self.loop.components.generator.published(version)  # type: ignore[union-attr]  # both kinds that there are
 
-    @property
-    def id(self) -> int:
-        return self._process.pid
+    def collect(self, count: int) -> None:
+        """As a worker that takes no time: the oldest episodes end."""
+        claims = self._store.tickets.claim(self._id, "worker", count=count, lease_s=_LONG_S)
+        failed = [claim for claim in claims if self.fails(claim)]
+        self._store.tickets.fail(failed, "it always fails")
+        done = [claim for claim in claims if claim not in failed]
+        assert all(self._store.tickets.finish([(claim, self._episode(claim)) for claim in done]))
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    def _episode(self, claim: Claim) -> Trajectory:
+        ticket = claim.ticket
+        by = CollectedBy(ticket.run, ticket.iteration, 0)
+        return made_episode(
+            by,
+            by.id_of("ticket", ticket.number, ticket.member),
+            version=self.version,
+            group=by.id_of("group", ticket.number),
+            task=ticket.task,
+            slot=ticket.number * 16 + ticket.member,
+            member=ticket.member,
+        )
 
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
 
-    def says(self, text: str) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while text not in self.output:
-            assert time.monotonic() < deadline and self._reader.is_alive(), f"never said {text!r}: {self.output}"
-            time.sleep(0.02)
+class MadeEpisodes(Collector):
+    """What the loop collects: as many episodes as it asks for, made up."""
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def collect(self, groups: Sequence[tuple[Task, int]], collected_by: CollectedBy, **given: Any) -> Collected:
+        collected = Collected()
+        for number, (task, size) in enumerate(groups):
+            hash = self.actors.environments.task_hash(task)
+            members = [
+                made_episode(
+                    collected_by,
+                    collected_by.id_of("row", number, member),
+                    version=self.actors.generator.policy_version,
+                    group=collected_by.id_of("group", number),
+                    task=hash,
+                    slot=number * 16 + member,
+                    member=member,
+                    attempt=collected_by.attempt,
+                )
+                for member in range(size)
+            ]
+            collected.tasks.append(TaskRecord(hash, self.actors.environments.name, task.payload))
+            collected.groups.append(group_of(members))
+            collected.trajectories += members
+            collected.rewards |= {row.id: row.record.reward for row in members}
+        return collected
 
-    def wait(self) -> int:
-        """The exit code."""
-        code = self._process.wait(LIMIT_S)
-        self._reader.join()
-        return code
+
+def made_episode(by: CollectedBy, id: str, *, version: int, **place: Any) -> Trajectory:
+    """Two sampled tokens, rewarded by its place in its group."""
+    segment = Segment(tokens([5, 6, 7], [TEMPLATE, LLM, LLM], version=version))
+    reward = float(place["member"] % 2)
+    numbers = {"reward": reward, "success": reward > 0, "advantage": reward - 0.5}
+    return trajectory(id, segments=(segment,), run=by.run, iteration=by.iteration, **numbers, **place)
+
+
+@contextmanager
+def made_run(config: RunConfig, *, seed: int = 0) -> Iterator[MadeRun]:
+    with issued_run(config) as run:
+        yield MadeRun(run.components, seed=seed)

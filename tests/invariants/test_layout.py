@@ -1,16 +1,18 @@
-"""Padded rows and packed ones: the same numbers."""
+"""Padded rows and packed ones, whole logits and chunks of them, in passes of any size: the same numbers."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from agentloop.algorithms.heterogeneous import Aggregation
+from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch, score
 from agentloop.models.actor import Actor
@@ -19,6 +21,7 @@ from agentloop.training.train import train
 from tests.fakes.batch_rows import (
     AUTHORS,
     LOSS,
+    aggregated_by,
     gradients,
     mixed_rows,
     run_config,
@@ -30,50 +33,68 @@ from tests.fakes.batch_rows import (
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
 TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+CHUNKS = {"compute": ComputeSection(log_probs="chunked")}
+WAYS: dict[str, dict[str, Any]] = {
+    "padded": {},
+    "packed": {"packs": True},
+    "chunked": CHUNKS,
+    "packed and chunked": {"packs": True, **CHUNKS},
+}
+LOSSES = [
+    *(
+        {**LOSS, "normalise": normalise, **aggregated_by(mode)}
+        for mode in get_args(Aggregation)
+        for normalise in ("joint", "per_stream")
+    ),
+    {"fresh": {"objective": "gspo"}, "entropy_coef": 0.01},
+    {**LOSS, "entropy_coef": 0.01},
+]
 
 
-def twins(dtype: torch.dtype, *, seed: int = 0) -> tuple[Actor, Actor]:
-    """One model, scored both ways."""
-    actor = tiny_actor(dtype, seed=seed)
-    return actor, Actor(actor.model, packs=True)
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentloop.models.token_log_probs.chunked.CPU_CHUNKS", (16, 10))
 
 
 def assert_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert (found - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
-@pytest.mark.parametrize("max_tokens", [1, 40, 10**6])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_packed_rows_have_the_log_probs_and_entropies_of_padded_ones(
-    dtype: torch.dtype, tolerance: float, max_tokens: int
+def test_every_way_has_the_log_probs_and_entropies_of_one_padded_pass(
+    dtype: torch.dtype, tolerance: float, way: str
 ) -> None:
-    padded, packed = twins(dtype)
-    batch = build_batch(mixed_rows(), AUTHORS)
-    for one, other in zip(
-        score(padded, batch, max_tokens=10**6), score(packed, batch, max_tokens=max_tokens), strict=True
-    ):
-        assert_close(other, one, tolerance)
-
-
-@pytest.mark.parametrize("objective", ["ppo_clip", "gspo"])
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-def test_packed_rows_have_the_gradient_of_padded_ones(dtype: torch.dtype, tolerance: float, objective: str) -> None:
-    padded, packed = twins(dtype)
-    scored = scored_rows(padded, mixed_rows(), old=tiny_actor(dtype, seed=1))
-    config = run_config(loss={"fresh": {"objective": objective}, "entropy_coef": 0.01})
-    loss, gradient, _ = gradients(padded, scored, config)
+    plain, batch = tiny_actor(dtype), build_batch(mixed_rows(), AUTHORS)
+    wanted = score(plain, batch, max_tokens=10**6)
     for tokens in (1, 40, 10**6):
-        cut = run_config(loss=config.loss.model_dump(exclude_unset=True), batch={"micro_batch_tokens": tokens})
-        other_loss, other, _ = gradients(packed, scored, cut)
-        assert_close(other, gradient, tolerance)
-        assert other_loss == pytest.approx(loss, rel=max(tolerance, 1e-6))
+        found = score(Actor(plain.model, **WAYS[way]), batch, max_tokens=tokens)
+        for one, other in zip(found, wanted, strict=True):
+            assert_close(one, other, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("way", "loss"), [(way, loss) for way in WAYS for loss in LOSSES if way == "padded" or "entropy_coef" in loss]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+def test_every_way_has_the_gradient_of_one_padded_pass(
+    dtype: torch.dtype, tolerance: float, way: str, loss: dict[str, Any]
+) -> None:
+    plain = tiny_actor(dtype)
+    scored = scored_rows(plain, mixed_rows(), old=tiny_actor(dtype, seed=1))
+    wanted_loss, wanted, _ = gradients(plain, scored, run_config(loss=loss))
+    for tokens in (1, 30, 10**6):
+        config = run_config(loss=loss, batch={"micro_batch_tokens": tokens})
+        found, gradient, _ = gradients(Actor(plain.model, **WAYS[way]), scored, config)
+        assert_close(gradient, wanted, tolerance)
+        assert found == pytest.approx(wanted_loss, rel=max(tolerance, 1e-6))
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_packed_rows_have_the_values_of_padded_ones(shared: bool) -> None:
-    found = []
-    for actor in twins(torch.float64):
-        critic = Critic(actor, shared=shared)
+    found, actor = [], tiny_actor(torch.float64)
+    for packs in (False, True):
+        critic = Critic(Actor(actor.model, packs=packs), shared=shared)
         torch.nn.init.normal_(critic.weights["head"].weight, generator=torch.Generator().manual_seed(3))
         batch = build_batch(mixed_rows(), AUTHORS)
         found.append(critic.values(batch.token_ids, batch.attention_mask, batch.response_mask))
@@ -92,15 +113,6 @@ def test_packed_update_moves_the_weights_like_a_padded_one() -> None:
     (weights, metrics), (other, other_metrics) = results
     assert_close(other, weights, 1e-8)
     assert other_metrics == pytest.approx(metrics, rel=1e-6, abs=1e-9)
-
-
-def test_packed_run_trains(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "qwen2", layers=2)
-    settings: dict[str, Any] = {"run": {"iterations": 2}, "batch": {"layout": "packed"}}
-    config = small_config(tmp_path, model, **settings)
-    display = SilentDisplay()
-    train(config, display=display)
-    assert [row["actor/fresh/drift_mean"] for row in display.iterations] == pytest.approx([1.0, 1.0], abs=1e-4)
 
 
 def test_model_that_mixes_packed_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.learning.ranked_trainer import RankedTrainer, TrainerSpec, serve_rank
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.training.policies.probe import Prober
-from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.engine_publisher import Prober
+from agentloop.training.policies.publish import write_published
 from tests.fakes.runs import llama_tokenizer, small_config
 
 VOCABULARY = 32_000

@@ -12,10 +12,8 @@ import pytest
 
 from agentloop.config import RunConfig
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.role_kills import check_rows
-from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
+from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, check_rows, roles_config, running_roles
 from tests.fakes.runs import buffer_of, rows, save_qwen2
-from tests.invariants.test_collected_by_workers import config
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 WORKERS = ("worker-1", "worker-2")
@@ -25,7 +23,7 @@ ENDLESS_TOOL, ENDLESS_START, POISON = 1, 2, 5
 
 
 def deadly(folder: Path, **sections: dict[str, Any]) -> RunConfig:
-    return config(
+    return roles_config(
         folder,
         save_qwen2(folder / "model"),
         {"max_staleness": 1, "lease_s": LEASE_S},
@@ -86,7 +84,7 @@ def test_tasks_that_kill_or_never_end_cost_their_episodes_alone(tmp_path: Path, 
 
 def test_a_worker_that_was_frozen_past_its_lease_counts_once(tmp_path: Path) -> None:
     """What it held is collected by the other one; what it brings late is a duplicate, or was first."""
-    settings = config(tmp_path, save_qwen2(tmp_path / "model"), {"max_staleness": 1, "lease_s": LEASE_S})
+    settings = roles_config(tmp_path, save_qwen2(tmp_path / "model"), {"max_staleness": 1, "lease_s": LEASE_S})
     roles = Roles(tmp_path, settings)
     frozen = 0
     with running_roles(roles, [ENGINE_ROLE, LEARNER, *WORKERS]):
@@ -99,9 +97,9 @@ def test_a_worker_that_was_frozen_past_its_lease_counts_once(tmp_path: Path) -> 
                 end = time.monotonic() + 2 * LEASE_S
                 roles.until(lambda end=end: time.monotonic() > end)
                 roles.go_on(name)
-                roles.until_done(4, limit_s=120)
+                roles.until_more(lambda found: found.done, 4, limit_s=120)
         roles.until(lambda: not roles.is_running(LEARNER))
-        assert roles.processes[LEARNER].returncode == 0, roles.printed(LEARNER)
+        assert roles.processes[LEARNER].wait() == 0, roles.printed(LEARNER)
     found = roles.look()
     assert found is not None
     tries = rows(buffer_of(roles.run), "select tries, count(*) from tickets where purpose = 'train' group by 1")

@@ -11,17 +11,10 @@ import pytest
 
 from benchmarks.two_agents import AGENTS, learn
 from tests.docs.test_notebook import NOTEBOOK, sources
+from tests.fakes.runs import STRATEGY_OPTIONS
 from tests.soak.test_quickstart import evaluations, metric, quickstart, warmed_up_model
 
 pytestmark = pytest.mark.soak
-STRATEGIES = {
-    "linear": ("{}", None),
-    "linear_think": ("{}", "strip_thinking"),
-    "sliding_window": ("{budget: 270}", "drop_turns"),
-    "clip_tool_results": ("{budget: 375, keep_chars: 0}", "clip_tool_results"),
-    "memory": ("{budget: 360, max_summary_tokens: 40}", "summarise"),
-}
-"""Options, and what the strategy's rewrites are counted as."""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +43,9 @@ def test_ppo_raises_held_out_success_by_sixty_points(seed: int, tmp_path: Path) 
     assert rise(trained(tmp_path, f"run.seed={seed}", config="ppo")) >= 0.60
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGY_OPTIONS)
 def test_strategy_acts_in_half_of_the_episodes_and_learns(strategy: str, tmp_path: Path) -> None:
-    options, kind = STRATEGIES[strategy]
+    options, kind = STRATEGY_OPTIONS[strategy]
     settings = f"context.strategy={strategy}", f"context.options={options}", "run.iterations=16"
     run = trained(tmp_path, *settings, config="strategies")
     # An iteration in which the strategy never acted has no share.

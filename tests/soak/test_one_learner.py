@@ -12,9 +12,8 @@ import pytest
 
 from agentloop.runs.checkpoint import newest_checkpoint
 from replay.store import ReplayStore
-from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
+from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
 from tests.fakes.runs import buffer_of, rows, run_identity, save_qwen2
-from tests.invariants.test_collected_by_workers import config
 
 pytestmark = pytest.mark.soak
 LEASE_S, DATABASE = 2.0, "replay.sqlite"
@@ -34,7 +33,7 @@ def written(run: Path) -> dict[str, Any]:
 
 def refusal(roles: Roles, role: str) -> str:
     """What a learner said that ended by itself."""
-    assert roles.processes[role].wait(300) == 2, roles.printed(role)
+    assert roles.processes[role].wait() == 2, roles.printed(role)
     (line,) = [line for line in roles.printed(role).splitlines() if line.startswith("agentloop: ")]
     return line
 
@@ -42,7 +41,7 @@ def refusal(roles: Roles, role: str) -> str:
 @pytest.mark.timeout(1500)
 def test_a_second_learner_is_refused_and_one_without_its_lease_stops(tmp_path: Path) -> None:
     model = save_qwen2(tmp_path / "model")
-    settings = config(
+    settings = roles_config(
         tmp_path,
         model,
         {"max_staleness": 1, "lease_s": LEASE_S},

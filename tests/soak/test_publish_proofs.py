@@ -22,7 +22,7 @@ from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.publish.proof import Proof, ProofFailed, prove, publish
 from agentloop.engines.publish.published_policy import PublishedPolicy
 from agentloop.models.loading import LoadedModel, load_model
-from agentloop.training.policies.probe import Prober
+from agentloop.training.policies.engine_publisher import Prober
 from tests.fakes.engine_server import serving
 from tests.fakes.published_policies import TEXT, prober, published, tiny_learner
 

@@ -9,10 +9,8 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.role_kills import kill_all
-from tests.fakes.run_roles import Roles
+from tests.fakes.run_roles import Roles, kill_all, roles_config
 from tests.fakes.runs import ROOT, save_qwen2
-from tests.invariants.test_collected_by_workers import config
 from tests.soak.test_quickstart import evaluations, warmed_up_model
 from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import SMALL, SMALL_MACHINE
@@ -64,7 +62,7 @@ def small_roles(folder: Path, **sections: object) -> Roles:
     model = save_qwen2(folder / "model")
     run = {"name": "small", "folder": str(folder), "iterations": 60, "seed": 0}
     sections = {"run": run, "evaluation": {"every": 0, "tasks": 8}, **sections}
-    given = config(folder, model, {"max_staleness": STALENESS, "lease_s": 3}, **sections)
+    given = roles_config(folder, model, {"max_staleness": STALENESS, "lease_s": 3}, **sections)
     return Roles(folder, given, engine_words=["--silence", "10"])
 
 

@@ -17,8 +17,8 @@ import yaml
 from agentloop.config.config_file import to_plain
 from agentloop.engines.publish.engine_control import ASLEEP
 from agentloop.engines.publish.proof import PROOFS, publish
+from tests.fakes.processes import AGENTLOOP
 from tests.fakes.published_policies import published, step, tiny_learner
-from tests.fakes.run_roles import AGENTLOOP
 from tests.fakes.runs import ROOT, rows, save_vllm_llama, small_config
 from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, real_engine

@@ -47,7 +47,7 @@ def test_slow_episodes_are_fresh_once_within_the_bound_and_none_is_left_out(tmp_
     roles = Roles(tmp_path, config)
     with running_roles(roles, [ENGINE_ROLE, LEARNER, *WORKERS]):
         roles.until(lambda: not roles.is_running(LEARNER), limit_s=600)
-        assert roles.processes[LEARNER].returncode == 0, roles.printed(LEARNER)
+        assert roles.processes[LEARNER].wait() == 0, roles.printed(LEARNER)
     found = roles.look()
     assert found is not None
     database = buffer_of(roles.run)

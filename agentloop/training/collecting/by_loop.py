@@ -114,6 +114,3 @@ class LoopCollection(Collection):
         found = evaluate(self._evaluating, parts.source, parts.config, scorer=scorer, progress=progress)
         keep_episodes(parts, self._state.iteration, found.episodes)
         return replace(found, episodes=())
-
-    def end_run(self) -> None:
-        return

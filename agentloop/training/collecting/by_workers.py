@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from agentloop.errors import TrainingStopped
 from agentloop.records import KlPenalty, kl_penalties, penalised_rewards
@@ -16,11 +22,13 @@ from agentloop.training.collecting.issued_batches import IssuedBatches, issue_gr
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
+from replay.errors import DatabaseFailed, RunReplaced
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow, Trajectory, group_of
 from replay.staleness import may_be_fresh
 from replay.storage.collecting.fresh_groups import FreshDraw, FreshRequest
 from replay.storage.write import AppendReport
+from replay.store import ReplayStore
 from replay.ticket_records import EVALUATION, TRAIN, EndedGroup, Purpose
 
 _LOOK_AGAIN_S = 0.1
@@ -31,9 +39,8 @@ _NOBODY_S = 30.0
 class WorkerCollection(Collection):
     """Each batch is planned when its tickets are issued, and learned from when all of them have ended.
 
-    `collection.max_staleness` K is kept by what is issued: at most K batches beyond the one that is learned from, and
-    each is learned from in its turn. So a batch waits for its slowest episode, and no row is too old to be fresh but
-    those that updates in between, from replay alone, have made so.
+    `collection.max_staleness` is kept by what is issued: at most so many batches beyond the one whose turn it is. Only
+    updates from replay alone, in between, make rows too old to be fresh.
     """
 
     def __init__(self, components: Components, state: LoopState, *, stopped: Callable[[], bool]) -> None:
@@ -61,11 +68,7 @@ class WorkerCollection(Collection):
         return IterationPlan(plan, tasks, available, replace(request, picks=plan.picks, first_slot=plan.fresh))
 
     def _next_turn(self, request: DrawRequest) -> int:
-        """The number of the batch that is learned from next.
-
-        Updates of replay alone that a resume took back may have left a batch too far ahead of the policy: all of it is
-        late, and the next one has its turn.
-        """
+        """The number of the batch that is learned from next; one that a resume left too far ahead is all late."""
         while (turn := self._state.batches + 1) <= self._batches.last:
             is_ahead = self._batches[turn].version > request.policy_version
             if not is_ahead or self._store.tickets.under_way(self._run, turn):
@@ -83,16 +86,13 @@ class WorkerCollection(Collection):
         return most if self._section.samples_per_insert is None else min(1, most - 1)
 
     def _replayed_meanwhile(self, turn: int, request: DrawRequest, available: Availability) -> IterationPlan | None:
-        """An iteration of replay alone, where the batch is not whole yet and the configuration allows one.
-
-        Every batch that was issued is still to have its iteration.
-        """
+        """An iteration of replay alone, where the batch is not whole yet and one is left for every issued batch."""
         ratio = self._section.samples_per_insert
         if ratio is None or not self._store.tickets.under_way(self._run, turn):
             return None
         age_then = [
             request.policy_version + 1 + number - turn - self._batches[number].version
-            for number in self._under_way(turn)
+            for number in range(turn, self._batches.last + 1)
         ]
         left = self._components.config.run.iterations - self._state.iteration
         if not may_be_fresh(age_then, self._section.max_staleness) or len(age_then) >= left:
@@ -102,9 +102,6 @@ class WorkerCollection(Collection):
             return None
         plan = self._components.mixer.plan_replay_alone(request.iteration, available)
         return None if plan is None else IterationPlan(plan, (), available, replace(request, picks=plan.picks))
-
-    def _under_way(self, turn: int) -> range:
-        return range(turn, self._batches.last + 1)
 
     def collect(self, planned: IterationPlan) -> Collected:
         """Wait for the batch, give its rows their advantages, and take them."""
@@ -175,9 +172,8 @@ class WorkerCollection(Collection):
         return [replace(row, reward=fresh.rewards[row.trajectory.id]) for row in self._rows]
 
     def end(self, batch: MixedBatch) -> None:
-        if not batch.planned.plan.groups:
-            return
-        self._go_on_to_next(self._tasks_without_member(batch))
+        if batch.planned.plan.groups:
+            self._go_on_to_next(self._tasks_without_member(batch))
 
     def _go_on_to_next(self, without_member: Iterable[int]) -> None:
         """The batch has had its turn. Tasks without a member in it come once more, and not for ever: in the end batches
@@ -190,10 +186,7 @@ class WorkerCollection(Collection):
             self._state.tasks.pending = [*sorted(again), *self._state.tasks.pending]
 
     def evaluate(self) -> Evaluation:
-        """Have workers run `evaluation.samples` episodes on each held-out task, before any that is trained on.
-
-        Nothing is published meanwhile.
-        """
+        """Have workers run `evaluation.samples` episodes on each held-out task, before any that is trained on."""
         parts, section, tickets = self._components, self._components.config.evaluation, self._store.tickets
         tasks, iteration = parts.source.held_out(section.tasks), self._state.iteration
         numbers = issue_groups(parts, [(task, section.samples) for task in tasks], iteration, EVALUATION)
@@ -211,10 +204,7 @@ class WorkerCollection(Collection):
         return Evaluation(tuple(attempts), section.samples, lost)
 
     def _wait_until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
-        """How many episodes there are, once all have ended. People are shown how to start a worker where there is none.
-
-        Raises StoppedWaiting where they were to be trained on.
-        """
+        """How many episodes there are, once all have ended. Raises StoppedWaiting where they were to be trained on."""
         parts, tickets = self._components, self._store.tickets
         phase = "collect" if purpose == TRAIN else "evaluate"
         shown_at, episodes = time.monotonic(), tickets.episodes(self._run, iteration, purpose)
@@ -241,3 +231,46 @@ class WorkerCollection(Collection):
 def _reason(groups: list[EndedGroup]) -> str:
     """Why the first member that failed did."""
     return next((m.reason for group in groups for m in group.members if m.reason is not None), "all of them are late")
+
+
+class Leadership:
+    """The lease of one learner, which a thread extends while the learner updates."""
+
+    def __init__(self, store: ReplayStore, run: str, folder: Path, *, lease_s: float) -> None:
+        """`folder` is locked by this process: whoever led from there before, on this machine, is gone."""
+        self._store = store
+        self._run = run
+        self._lease_s = lease_s
+        self._name = f"{socket.gethostname()}:{folder.resolve()}"
+        self._ended = threading.Event()
+        self._replaced: RunReplaced | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, this is the run's learner. Raises ReplayError while another one leads, RunReplaced once one does."""
+        self._store.roles.lead(self._run, self._name, lease_s=self._lease_s)
+        # Not before: workers of a run that has ended must leave it, whoever is refused.
+        self._store.roles.end_run(self._run, ended=False)
+        thread = threading.Thread(target=self._extend, name="leadership", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+            if self._replaced is not None:
+                raise self._replaced
+        self._store.roles.stop_leading(self._run, self._name)
+
+    def _extend(self) -> None:
+        while not self._ended.wait(self._lease_s / 3):
+            try:
+                self._store.roles.still_leads(self._run, self._name, lease_s=self._lease_s)
+            except RunReplaced as error:
+                self._replaced = error
+                # As a person would ask it to stop: whatever it is about to write is refused anyhow.
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            except DatabaseFailed:
+                # The database may be away for a moment; who leads is seen at the next write.
+                continue

@@ -56,8 +56,7 @@ class Collection(ABC):
     def evaluate(self) -> Evaluation:
         """Measure the policy as it is on held-out tasks."""
 
-    @abstractmethod
-    def end_run(self) -> None:
+    def end_run(self) -> None:  # noqa: B027
         """Let nothing more be collected."""
 
     def _request(self, iteration: int) -> tuple[DrawRequest, Availability]:
@@ -90,10 +89,7 @@ def plan_batch(
 
 
 def keep_episodes(components: Components, iteration: int, episodes: Sequence[tuple[int, Episode]]) -> None:
-    """Store episodes of the evaluation after this iteration, by their places, where no draw knows of them.
-
-    Their messages go through `replay.redact` as all that is stored does. Only the newest evaluations' are kept.
-    """
+    """Store the evaluation's episodes by their places, redacted, where no draw knows of them; only the newest stay."""
     config, redact, run = components.config, components.redact, components.run_id
     kept = []
     for number, episode in episodes if config.evaluation.keep_episodes else ():

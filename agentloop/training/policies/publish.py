@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from safetensors import safe_open
+
 from agentloop.engines.local.local_generator import LocalGenerator
+from agentloop.engines.publish.published_policy import RECORD, Probe, PublishedPolicy, folder_hash, read_published
 from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
@@ -43,8 +47,7 @@ class Publisher:
         weights: PolicyWeights | None = None,
         gather: Callable[[], None] | None = None,
     ) -> None:
-        """`weights` are those of `loaded`, which may be sharded; None: they are whole. `gather` brings trained weights
-        into them; None: they are the same."""
+        """`weights` of `loaded` may be sharded (None: they are whole); `gather` brings trained ones into them."""
         self.generator = generator
         self._loaded = loaded
         self._weights = weights or PolicyWeights(loaded.model)
@@ -56,10 +59,7 @@ class Publisher:
         """Note what the policy gives these before it is updated, where engines will be asked about them."""
 
     def sleep(self) -> bool:
-        """Say that nothing is sampled until the next publish. True: an engine has made room on the GPU meanwhile.
-
-        Raises EngineEnded where the run's own engine is gone.
-        """
+        """Let engines rest until the next publish: whether one made room on the GPU. Raises EngineEnded."""
         return False
 
     def check(self) -> None:
@@ -104,3 +104,52 @@ class Publisher:
             source = self._folder.start / name
             if source.exists():
                 shutil.copy2(source, target / name)
+
+
+_INDEX = "model.safetensors.index.json"
+_WHOLE, _BODY, _HEAD = "model.safetensors", "model-body.safetensors", "model-head.safetensors"
+
+
+def write_published(
+    target: Path,
+    weights: PolicyWeights,
+    save_model: Callable[[Path], None],
+    *,
+    probe: Probe,
+    run: str,
+    version: int,
+) -> PublishedPolicy:
+    """Make `target` a published policy, whole or not at all; `save_model` writes weights and tokenizer into it."""
+
+    def fill(folder: Path) -> None:
+        save_model(folder)
+        if weights.kind == "full":
+            untie(folder, weights)
+        digest = folder_hash(folder)
+        policy = PublishedPolicy(run=run, version=version, kind=weights.kind, sha256=digest, probe=probe)
+        (folder / RECORD).write_text(policy.model_dump_json())
+
+    write_directory(target, fill)
+    return read_published(target)
+
+
+def untie(folder: Path, weights: PolicyWeights) -> None:
+    """Give the folder a head of its own where it is tied: an engine on a CPU packs a tied one when it starts."""
+    name = weights.tied_head
+    if name is None:
+        return
+    if (folder / _INDEX).exists():
+        index = json.loads((folder / _INDEX).read_text())
+    else:
+        # Under its old name the one file would be read alone.
+        (folder / _WHOLE).rename(folder / _BODY)
+        with safe_open(folder / _BODY, framework="pt") as body:
+            index = {"metadata": {}, "weight_map": dict.fromkeys(body.keys(), _BODY)}
+    weights.save_head(folder / _HEAD, name)
+    index["weight_map"][name] = _HEAD
+    (folder / _INDEX).write_text(json.dumps(index))
+    config = json.loads((folder / "config.json").read_text())
+    config["tie_word_embeddings"] = False
+    if "tie_word_embeddings" in config.get("text_config", {}):
+        config["text_config"]["tie_word_embeddings"] = False
+    (folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -19,8 +19,7 @@ from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import stop_strings
 from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
-from tests.fakes.runs import ROOT, save_qwen2
-from tests.soak.test_learning import STRATEGIES as CASES
+from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -37,10 +36,10 @@ def test_strategies_of_the_configuration_are_those_there_are() -> None:
     assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
 
 
-@pytest.mark.parametrize("strategy", CASES)
+@pytest.mark.parametrize("strategy", STRATEGY_OPTIONS)
 def test_shipped_configuration_takes_every_strategy_as_it_says(strategy: str) -> None:
     file = ROOT / "configs" / "strategies.yaml"
-    options = CASES[strategy][0]
+    options = STRATEGY_OPTIONS[strategy][0]
     settings = [f"context.strategy={strategy}", f"context.options={options}"]
     assert load_config(file, settings).context.strategy == strategy
     said = [line for line in file.read_text().splitlines() if f"strategy={strategy}" in line]

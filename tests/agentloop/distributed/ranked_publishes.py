@@ -18,8 +18,8 @@ from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.sharding import shard
-from agentloop.training.policies.probe import Prober
-from agentloop.training.policies.published_folder import write_published
+from agentloop.training.policies.engine_publisher import Prober
+from agentloop.training.policies.publish import write_published
 from tests.fakes.batch_rows import AUTHORS, mixed_rows
 from tests.fakes.ranks import forked_ranks
 from tests.fakes.runs import small_config

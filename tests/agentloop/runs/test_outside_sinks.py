@@ -8,10 +8,8 @@ import os
 import struct
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from wandb.proto import wandb_internal_pb2
 from agentloop.errors import UserError
 from agentloop.runs.sinks import open_sinks
 from agentloop.training.train import train
-from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
+from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
 
@@ -122,15 +120,6 @@ def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> No
     assert tensorboard_scalars(folder, "a") == [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
 
 
-def test_wandb_keeps_an_offline_run_with_our_id_in_the_run_folder(folder: Path) -> None:
-    log_all(folder, "wandb", [(1, {"actor/entropy": 0.5, "time/x": math.nan}), (3, {"actor/entropy": 0.25})])
-    assert wandb_history(folder) == [{"actor/entropy": 0.5, "_step": 1}, {"actor/entropy": 0.25, "_step": 3}]
-    (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
-    assert (run.run_id, run.display_name, run.project) == ("abc123", "mine-001", "agentloop")
-    config = {item.key: json.loads(item.value_json) for item in run.config.update}
-    assert config["run"] == {"seed": 7}
-
-
 def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log_all(folder, "trackio", [(1, {"actor/entropy": 0.5, "time/x": math.nan})])
     log_all(folder, "trackio", [(2, {"actor/entropy": 0.25})], keep_through=1)
@@ -174,65 +163,21 @@ def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
     assert warning.endswith("It gets nothing; the database still gets everything.")
 
 
-class _Server(BaseHTTPRequestHandler):
-    """Answers what W&B asks as a run begins; nothing any more once `gone`."""
-
-    gone: threading.Event
-
-    def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["content-length"]))
-        if self.gone.is_set():
-            time.sleep(60)
-        project = {"id": "p", "name": "agentloop", "entity": {"id": "e", "name": "me"}}
-        bucket = {"id": "b", "name": "abc123", "displayName": "mine", "config": "{}", "project": project}
-        begun = {"upsertBucket": {"bucket": bucket, "inserted": True}}
-        answer = json.dumps({"data": begun if b"upsertBucket" in asked else {}}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        """Says nothing."""
-
-
-def test_wandb_whose_server_stops_answering_holds_up_neither_the_run_nor_its_end(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_Server, "gone", gone := threading.Event(), raising=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name, value in {
-        "MODE": "online",
-        "API_KEY": "0" * 40,
-        "BASE_URL": f"http://127.0.0.1:{server.server_port}",
-        "FINISH_TIMEOUT": "1",
-    }.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    sinks = open_sinks(["wandb"], folder, warn=pytest.fail)
-    gone.set()
-    for iteration in range(100):
-        sinks.log(iteration, {"a": 1.0})
-    sinks.close()  # without a limit of its own, this waits for the server for good
-    server.shutdown()
-    assert list(folder.glob("wandb/run-*/run-abc123.wandb"))
-
-
-def test_run_gives_every_sink_what_the_database_has(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "qwen2")
-    config = small_config(tmp_path / "runs", model, metrics={"sinks": ("tensorboard", "wandb", "trackio")})
+def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path) -> None:
+    config, name = small_config(tmp_path, qwen2, metrics={"sinks": ("tensorboard", "wandb", "trackio")}), "batch/fresh"
     display = SilentDisplay()
-    result = train(config, display=display)
+    folder = train(config, display=display).folder
     assert [note for note in display.notes if "metrics sink" in note] == []
-    stored = rows(
-        result.folder / "replay.sqlite",
-        "select iteration, value from metrics where name = 'actor/fresh/pg_loss' order by iteration",
-    )
-    name = "actor/fresh/pg_loss"
-    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    query = f"select iteration, value from metrics where name = '{name}' order by iteration"
+    stored = rows(folder / "replay.sqlite", query)
+    assert stored == [(1, 16.0), (2, 12.0), (3, 12.0)]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["iteration"], line[name]) for line in lines] == stored
-    assert [(row["_step"], row[name]) for row in wandb_history(result.folder)] == stored
-    run = f"{result.folder.name}-{json.loads((result.folder / 'run.json').read_text())['id'][:8]}"
-    assert [(row["step"], row[name]) for row in trackio_history(run)] == stored
-    assert tensorboard_scalars(result.folder, name) == [(i, pytest.approx(value, rel=1e-6)) for i, value in stored]
-    assert len(stored) == 3
+    assert [(row["_step"], row[name]) for row in wandb_history(folder)] == stored
+    (run,) = [record.run for record in wandb_records(folder) if record.WhichOneof("record_type") == "run"]
+    described = json.loads((folder / "run.json").read_text())
+    assert (run.run_id, run.display_name, run.project) == (described["id"], folder.name, "agentloop")
+    assert {item.key: json.loads(item.value_json) for item in run.config.update}["run"] == described["config"]["run"]
+    history = trackio_history(f"{folder.name}-{described['id'][:8]}")
+    assert [(row["step"], row[name]) for row in history] == stored
+    assert tensorboard_scalars(folder, name) == stored

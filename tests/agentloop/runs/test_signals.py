@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
-from agentloop.runs.signals import graceful_stop
+pytestmark = pytest.mark.slow
 
 _RUN = """
 import itertools, sys
@@ -112,21 +111,3 @@ def test_program_that_a_forked_process_begins_can_be_interrupted() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "-2\n"
-
-
-def test_beside_the_main_thread_signals_are_left_alone_and_that_is_said_once() -> None:
-    said: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    def run() -> None:
-        with graceful_stop(said.append) as stop, stop.working():
-            assert signal.getsignal(signal.SIGINT) is before
-            said.append(str(stop.exit_code))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert said == [
-        "signals are left alone beside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here",
-        "0",
-    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
-from agentloop.cli.main import main
 from agentloop.config import ModelSection, RunConfig, TinyModelSection
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
@@ -26,7 +24,7 @@ from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
-from tests.fakes.processes import assert_same_bits, write_config
+from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import ROOT, SilentDisplay, small_config
 
 DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
@@ -80,14 +78,11 @@ def test_replies_are_trained_with_their_ends_and_nothing_else(loaded: LoadedMode
 
 
 def test_reply_of_weight_0_is_shown_and_not_trained(loaded: LoadedModel, tmp_path: Path) -> None:
-    first = conversation(7)
-    first["messages"].insert(0, {"role": "assistant", "content": "Hello."})
-    path = written(tmp_path / "a.jsonl", [conversation(7), first])
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1]["messages"][0]["weight"] = 0
-    rows[0]["messages"][3]["weight"] = 0
-    rows[0]["messages"] += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
-    both = read(loaded, written(path, rows))
+    first, second = conversation(7)["messages"], conversation(7)["messages"]
+    first[3]["weight"] = 0
+    first += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+    second.insert(0, {"role": "assistant", "content": "Hello.", "weight": 0})
+    both = read(loaded, written(tmp_path / "a.jsonl", [{"messages": first}, {"messages": second}]))
     assert trained_text(loaded, both[0]).endswith("</tool_call><|im_end|>Yes.<|im_end|>")
     assert "It is 1." in loaded.codec.decode(both[0].token_ids.tolist())
     assert "Hello." not in trained_text(loaded, both[1])
@@ -197,14 +192,6 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.5), ("adafactor", 0.1), ("muon", 0.01)])
-def test_every_optimizer_learns(tmp_path: Path, qwen2: Path, data: Path, name: str, rate: float) -> None:
-    config = configured(tmp_path, qwen2, data, sft={"learning_rate": rate}, optimizer={"name": name})
-    result = sft(config, display=SilentDisplay())
-    assert result.held_out_after < result.held_out_before - 4.0  # of 5.9 nats at first
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [3, 9])
 def test_stopped_sft_resumes_bit_for_bit(
     tmp_path: Path, qwen2: Path, data: Path, unbroken: tuple[SftResult, SilentDisplay], after: int
@@ -219,11 +206,11 @@ def test_stopped_sft_resumes_bit_for_bit(
     assert resumed.folder == stopped.folder
     assert_same_bits(resumed.model / "model.safetensors", unbroken[0].model / "model.safetensors")
     assert logged(resumed) == logged(unbroken[0])
-    (last,) = {path.name for path in (resumed.folder / "checkpoints").iterdir()} - {
-        path.name for path in (resumed.folder / "checkpoints").iterdir() if int(path.name) < resumed.updates
-    }
-    theirs = unbroken[0].folder / "checkpoints" / last / "state" / "state.safetensors"
-    assert_same_bits(resumed.folder / "checkpoints" / last / "state" / "state.safetensors", theirs)
+    states = [
+        run.folder / "checkpoints" / f"{run.updates:06d}" / "state" / "state.safetensors"
+        for run in (resumed, unbroken[0])
+    ]
+    assert_same_bits(*states)
 
 
 def test_resumed_sft_must_find_its_conversations_and_its_configuration(tmp_path: Path, qwen2: Path) -> None:
@@ -237,76 +224,44 @@ def test_resumed_sft_must_find_its_conversations_and_its_configuration(tmp_path:
         sft(config, resume=True, display=SilentDisplay())
 
 
-def test_loss_that_is_no_number_stops_the_training_with_exit_code_1(
-    tmp_path: Path, qwen2: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_loss_that_is_no_number_stops_the_training(tmp_path: Path, qwen2: Path, data: Path) -> None:
     config = configured(tmp_path, qwen2, data, sft={"learning_rate": 1e30, "warmup_updates": 0})
     with pytest.raises(TrainingStopped, match=r"^loss and gradient must be finite, got .* in update 2\."):
         sft(config, display=SilentDisplay())
-    file = write_config(config, tmp_path / "config.yaml")
-    monkeypatch.setattr(sys, "argv", ["agentloop", "sft", str(file)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert "agentloop: training stopped: loss and gradient must be finite" in capsys.readouterr().err
+
+
+NO_REPLY = ":1: messages must end in a reply of the assistant"
+UNREADABLE = "sft.data must be a readable .jsonl file, got "
+ONE = json.dumps(conversation(1))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "sections", "message"),
     [
+        ('{"messages": []}\n', {}, NO_REPLY),
+        (ONE + "\n{", {}, ":2: line must be JSON"),
+        (json.dumps({"messages": conversation(1)["messages"][:1]}), {}, NO_REPLY),
+        ("", {}, "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
+        (ONE, {}, "sft.data must hold conversations to train on and others to measure on, got 1 of"),
+        ("", {"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
         (
-            '{"messages": []}\n',
-            ":1: messages must end in a reply of the assistant",
+            ONE,
+            {"context": {"max_tokens": 400, "keep_turns": [7]}},
+            "conversation must hold a token that context lets be trained, got none.",
         ),
-        (json.dumps(conversation(1)) + "\n{", ":2: line must be JSON"),
-        (
-            json.dumps({"messages": conversation(1)["messages"][:1]}),
-            ":1: messages must end in a reply of the assistant",
-        ),
-        ("", "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
-        (
-            json.dumps(conversation(1)),
-            "sft.data must hold conversations to train on and others to measure on, got 1 of",
-        ),
+        ("", {"sft": {"data": "missing.jsonl"}}, UNREADABLE + "'missing.jsonl': FILE must"),
+        ("", {"sft": {"data": "a.parquet"}}, UNREADABLE + "'a.parquet': FILE must"),
     ],
 )
-def test_bad_conversation_is_told_with_its_line_and_leaves_no_folder(
-    tmp_path: Path, qwen2: Path, content: str, told: str
+def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(
+    tmp_path: Path, qwen2: Path, content: str, sections: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
-    with pytest.raises(UserError) as caught:
-        sft(configured(tmp_path / "runs", qwen2, path), display=SilentDisplay())
-    assert told in str(caught.value)
+    with pytest.raises(UserError) as refused:
+        sft(configured(tmp_path / "runs", qwen2, path, **sections), display=SilentDisplay())
+    assert message in str(refused.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_messages_of_the_assistant_in_a_row_are_refused(loaded: LoadedModel, tmp_path: Path) -> None:
-    asked, called, found, answer = conversation(1)["messages"]
-    rows = [{"messages": [asked, called, found, answer]}, {"messages": [asked, called, answer]}]
-    with pytest.raises(UserError, match=r"b\.jsonl:2: messages must hold no two of the assistant in a row"):
-        read(loaded, written(tmp_path / "b.jsonl", rows))
-
-
-@pytest.mark.parametrize(
-    ("sections", "told"),
-    [
-        ({"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
-        (
-            {"context": {"keep_turns": [7]}},
-            "conversation must hold a token that context lets be trained, got none.",
-        ),
-        ({"sft": {"data": "missing.jsonl"}}, "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE must"),
-        ({"sft": {"data": "a.parquet"}}, "sft.data must be a readable .jsonl file, got 'a.parquet': FILE must"),
-        ({"sft": {"data": "a.json"}}, "sft.data must be a readable .jsonl file, got 'a.json': FILE must end in"),
-    ],
-)
-def test_what_sft_needs_is_told_in_one_line(
-    tmp_path: Path, qwen2: Path, data: Path, sections: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(UserError) as caught:
-        sft(configured(tmp_path, qwen2, data, **sections), display=SilentDisplay())
-    assert told in str(caught.value)
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:

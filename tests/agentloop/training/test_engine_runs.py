@@ -1,15 +1,19 @@
-"""Whole runs whose policy is sampled by an engine over HTTP, which gets every version with a proof."""
+"""Whole runs whose policy is sampled by an engine over HTTP, given or of the run's own: each version has a proof."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +21,16 @@ from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
+from agentloop.engines.serving.served_engine import EngineEnded, serve_options
+from agentloop.engines.serving.vllm_command import ServeOptions
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import COMPLETE
+from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.runs import ROOT, SilentDisplay, StopAfter, buffer_of, rows, save_qwen2, small_config
+from tests.fakes.processes import Training, write_config
+from tests.fakes.published_policies import by_value
+from tests.fakes.run_roles import engine_executable
+from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 from tests.vllm.server import free_port
 
 pytestmark = pytest.mark.slow
@@ -32,14 +41,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen2(tmp_path_factory.mktemp("model"))
 
 
-def config(folder: Path, model: Path, server: EngineServer, **run: object) -> RunConfig:
-    return small_config(
-        folder,
-        model,
-        run={"name": "small", "folder": str(folder), "iterations": 3, "seed": 0, **run},
-        rollout={"engine": "vllm", "temperature": 0.7},
-        engine={"urls": [server.address], "restart_timeout_s": 0},
-    )
+def config(folder: Path, model: Path, server: EngineServer, *, restart_timeout_s: float = 0.0) -> RunConfig:
+    engine = {"urls": [server.address], "restart_timeout_s": restart_timeout_s}
+    return small_config(folder, model, rollout={"engine": "vllm", "temperature": 0.7}, engine=engine)
+
+
+def versions(run: Path) -> list[tuple[int, int]]:
+    """Which version of the policy sampled the episodes of each iteration."""
+    return rows(buffer_of(run), "select distinct iteration, policy_version_min from trajectories order by iteration")
 
 
 def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: Path, model: Path) -> None:
@@ -59,17 +68,6 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
     assert {body["model"] for body in server.requests} == {"tiny"}
 
 
-def test_a_run_goes_on_with_the_version_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
-    with serving(model) as server:
-        train(config(tmp_path, model, server), display=StopAfter(2))
-        assert server.models.label.partition("@")[2].startswith("2-")
-    with serving(model, port=server.port) as server:  # started anew, with the weights the run began with
-        resumed = train(config(tmp_path, model, server), display=SilentDisplay(), resume=True)
-        assert server.models.label.partition("@")[2].startswith("3-")
-    stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
-    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
-
-
 class DiesBeforeAPublish(SilentDisplay):
     """The engine is gone when the first update begins, and back after a while."""
 
@@ -87,12 +85,10 @@ class DiesBeforeAPublish(SilentDisplay):
 def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: Path, model: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(model))
-        given = config(tmp_path, model, server).model_dump()
-        given["engine"]["restart_timeout_s"] = 60.0
+        given = config(tmp_path, model, server, restart_timeout_s=60.0)
         display = DiesBeforeAPublish(stack, lambda: stack.enter_context(serving(model, port=server.port)))
-        result = train(RunConfig.model_validate(given), display=display)
-    stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
-    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
+        result = train(given, display=display)
+    assert versions(result.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
 class KeepsOldWeights(SilentDisplay):
@@ -113,14 +109,13 @@ def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_check
         given = config(tmp_path, model, server)
         with pytest.raises(ProofFailed, match="it has kept weights of before"):
             train(given, display=KeepsOldWeights(server))
-        (run,) = tmp_path.iterdir()
+        (run,) = tmp_path.glob("small-*")
         assert (run / "checkpoints" / "000002" / COMPLETE).exists()
         lines = [json.loads(line) for line in (run / "policies" / PROOFS).read_text().splitlines()]
         assert [line["holds"] for line in lines] == [True, True, False, False]
         server.models.stays_old = False
         resumed = train(given, display=SilentDisplay(), resume=True)
-    stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
-    assert sorted(stored) == [(1, 0), (2, 1), (3, 2)]
+    assert versions(resumed.folder) == [(1, 0), (2, 1), (3, 2)]
 
 
 def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path: Path, model: Path) -> None:
@@ -143,45 +138,173 @@ def test_engines_in_bfloat16_are_asked_about_what_the_policy_said_last(tmp_path:
     assert [line["holds"] for line in lines] == [True] * 4
 
 
-def waiting_config(folder: Path, model: Path) -> RunConfig:
-    """Its engine never answers, and would be waited for for ten minutes."""
-    engine = {"urls": [f"http://127.0.0.1:{free_port()}"], "restart_timeout_s": 600}
-    return small_config(folder, model, run={"folder": str(folder)}, rollout={"engine": "vllm"}, engine=engine)
-
-
 class EndsTheStarter(SilentDisplay):
     """`agentloop engine` is started when the run begins to wait, and fails."""
 
     def __init__(self, *words: str) -> None:
         super().__init__()
         self._command = [sys.executable, "-m", "agentloop", "engine", *words]
-        self.notes: list[str] = []
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        super().note(text)
         if text.startswith("waiting for the engines"):
             subprocess.run(self._command, cwd=ROOT, check=False, capture_output=True)
 
 
 def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_path: Path, model: Path) -> None:
-    given = waiting_config(tmp_path, model)
-    port = given.engine.urls[0].rpartition(":")[2]
+    """An end before it began to wait is named, and waited over."""
+    port = str(free_port())
+    engine = {"urls": [f"http://127.0.0.1:{port}"], "restart_timeout_s": 600}
+    (tmp_path / f"engine-{port}.ended").write_text("it was stopped")
+    os.utime(tmp_path / f"engine-{port}.ended", (0, 0))
     display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", port, "--run", str(tmp_path))
     with pytest.raises(UserError) as refused:
-        train(given, display=display)
+        train(small_config(tmp_path, model, rollout={"engine": "vllm"}, engine=engine), display=display)
     assert str(refused.value).startswith(
-        f"engine.urls must answer, got nothing from {given.engine.urls[0]}, whose `agentloop engine` has ended: "
+        f"engine.urls must answer, got nothing from http://127.0.0.1:{port}, whose `agentloop engine` has ended: "
         "--vllm must be vLLM's own executable, got '/nowhere/vllm'"
     )
-
-
-def test_an_end_before_the_run_began_to_wait_is_named_and_waited_over(tmp_path: Path, model: Path) -> None:
-    given = waiting_config(tmp_path, model)
-    (url,) = given.engine.urls
-    (tmp_path / f"engine-{url.rpartition(':')[2]}.ended").write_text("it was stopped")
-    os.utime(tmp_path / f"engine-{url.rpartition(':')[2]}.ended", (0, 0))
-    display = EndsTheStarter("m", "--vllm", "/nowhere/vllm", "--port", url.rpartition(":")[2], "--run", str(tmp_path))
-    with pytest.raises(UserError, match="/nowhere/vllm"):
-        train(given, display=display)
     (waiting,) = [note for note in display.notes if note.startswith("waiting for the engines")]
     assert waiting.endswith("The last `agentloop engine` there has ended: it was stopped")
+
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    program = engine_executable(tmp_path / "bin")
+    monkeypatch.setenv("AGENTLOOP_VLLM", str(program))
+    return program
+
+
+def serving_config(folder: Path, model: Path, **sections: dict[str, Any]) -> RunConfig:
+    given = {"rollout": {"engine": "vllm"}, "engine": {"serve": True}, "checkpoint": {"every": 10}, **sections}
+    return small_config(folder / "runs", model, run={"iterations": 2}, **given)
+
+
+def engine_logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("runs/*/engine-*.log"), key=lambda path: path.stat().st_mtime)
+
+
+def processes(folder: Path) -> list[int]:
+    """All that were started for the engines of the runs in `folder`, by their words."""
+    wanted = [log.stem.rpartition("-")[2] for log in engine_logs(folder)]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_text().split("\0")
+            if "--port" in words and words[words.index("--port") + 1] in wanted:
+                found.append(int(path.parent.name))
+    return found
+
+
+def calls(log: Path) -> list[str]:
+    """What its control was asked, in this order."""
+    paths = re.findall(r'"POST /(\S+) HTTP', log.read_text())
+    return [path for path in paths if not path.startswith(("inference/", "tokenize", "v1/completions"))]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, model: Path) -> None:
+    display = SilentDisplay()
+    result = train(serving_config(tmp_path, model), display=display)
+    (log,) = engine_logs(tmp_path)
+    assert log.parent == result.folder
+    assert f"starting vllm serve {model} (log: {log})" in display.notes
+    assert processes(tmp_path) == []
+    stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
+    assert sorted(stored) == [(1, 0), (2, 1)]
+    one_publish = ["pause?mode=keep", "collective_rpc", "reset_prefix_cache?reset_running_requests=true"]
+    assert calls(log) == [*one_publish, "update_weight_version", "resume"] * 3
+    for metrics in display.iterations:
+        parts = [metrics[f"time/publish_{part}"] for part in ("probe", "write", "load", "prove")]
+        assert 0 < sum(parts) <= metrics["time/publish"]
+        assert "time/sleep" not in metrics and "time/wake" not in metrics
+
+
+def as_on_a_gpu(serving_config: RunConfig, first: Path | str, *, shares_gpu: bool) -> ServeOptions:
+    return serve_options(serving_config, first, shares_gpu=True)
+
+
+def test_an_engine_on_the_learners_gpu_sleeps_from_the_last_episode_to_the_next_weights(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but that handles of memory hold the numbers. What the test server discards is other numbers then."""
+    monkeypatch.setattr("agentloop.training.components.serve_options", as_on_a_gpu)
+    monkeypatch.setattr("agentloop.training.policies.engine_publisher.shared_weights", by_value)
+    display = SilentDisplay()
+    result = train(serving_config(tmp_path, model, checkpoint={"keep_policies": "none"}), display=display)
+    (log,) = engine_logs(tmp_path)
+    receive = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+    load = ["pause?mode=keep", *receive]
+    named = ["reset_prefix_cache?reset_running_requests=true", "update_weight_version", "resume"]
+    sleep = ["sleep?level=2&mode=abort", "update_weight_version"]
+    again = [*sleep, "wake_up?tags=weights", *load, "wake_up?tags=kv_cache", *named]
+    assert calls(log) == [*load, *named, *again, *again]
+    for metrics in display.iterations:
+        assert "time/publish_write" not in metrics and metrics["time/sleep"] > 0
+        assert 0 < metrics["time/wake"] <= metrics["time/publish_load"]
+    assert [path.name for path in (result.folder / "policies").iterdir() if path.is_dir()] == []
+    proofs = (result.folder / "policies" / PROOFS).read_text().splitlines()
+    assert [json.loads(line)["holds"] for line in proofs] == [True] * 3
+
+
+def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
+    tmp_path: Path, model: Path, executable: Path
+) -> None:
+    executable.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n'
+    )
+    with pytest.raises(UserError) as refused:
+        train(serving_config(tmp_path, model), display=SilentDisplay())
+    (log,) = engine_logs(tmp_path)
+    assert str(refused.value) == (f"vllm serve must start, got exit code 3: OSError: no such GPU All of it: {log}")
+    assert not has_run(log.parent)
+    assert [path.name for path in log.parent.iterdir()] == [log.name]
+
+
+class KillsTheEngine(SilentDisplay):
+    """In a phase of the second iteration."""
+
+    def __init__(self, folder: Path, phase: str) -> None:
+        super().__init__()
+        self._folder, self._phase = folder, phase
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == self._phase and len(self.iterations) == 1:
+            for pid in processes(self._folder):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
+def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
+    tmp_path: Path, model: Path, phase: str, learned: int
+) -> None:
+    given = serving_config(tmp_path, model)
+    with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* What it says: .*/engine-\d+.log"):
+        train(given, display=KillsTheEngine(tmp_path, phase))
+    (run,) = tmp_path.glob("runs/*")
+    assert (run / "checkpoints" / f"{learned:06d}" / COMPLETE).exists()
+    resumed = train(given, display=SilentDisplay(), resume=True)
+    stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
+    assert sorted(stored) == [(1, 0), (2, 1)]
+    assert len(engine_logs(tmp_path)) == 2 and processes(tmp_path) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_an_engine_ends_with_a_run_that_ends_at_once(tmp_path: Path, model: Path, ended_by: signal.Signals) -> None:
+    """Killed, or asked to stop before there is anything to finish: its engine has just been started."""
+    with Training(write_config(serving_config(tmp_path, model), tmp_path / "config.yaml")) as training:
+        until(lambda: len(processes(tmp_path)) >= 2)
+        training.send(ended_by)
+        training.wait()
+        until(lambda: processes(tmp_path) == [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,20 @@ from transformers import AutoTokenizer
 
 from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
-from agentloop.cli.main import main
 from agentloop.environments import load_environment
+from agentloop.errors import UserError
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from context import load_model_files
 from context.messages import to_template
 from context.templates.model_files import template_source
 from replay.store import ReplayStore
-from tests.fakes.processes import write_config
 from tests.fakes.real_templates import real_template
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
 
 pytestmark = pytest.mark.slow
 
 CALCULATOR = f"{ROOT / 'examples/calculator.py'}:Calculator"
-DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
 TINY: dict[str, Any] = {
     "environment": {"name": CALCULATOR},
     "run": {"iterations": 1},
@@ -46,30 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
-    """Exit code and what is said on stderr."""
-    sys.argv = ["agentloop", *arguments]
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
-
-
-def test_train_refuses_a_template_without_tools_in_one_line(
-    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = write_config(small_config(tmp_path, bare, **TINY), tmp_path / "a.yaml")
-    code, lines = lines_of(capsys, "train", str(config))
-    assert (code, lines) == (
-        2,
-        [
-            "agentloop: chat template must show every tool, got one that leaves multiply out of a prompt with the "
-            "roles [user]. Set context.template: hermes (or llama3, mistral, a .jinja file), or "
-            "context.allow_hidden_tools: true to go on without."
-        ],
-    )
-
-
-def demonstrated(path: Path, *, tools: bool, call: bool = True, thought: str = "") -> Path:
+def demonstrated(path: Path, *, tools: bool, call: bool = True) -> Path:
     called = {"id": "call00001", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}}
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [called]},
@@ -77,7 +51,7 @@ def demonstrated(path: Path, *, tools: bool, call: bool = True, thought: str = "
     ]
     written = []
     for number in range(8):
-        reply = {"role": "assistant", "content": f"{thought}{number}"}
+        reply = {"role": "assistant", "content": str(number)}
         messages = [{"role": "user", "content": f"Question {number}"}, *(turns if call else []), reply]
         row: dict[str, Any] = {"messages": messages}
         if tools:
@@ -87,30 +61,34 @@ def demonstrated(path: Path, *, tools: bool, call: bool = True, thought: str = "
     return path
 
 
+SHORT: dict[str, Any] = {"epochs": 1, "batch": 4}
+
+
 @pytest.mark.parametrize(
-    ("shown", "what"),
-    [
-        ({"tools": True}, "must show every tool, got one that leaves multiply out"),
-        ({"tools": False}, "must show every call, got one that leaves calls out"),
-    ],
-    ids=["tools", "calls"],
+    ("tools", "what"),
+    [(True, "tool, got one that leaves multiply out"), (False, "call, got one that leaves calls out")],
 )
-def test_sft_refuses_what_the_template_would_leave_out(
-    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: dict[str, bool], what: str
-) -> None:
-    data = demonstrated(tmp_path / "a.jsonl", **shown)
-    config = write_config(small_config(tmp_path, bare, sft={"data": str(data)}), tmp_path / "a.yaml")
-    code, lines = lines_of(capsys, "sft", str(config))
-    assert code == 2 and len(lines) == 1
-    assert lines[0].startswith(f"agentloop: {data}:1: chat template {what}")
-    assert "Set context.template: hermes" in lines[0]
+def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Path, tools: bool, what: str) -> None:
+    data = demonstrated(tmp_path / "a.jsonl", tools=tools)
+    with pytest.raises(UserError) as refused:
+        sft(small_config(tmp_path, bare, sft={"data": str(data)}), display=SilentDisplay())
+    assert str(refused.value).startswith(f"{data}:1: chat template must show every {what}")
+    assert "Set context.template: hermes" in str(refused.value)
+
+
+def test_evaluation_refuses_a_template_without_tools(bare: Path, tmp_path: Path) -> None:
+    section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl", tools=False, call=False))}
+    config = small_config(tmp_path, bare, sft=section, environment={"name": CALCULATOR})
+    folder = sft(config, display=SilentDisplay()).folder
+    with pytest.raises(UserError, match="chat template must show every tool, got one that leaves multiply out"):
+        evaluate_run(folder)
 
 
 def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:
     insisting = {"context": {"max_tokens": 400, "allow_hidden_tools": True}}
     assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
     data = demonstrated(tmp_path / "a.jsonl", tools=True)
-    section = {"data": str(data), "epochs": 1, "batch": 4}
+    section = {**SHORT, "data": str(data)}
     assert sft(small_config(tmp_path, bare, sft=section, **insisting), display=SilentDisplay()).updates == 2
 
 
@@ -132,7 +110,7 @@ def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_pat
 
 
 def test_sft_with_a_given_template_hands_it_on(bare: Path, tmp_path: Path) -> None:
-    section = {"data": str(demonstrated(tmp_path / "a.jsonl", tools=True)), "epochs": 1, "batch": 4}
+    section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl", tools=True))}
     given = {"context": {"max_tokens": 400, "template": "hermes"}}
     result = sft(small_config(tmp_path, bare, sft=section, **given), display=SilentDisplay())
     assert AutoTokenizer.from_pretrained(result.model).chat_template == template_source("hermes")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,9 @@ from agentloop.training.train import train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
-from replay.store import ReplayStore
+from tests.fakes.processes import assert_same_run, assert_sound
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
-UNTIMED = ("time/", "speed/")
 Finished = tuple[TrainResult, RunConfig, SilentDisplay]
 
 
@@ -50,25 +48,12 @@ def without_replay(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Tra
     return train(config, display=SilentDisplay())
 
 
-@pytest.fixture
-def finished_copy(finished: Finished, tmp_path: Path) -> Path:
-    """A run folder that a test may go on with."""
-    copy = Path(shutil.copytree(finished[0].folder, tmp_path / "small-001"))
-    described = (copy / "run.json").read_text()
-    (copy / "run.json").write_text(described.replace(finished[1].run.folder, str(tmp_path)))
-    return copy
-
-
 def parameters(folder: Path, version: int = 3) -> dict[str, torch.Tensor]:
     return load_file(folder / "policies" / f"{version:06d}" / "model.safetensors")
 
 
 def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def untimed(iterations: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in row.items() if not k.startswith(UNTIMED)} for row in iterations]
 
 
 def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
@@ -101,7 +86,7 @@ def test_stored_log_probs_are_those_of_the_policy_that_sampled_them(
     finished: Finished,
 ) -> None:
     folder = finished[0].folder
-    store = ReplayStore.open(folder / "replay.sqlite", read_only=True)
+    store = finished[0].buffer()
     listed = rows(folder / "replay.sqlite", "select id, policy_version_min, policy_version_max from trajectories")
     assert len(listed) == 16 + 12 + 12
     for version in (0, 1, 2):
@@ -146,70 +131,40 @@ def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
     assert "actor/replay/pg_loss" not in display.iterations[1]
 
 
-def test_adaptive_penalty_follows_the_kl_of_what_was_collected(tmp_path: Path, qwen2: Path) -> None:
-    display = SilentDisplay()
-    kl = {"loss_coef": 0.1, "reward_coef": 0.01, "reward_estimator": "k3", "target": 1e-12, "horizon": 100}
-    train(small_config(tmp_path, qwen2, kl=kl, batch={"mini_batch": 16}), display=display)
-    # Of one step, which begins at the starting policy.
-    losses = [row["actor/kl_loss"] for row in display.iterations]
-    assert losses[0] == pytest.approx(0.0, abs=1e-9) and losses[1] > 1e-9
-    # No KL in the first iteration of 16 fresh rows: 20 % below is all that counts, 1 - 0.2 x 16 / 100. Then 12 rows
-    # above the target: 1 + 0.2 x 12 / 100.
-    coefficients = [row["actor/kl_coef"] for row in display.iterations]
-    assert coefficients == pytest.approx([0.01, 0.01 * 0.968, 0.01 * 0.968 * 1.024])
-    assert display.iterations[0]["actor/reward_kl"] < 1e-12 < display.iterations[1]["actor/reward_kl"]
-
-
 def test_resumed_run_ends_like_the_unbroken_one(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
     first = train(small_config(tmp_path, qwen2), display=StopAfter(1))
     assert (first.exit_code, first.iterations) == (143, 1)
-    display = SilentDisplay()
-    second = train(small_config(tmp_path, qwen2), resume=True, display=display)
-    assert untimed(display.iterations) == untimed(finished[2].iterations[1:])
-    query = """select d.iteration, d.slot, d.stream, t.iteration, t.slot, d.probability, d.drift_mean, d.ess_share
-               from draws d join trajectories t on t.id = d.trajectory order by 1, 2"""
-    drawn = [rows(folder / "replay.sqlite", query) for folder in (finished[0].folder, second.folder)]
-    assert drawn[0] == drawn[1]
+    second = train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
     assert (second.exit_code, second.iterations, second.folder) == (0, 3, first.folder)
-    assert same_bits(parameters(second.folder), parameters(finished[0].folder))
+    assert_same_run(second.folder, finished[0].folder)
 
 
 def test_resumed_run_with_a_critic_ends_like_the_unbroken_one(tmp_path: Path, qwen2: Path) -> None:
-    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 100}
-    moved = {"optimizer": {"name": "muon"}, "critic": {"optimizer": {"name": "adafactor"}}}
-    sections: dict[str, Any] = {"kl": kl, "batch": {"ppo_epochs": 2}, **moved}
-
-    def config(folder: Path) -> RunConfig:
-        return small_config(folder, qwen2, "ppo", **sections)
-
-    unbroken_display, resumed_display = SilentDisplay(), SilentDisplay()
-    unbroken = train(config(tmp_path / "a"), display=unbroken_display)
-    first = train(config(tmp_path / "b"), display=StopAfter(1))
-    assert first.iterations == 1
-    resumed = train(config(tmp_path / "b"), resume=True, display=resumed_display)
-    assert same_bits(parameters(resumed.folder), parameters(unbroken.folder))
-    assert untimed(resumed_display.iterations) == untimed(unbroken_display.iterations[1:])
-    checkpoints = [
-        load_file(run.folder / "checkpoints" / "000003" / "state" / "state.safetensors") for run in (resumed, unbroken)
-    ]
-    assert same_bits(*checkpoints)
-    assert any(name.startswith("critic.weights/backbone") for name in checkpoints[0])
-    assert any(name.endswith("q_proj.weight/muon.momentum_buffer") for name in checkpoints[0])
-    assert any(name.endswith("q_proj.weight/adafactor.row_var") for name in checkpoints[0])
-    last = unbroken_display.iterations[-1]
-    assert {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"} <= last.keys()
+    sections: dict[str, Any] = {
+        "kl": {"reward_coef": 0.05, "target": 0.01, "horizon": 100},
+        "batch": {"ppo_epochs": 2},
+        "optimizer": {"name": "muon"},
+        "critic": {"optimizer": {"name": "adafactor"}},
+    }
+    whole, stopped = (small_config(tmp_path / name, qwen2, "ppo", **sections) for name in ("a", "b"))
+    display = SilentDisplay()
+    unbroken = train(whole, display=display)
+    assert train(stopped, display=StopAfter(1)).iterations == 1
+    assert_same_run(train(stopped, resume=True, display=SilentDisplay()).folder, unbroken.folder)
+    state = load_file(unbroken.folder / "checkpoints" / "000003" / "state" / "state.safetensors")
+    for part in ("critic.weights/backbone", "q_proj.weight/muon.momentum_buffer", "q_proj.weight/adafactor.row_var"):
+        assert any(part in name for name in state)
+    shown = {"critic/vf_loss", "critic/explained_variance", "actor/kl_coef", "actor/reward_kl"}
+    assert shown <= display.iterations[-1].keys()
     # What the draws say a row was trained with is what the critic made of it.
-    database = unbroken.folder / "replay.sqlite"
     query = "select count(*) from draws d join trajectories t on t.id = d.trajectory where d.advantage != t.advantage"
-    assert rows(database, query) > [(0,)]
+    assert rows(unbroken.folder / "replay.sqlite", query) > [(0,)]
 
 
-def test_two_processes_can_not_train_in_one_folder(finished_copy: Path, tmp_path: Path, qwen2: Path) -> None:
-    with (
-        open_run_folder(finished_copy).lock(),
-        pytest.raises(UserError, match="run.folder must be used by one process"),
-    ):
-        train(small_config(tmp_path, qwen2), resume=True, display=SilentDisplay())
+def test_two_processes_can_not_train_in_one_folder(finished: Finished) -> None:
+    result, config, _ = finished
+    with open_run_folder(result.folder).lock(), pytest.raises(UserError, match="must be used by one process"):
+        train(config, resume=True, display=SilentDisplay())
 
 
 def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen2: Path) -> None:
@@ -239,3 +194,16 @@ def test_generator_whose_log_probs_come_off_later_is_told_and_not_believed(
     assert second["actor/fresh/drift_mean"] == pytest.approx(math.exp(0.01), abs=1e-4)
     told = [note for note in display.notes if "old log-probs were recomputed" in note]
     assert len(told) == 1 and told[0].startswith("iteration 2: log-probs from sampling were 0.01 nats off")
+
+
+def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
+    tmp_path: Path, qwen2: Path, new_database: Callable[..., str]
+) -> None:
+    whole = train(small_config(tmp_path / "whole", qwen2), display=SilentDisplay())
+    config = small_config(tmp_path, qwen2, replay={"database": new_database()})
+    assert train(config, display=StopAfter(1)).exit_code == 143
+    ours = train(config, resume=True, display=SilentDisplay())
+    assert (ours.exit_code, ours.iterations) == (0, 3)
+    assert not list(ours.folder.glob("*.sqlite*"))
+    assert_sound(ours.folder, iterations=3)
+    assert_same_run(ours.folder, whole.folder)

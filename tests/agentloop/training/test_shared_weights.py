@@ -55,36 +55,21 @@ def test_shared_tensors_are_those_of_the_published_files(tmp_path: Path, tied: b
 def test_a_sleeping_engine_is_woken_with_new_weights_alone(
     tmp_path: Path, learner: LoadedModel, server: EngineServer, control: EngineControl, in_memory: bool
 ) -> None:
-    publish(control, published_as(tmp_path, learner, 0))
+    policy = published(tmp_path / "000000", learner)
+    publish(control, tmp_path / "000000")
     control.sleep(2)
-    assert control.label() == ASLEEP
     with pytest.raises(EngineRefused, match="asleep: kv_cache, weights"):
         control.scored([5, 6], temperature=1.0, model="tiny")
-    step(learner, seed=1)
-    folder = published_as(tmp_path, learner, 1)
-    policy = published(tmp_path / "000001", learner, version=1)
-    source = partial(by_value, PolicyWeights(learner.model)) if in_memory else folder
-    assert bring(control, policy, source, record=tmp_path / "proofs.jsonl").holds
-    assert server.models.asleep == set() and control.label() == policy.label
-    assert control.wake_s > 0
-
-
-def test_an_engine_that_wakes_without_weights_is_refused(
-    tmp_path: Path, learner: LoadedModel, control: EngineControl
-) -> None:
-    folder = published_as(tmp_path, learner, 0)
-    publish(control, folder)
-    control.sleep(2)
     httpx2.post(f"{control.url}/wake_up").raise_for_status()
-    policy = published(tmp_path / "000001", learner, version=0)
     with pytest.raises(ProofFailed, match=f"must call its weights so, got '{ASLEEP}'"):
         prove(control, policy)
     control.name_weights(policy.label)
     with pytest.raises(ProofFailed, match="they differ by .* nats where rounding explains"):
         prove(control, policy)
-
-
-def published_as(folder: Path, learner: LoadedModel, version: int) -> Path:
-    target = folder / f"{version:06d}"
-    published(target, learner, version=version)
-    return target
+    control.sleep(2)
+    step(learner, seed=1)
+    policy = published(tmp_path / "000001", learner, version=1)
+    source = partial(by_value, PolicyWeights(learner.model)) if in_memory else tmp_path / "000001"
+    assert bring(control, policy, source, record=tmp_path / "proofs.jsonl").holds
+    assert server.models.asleep == set() and control.label() == policy.label
+    assert control.wake_s > 0

@@ -32,51 +32,45 @@ NAMES = {
 }
 
 
-def described(algorithm: str, rows: list[BatchRow], *, penalised: bool = False) -> tuple[list[str], ScoredBatch]:
-    """The lines of a trace of an update of these rows, and the batch they are of."""
+def described(
+    algorithm: str, rows: list[BatchRow], *, penalised: bool = False
+) -> tuple[list[str], dict[str, list[str]], ScoredBatch]:
+    """The lines of a trace of an update of these rows, the words behind each array's two names, and their batch."""
     kl = {"reward_coef": 0.1} if algorithm == "ppo" else {}
     learner = trainer(tiny_actor(), run_config(algorithm=algorithm, kl=kl), reference=tiny_actor(seed=1))
     shown: list[ScoredBatch] = []
     learner.update(rows, iteration=1, before_steps=shown.append)
-    text = describe_batch(shown[0], penalised=penalised, text=lambda ids: f"<{ids[0]}>")
-    return text.splitlines(), shown[0]
+    text = describe_batch(shown[0], penalised=penalised, text=lambda ids: f"<{ids[0]}>").splitlines()
+    words = [line.split() for line in text[5:]]
+    assert {cells[1]: cells[2] for cells in words} == NAMES
+    return text, {cells[1]: cells[3:] for cells in words}, shown[0]
 
 
-def traced(algorithm: str, left: list[float] | None = None) -> tuple[dict[str, list[str]], ScoredBatch]:
-    """The words behind each array's two names, and the batch they are of."""
-    rows = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
-    if left is not None:
-        rows = [replace(item, reward=reward) for item, reward in zip(rows, left, strict=True)]
-    text, scored = described(algorithm, rows, penalised=left is not None)
-    lines = [line.split() for line in text[5:]]
-    assert {words[1]: words[2] for words in lines} == NAMES
-    return {words[1]: words[3:] for words in lines}, scored
-
-
-def rewarded(name: str, reward: float, stream: str = "fresh") -> BatchRow:
-    given = row(name, segment("ull", seed=len(name)), stream=stream)
-    record = replace(given.trajectory.record, reward=reward, success=reward == 1.0)
-    return replace(given, trajectory=replace(given.trajectory, record=record))
+TWO = [row("first", segment("uulllllll")), row("second", segment("ull"), stream="replay")]
 
 
 @pytest.mark.parametrize(
-    ("rows", "shown"),
+    ("rewards", "shown"),
     [
-        ([rewarded("fails", 0.0), rewarded("wins", 1.0, "replay")], "wins, replay, success, reward 1"),
-        ([rewarded("fails", 0.0), rewarded("old", 1.0, "replay"), rewarded("new", 1.0)], "new, fresh, success, reward"),
-        (
-            [rewarded("near", 0.4, "replay"), rewarded("far", 0.1)],
-            "near, replay, failure, reward 0.4, the",
-        ),
+        ({"fails": 0.0, "replay": 1.0}, "replay, replay, success, reward 1"),
+        ({"fails": 0.0, "replay": 1.0, "new": 1.0}, "new, fresh, success, reward"),
+        ({"replay": 0.4, "far": 0.1}, "replay, replay, failure, reward 0.4, the"),
     ],
 )
-def test_trace_shows_the_trajectory_with_the_highest_reward_fresh_ones_first(rows: list[BatchRow], shown: str) -> None:
-    text, _ = described("grpo", rows)
+def test_trace_shows_the_trajectory_with_the_highest_reward_fresh_ones_first(
+    rewards: dict[str, float], shown: str
+) -> None:
+    rows = []
+    for name, reward in rewards.items():
+        given = row(name, segment("ull", seed=len(name)), stream="replay" if name == "replay" else "fresh")
+        record = replace(given.trajectory.record, reward=reward, success=reward == 1.0)
+        rows.append(replace(given, trajectory=replace(given.trajectory, record=record)))
+    text, *_ = described("grpo", rows)
     assert f"(trajectory {shown}" in text[2]
 
 
 def test_trace_shows_what_the_optimizer_steps_see() -> None:
-    lines, scored = traced("ppo")
+    _, lines, scored = described("ppo", TWO)
     assert scored.critic is not None
     for name, values in (("advantages", scored.batch.advantages), ("rewards", scored.critic.rewards)):
         assert lines[name][:2] == ["[2,", "9]"]
@@ -88,21 +82,18 @@ def test_trace_shows_what_the_optimizer_steps_see() -> None:
 
 
 def test_trace_shows_what_a_penalty_leaves_of_whole_rewards() -> None:
-    lines, _ = traced("grpo", left=[0.75, 0.5])
+    charged = [replace(item, reward=left) for item, left in zip(TWO, (0.75, 0.5), strict=True)]
+    _, lines, _ = described("grpo", charged, penalised=True)
     assert (float(lines["scores"][-1]), float(lines["rewards"][-1])) == (1.0, 0.75)
     assert " ".join(lines["ref_log_probs"]).startswith("none whole rewards were charged for the distance to it")
 
 
 def test_run_prints_the_data_flow_of_one_iteration_and_is_not_changed_by_it(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "model")
-    displays = []
-    for trace in (True, False):
-        display = SilentDisplay()
-        config = small_config(tmp_path / str(trace), model, run={"folder": str(tmp_path / str(trace)), "iterations": 2})
-        train(config, trace=trace, display=display)
-        displays.append(display)
-    traces = [[note for note in display.notes if "data flow" in note] for display in displays]
-    assert [len(found) for found in traces] == [1, 0]
-    assert any("after 2 optimizer steps" in note and "actor/grad_norm" in note for note in displays[0].notes)
-    losses = [[row["actor/fresh/pg_loss"] for row in display.iterations] for display in displays]
-    assert losses[0] == losses[1]
+    model, displays = save_qwen2(tmp_path / "model"), (SilentDisplay(), SilentDisplay())
+    for trace, display in enumerate(displays):
+        config = small_config(tmp_path / str(trace), model, run={"iterations": 2})
+        train(config, trace=bool(trace), display=display)
+    assert [sum("data flow" in note for note in display.notes) for display in displays] == [0, 1]
+    assert any("after 2 optimizer steps" in note and "actor/grad_norm" in note for note in displays[1].notes)
+    plain, traced = ([row["actor/fresh/pg_loss"] for row in display.iterations] for display in displays)
+    assert plain == traced

@@ -162,9 +162,9 @@ def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin
     deaths = 0
     while not run.has_ended:
         with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "poison"}) as worker:
-            while not run.has_ended and worker.running:
+            while not run.has_ended and not worker.ended:
                 time.sleep(0.05)
-            deaths += not worker.running
+            deaths += worker.ended
         assert deaths <= 40
     groups = run.store.tickets.ended_groups(run.id)
     reasons = [{member.reason for member in group.members} for group in groups]

@@ -76,13 +76,6 @@ class Moody(Parity):
         return float("nan") if mood == "nan" and type(self).asked > 40 else super().reward(task, messages)
 
 
-class Enormous(Parity):
-    """Rewards that are numbers, but whose squares float32 can't hold."""
-
-    def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        return 1e30 * super().reward(task, messages)
-
-
 class Pondering:
     """A parser that finds a thought in every reply, and no answer in any."""
 

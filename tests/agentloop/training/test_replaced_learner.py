@@ -1,8 +1,10 @@
-"""A trainer whose run was resumed by another process changes nothing of it any more: neither its rows nor its files."""
+"""A learner leads its run as long as it says so; replaced, it changes nothing any more: no row and no file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,25 +13,60 @@ from agentloop.config import ModelSection
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import load_model
 from agentloop.runs.run_folder import RunFolder
+from agentloop.runs.signals import graceful_stop
+from agentloop.training.collecting.by_workers import Leadership
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.train import train
-from replay import ReplayStore, RunReplaced
-from tests.fakes.records import RUN, new_store
+from replay.errors import ReplayError, RunReplaced
+from replay.store import ReplayStore
+from tests.fakes.records import RUN, new_store, sql
 from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
+
+LEASE_S = 0.3
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ReplayStore]:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        yield store
+
+
+@pytest.fixture
+def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
+    return Leadership(store, RUN, tmp_path, lease_s=LEASE_S)
+
+
+def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
+    store: ReplayStore, leadership: Leadership
+) -> None:
+    store.roles.lead(RUN, "elsewhere", lease_s=600)
+    store.roles.end_run(RUN)
+    with pytest.raises(ReplayError, match="while 'elsewhere' leads"), leadership.held():
+        pass
+    assert store.roles.view(RUN).has_ended
+    store.roles.stop_leading(RUN, "elsewhere")
+    with leadership.held():
+        assert not store.roles.view(RUN).has_ended
+
+
+def test_a_learner_with_nothing_under_way_says_why_it_ends_when_another_leads(
+    store: ReplayStore, leadership: Leadership
+) -> None:
+    """The signal that wakes it would end it without a word of that, and with another exit code."""
+    replaced = pytest.raises(RunReplaced, match="got 'elsewhere' in the place of")
+    with graceful_stop(lambda text: None), replaced, leadership.held():
+        sql(store, "update runs set leader = 'elsewhere'")
+        time.sleep(60)
 
 
 def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen2: Path) -> None:
     loaded = load_model(ModelSection(path=str(qwen2)), qwen2)
     generator = LocalGenerator(loaded.model, stop_ids=loaded.stop_ids)
     store = new_store(tmp_path / "replay.sqlite")
-    publisher = Publisher(
-        loaded,
-        generator,
-        store,
-        folder=RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2, checkpoint={"keep_policies": 1})),
-    )
+    folder = RunFolder(tmp_path, RUN, small_config(tmp_path, qwen2, checkpoint={"keep_policies": 1}))
+    publisher = Publisher(loaded, generator, store, folder=folder)
     publisher.publish(1)
     ReplayStore.open(tmp_path / "replay.sqlite").resume(RUN, 0)
     with pytest.raises(RunReplaced, match=r"^run must be written by one process at a time, got epoch 1 .* epoch 0"):

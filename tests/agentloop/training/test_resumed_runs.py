@@ -1,4 +1,4 @@
-"""A run goes on beyond its end, from its folder alone; what it had done keeps its meaning."""
+"""A run is begun, continued and lengthened, from its folder alone, by one process at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import config_to_resume, open_run_folder
+from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import TrainResult, train
-from tests.fakes.runs import SilentDisplay, rows, small_config
+from tests.fakes.processes import assert_same_bits
+from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 pytestmark = pytest.mark.slow
 
 REPLAY = {"fraction": 0.5, "schedule": {"shape": "linear", "final": 0.25}, "sampler": "uniform"}
 
 
-def config(folder: Path, model: Path, **run: object) -> RunConfig:
+def scheduled(folder: Path, model: Path, **run: object) -> RunConfig:
     return small_config(
         folder,
         model,
@@ -35,7 +36,7 @@ def config(folder: Path, model: Path, **run: object) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
-    return train(config(tmp_path_factory.mktemp("short"), qwen2, iterations=2), display=SilentDisplay())
+    return train(scheduled(tmp_path_factory.mktemp("short"), qwen2, iterations=2), display=SilentDisplay())
 
 
 @pytest.fixture
@@ -57,10 +58,11 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     result = lengthened(run, "run.iterations=4", display=display)
     assert (result.folder, result.iterations, result.exit_code) == (run, 4, 0)
     assert "run.iterations is 4 now, after 2; schedules stay laid over 2 iterations" in display.notes
-    whole = train(config(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
+    whole = train(scheduled(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
     for version in range(5):
-        ours, theirs = weights(run, version), weights(whole.folder, version)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert_same_bits(
+            *(folder / "policies" / f"{version:06d}" / "model.safetensors" for folder in (run, whole.folder))
+        )
     # Linear from 0.5 at the first iteration to 0.25 at the second, and so it stays.
     query = "select fraction from iterations order by iteration"
     assert rows(run / "replay.sqlite", query) == [(0.5,), (0.25,), (0.25,), (0.25,)]
@@ -83,9 +85,8 @@ def test_resumed_run_that_has_ended_says_how_it_goes_on(run: Path) -> None:
 
 
 def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: Path) -> None:
-    settings = config(tmp_path, qwen2, iterations=3, stop_at_success=0.0).model_copy(
-        update={"evaluation": small_config(tmp_path, qwen2).evaluation.model_copy(update={"every": 1, "tasks": 1})}
-    )
+    run, evaluation = {"iterations": 3, "stop_at_success": 0.0}, {"every": 1, "tasks": 1}
+    settings = small_config(tmp_path, qwen2, run=run, evaluation=evaluation)
     ended, display = train(settings, display=SilentDisplay()), SilentDisplay()
     assert ended.iterations == 1
     assert lengthened(ended.folder, display=display).iterations == 1
@@ -111,20 +112,57 @@ def test_what_would_change_earlier_iterations_is_refused(run: Path, override: st
     assert (run / "run.json").read_bytes() == before
 
 
-def test_model_is_the_newest_checkpoints(run: Path, short: TrainResult) -> None:
+def test_model_is_the_newest_checkpoints_also_after_a_copy_without_links(run: Path, short: TrainResult) -> None:
     assert short.model == short.folder / "model"
     assert short.model.resolve() == short.folder.resolve() / "checkpoints" / "000002" / "model"
-    model = AutoModelForCausalLM.from_pretrained(short.model)
-    stored = weights(short.folder, 2)
+    model, stored = AutoModelForCausalLM.from_pretrained(short.model), weights(short.folder, 2)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in model.state_dict().items() if name in stored)
-    # What the run began with is apart.
-    assert {path.name for path in (short.folder / "start").iterdir()} >= {"tokenizer.json", "COMPLETE"}
-
-
-def test_a_run_that_was_copied_without_links_has_them_again_after_a_resume(run: Path) -> None:
     (run / "model").unlink()
     shutil.copytree(run / "checkpoints" / "000002" / "model", run / "model")
-    assert (open_run_folder(run).start / "tokenizer.json").is_file()
     lengthened(run)
     assert (run / "model").is_symlink()
-    assert (run / "start" / "COMPLETE").is_file()
+    # What the run began with is apart.
+    assert {path.name for path in (run / "start").iterdir()} >= {"tokenizer.json", "COMPLETE"}
+
+
+def two_iterations(folder: Path, model: Path, **sections: dict[str, object]) -> RunConfig:
+    return small_config(
+        folder,
+        model,
+        run={"iterations": 2, **sections.pop("run", {})},
+        rollout={"max_turns": 1, "max_tokens_per_turn": 12},
+        evaluation={"every": 0, "tasks": 1},
+        **sections,
+    )
+
+
+def test_auto_begins_a_run_then_continues_it_and_leaves_it_alone_once_it_has_ended(tmp_path: Path, qwen2: Path) -> None:
+    config = two_iterations(tmp_path, qwen2)
+    stopped = train(config, resume="auto", display=StopAfter(1))
+    assert (stopped.folder, stopped.iterations, stopped.exit_code) == (tmp_path / "small-001", 1, 143)
+    assert train(config, resume="auto", display=SilentDisplay()).iterations == 2
+    report, display = stopped.report.read_bytes(), SilentDisplay()
+    ended = train(config, resume="auto", display=display)
+    assert display.notes == [f"{tmp_path / 'small-001'} has ended after iteration 2: nothing is left"]
+    assert (ended.folder, ended.iterations, ended.exit_code) == (tmp_path / "small-001", 2, 0)
+    assert stopped.report.read_bytes() == report
+    assert [path.name for path in tmp_path.glob("small-*")] == ["small-001"]
+
+
+def test_a_run_is_begun_and_continued_in_the_folder_it_is_given(tmp_path: Path, qwen2: Path) -> None:
+    config, folder = two_iterations(tmp_path, qwen2), tmp_path / "small-007"
+    (folder / "logs").mkdir(parents=True)  # where a launch has begun to write
+    assert train(config, run=folder, display=StopAfter(1)).iterations == 1
+    train(two_iterations(tmp_path, qwen2, run={"iterations": 1}), display=SilentDisplay())  # small-008, the newest now
+    assert train(config, run=folder, display=SilentDisplay()).folder == folder
+    with pytest.raises(UserError, match=r"run.seed must be the run's own when resuming .*small-007"):
+        train(two_iterations(tmp_path, qwen2, run={"seed": 3}), run=folder, display=SilentDisplay())
+
+
+def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(tmp_path: Path, qwen2: Path) -> None:
+    config, folder = two_iterations(tmp_path, tmp_path / "nowhere"), tmp_path / "small-001"
+    (folder / "logs").mkdir(parents=True)
+    with pytest.raises(UserError, match="nowhere"):
+        train(config, run=folder, display=SilentDisplay())
+    assert [path.name for path in folder.iterdir()] == ["logs"]
+    assert train(two_iterations(tmp_path, qwen2), run=folder, display=SilentDisplay()).iterations == 2

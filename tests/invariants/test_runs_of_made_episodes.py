@@ -1,0 +1,182 @@
+"""Whoever collects, and whatever fails or is late: shares stay exact to half a row, and a run and its resume go on."""
+
+from __future__ import annotations
+
+from collections import Counter, namedtuple
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.errors import TrainingStopped
+from tests.fakes.engine_server import EngineServer, serving
+from tests.fakes.runs import rows, save_qwen2, small_config
+from tests.fakes.worker_runs import made_run
+
+pytestmark = pytest.mark.timeout(300)
+
+ITERATIONS = 100
+FIRST = 6
+"""The batch from which on rows are replayed: whatever is planned ahead, the buffer has enough for it by then."""
+CONSTANT: dict[str, Any] = {"fraction": 0.23}
+FALLING: dict[str, Any] = {"fraction": 0.47, "schedule": {"shape": "linear", "final": 0.11}}
+BATCHES = """select fraction, fresh, replay,
+             (select count(*) from draws d where d.iteration = i.iteration and d.stream = 'fresh'),
+             (select count(*) from draws d where d.iteration = i.iteration and d.stream = 'replay')
+             from iterations i order by iteration"""
+
+
+Batch = namedtuple("Batch", ["fraction", "fresh", "replay", "drawn_fresh", "drawn_replay"])
+"""What an iteration says of its batch, and what its draws say."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    with serving(save_qwen2(tmp_path_factory.mktemp("model"))) as server:
+        yield server
+
+
+def by_workers(server: EngineServer, staleness: int, samples_per_insert: float | None) -> dict[str, dict[str, Any]]:
+    return {
+        "rollout": {"engine": "vllm"},
+        "engine": {"urls": [server.address]},
+        "loss": {"fresh": {"anchor": "behavior"}},
+        "collection": {"by": "workers", "max_staleness": staleness, "samples_per_insert": samples_per_insert},
+    }
+
+
+MODES = [(None, None), (0, None), (1, None), (3, None), (1, 40.0), (3, 40.0), (3, 1.5)]
+"""The bound on staleness and `samples_per_insert`; without the first one the loop collects."""
+QUICK = (3, 1.5, FALLING)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "samples_per_insert", "replay"),
+    [
+        pytest.param(*mode, replay, marks=() if (*mode, replay) == QUICK else pytest.mark.soak)
+        for mode in MODES
+        for replay in (CONSTANT, FALLING)
+    ],
+)
+def test_every_mode_replays_the_declared_share(
+    tmp_path: Path,
+    server: EngineServer,
+    staleness: int | None,
+    samples_per_insert: float | None,
+    replay: dict[str, Any],
+) -> None:
+    """Batches of replayed rows alone are extra: what the mixed ones carry over is not changed by them."""
+    config = small_config(
+        tmp_path,
+        server.models.folder,
+        run={"iterations": ITERATIONS},
+        replay={**replay, "start": {"iteration": FIRST}},
+        **({} if staleness is None else by_workers(server, staleness, samples_per_insert)),
+    )
+    with made_run(config) as run:
+        for _ in range(ITERATIONS):
+            batches = run.loop.state.batches
+            run.iterate()
+            if samples_per_insert is not None and run.loop.state.batches == batches:
+                assert run.samples <= samples_per_insert * run.counts.done
+        counts = run.counts
+    found = [Batch(*row) for row in rows(tmp_path / "small-001" / "replay.sqlite", BATCHES)]
+    alone = [batch for batch in found if not batch.fresh]
+    mixed = [batch for batch in found if batch.fresh]
+    assert (len(alone) > 0) == (samples_per_insert is not None)
+    assert all(batch.replay == batch.drawn_replay == 16 for batch in alone)
+    off = [Fraction(0)]
+    for number, batch in enumerate(mixed, start=1):
+        assert (batch.fresh, batch.replay, batch.fresh + batch.replay) == (batch.drawn_fresh, batch.drawn_replay, 16)
+        if batch.replay or number >= FIRST:
+            off.append(off[-1] + 16 * Fraction(batch.fraction) - batch.replay)
+    worst = max(map(abs, off))
+    print(f"{len(mixed)} mixed and {len(alone)} replayed batches: at most {float(worst):.3f} rows off")
+    assert sum(batch.replay for batch in mixed) > 100
+    assert worst <= Fraction(1, 2)
+    if staleness is not None:
+        collected = (counts.queued, counts.leased, counts.open, counts.waiting, counts.late, counts.unused)
+        assert (collected, counts.fresh) == ((0,) * 6, counts.done)
+    assert mixed[-1].fraction == pytest.approx(config.mix_rule().fraction_at(ITERATIONS), abs=0.03)
+
+
+SHORT = 24
+
+
+def by_two(folder: Path, server: EngineServer, **sections: dict[str, Any]) -> RunConfig:
+    return small_config(
+        folder,
+        server.models.folder,
+        run={"iterations": SHORT},
+        rollout={"engine": "vllm"},
+        engine={"urls": [server.address]},
+        loss={"fresh": {"anchor": "behavior"}},
+        **{"collection": {"by": "workers", "max_staleness": 1}, **sections},
+    )
+
+
+def test_a_task_that_always_fails_is_tried_in_two_batches_and_no_more(tmp_path: Path, server: EngineServer) -> None:
+    """One in seven fails: were each put back for ever, a batch would soon be made of such tasks alone."""
+    with made_run(by_two(tmp_path, server, batch={"trajectories": 32, "group_size": 4, "mini_batch": 16})) as run:
+        run.fails = lambda claim: int(claim.task.hash, 16) % 7 == 0
+        for _ in range(SHORT):
+            run.iterate()
+        counts = run.counts
+    tickets = "select task, count(distinct number), max(state) from tickets where state = '{}' group by task"
+    database = tmp_path / "small-001" / "replay.sqlite"
+    failed = rows(database, tickets.format("failed"))
+    print(f"{len(failed)} tasks failed, in {Counter(batches for _, batches, _ in failed)} batches: {counts}")
+    assert len(failed) > 5
+    assert {batches for _, batches, _ in failed[:-2]} <= {1, 2}
+    assert counts.fresh == counts.done == counts.rows
+    assert rows(database, "select count(*) from iterations where fresh = 0") == [(0,)]
+
+
+def test_a_run_that_stopped_as_a_whole_batch_had_failed_goes_on(tmp_path: Path, server: EngineServer) -> None:
+    """The engines were gone for too long, say: who has mended that must not find the run stopped for ever."""
+    with made_run(by_two(tmp_path, server)) as run:
+        for _ in range(3):
+            run.iterate()
+        run.fails = lambda claim: True
+        with pytest.raises(TrainingStopped, match=r"batch [45] must have a trajectory .* it always fails\. Mend that"):
+            for _ in range(3):
+                run.iterate()
+        run.fails = lambda claim: False
+        failed = run.counts.failed
+        run.resume(run.checkpoint())
+        while run.loop.state.iteration < SHORT:
+            run.iterate()
+        counts = run.counts
+    database = tmp_path / "small-001" / "replay.sqlite"
+    again = """select count(*) from (select task from tickets group by task
+               having max(state = 'failed') and max(state = 'done'))"""
+    assert rows(database, again) == [(failed // 4,)]
+    assert rows(database, "select count(*) from iterations where fresh > 0") == [(SHORT,)]
+    assert (counts.failed, counts.fresh, counts.late, counts.unused) == (failed, counts.done, 0, 0)
+
+
+def test_a_batch_that_a_resume_finds_too_far_ahead_is_for_replay(tmp_path: Path, server: EngineServer) -> None:
+    """Between two batches there were updates of replay alone, which are made again only where a batch is waited for."""
+    collection = {"by": "workers", "max_staleness": 4, "samples_per_insert": 40.0}
+    with made_run(by_two(tmp_path, server, collection=collection)) as run:
+        run.in_time = 0.0
+        for _ in range(10):
+            run.iterate()
+        checkpoint = run.checkpoint()
+        while run.loop.state.iteration < SHORT:
+            run.iterate()
+        assert run.counts.late == 0 and run.loop.state.batches < SHORT // 2
+        run.resume(checkpoint)
+        while run.loop.state.iteration < SHORT:
+            run.iterate()
+        counts = run.counts
+    print(f"after a resume {counts}")
+    assert counts.late > 0
+    assert (counts.failed, counts.unused, counts.waiting, counts.open) == (0, 0, 0, 0)
+    database = tmp_path / "small-001" / "replay.sqlite"
+    assert rows(database, "select max(staleness) <= 4 from draws where stream = 'fresh'") == [(1,)]
+    batches = rows(database, "select distinct fresh + replay from iterations")
+    assert batches == [(16,)]
