@@ -16,7 +16,7 @@ from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
-from agentloop.rollouts.intervals import wilson
+from agentloop.rollouts.confidence_intervals import wilson
 from agentloop.runs.run_folder import COMPLETE, RunFolder, explained, open_run_folder
 from replay import questions
 from replay.store import ReplayStore

@@ -16,9 +16,9 @@ from agentloop.environments import Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
+from agentloop.rollouts.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
-from agentloop.rollouts.intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent

@@ -26,7 +26,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.pages.regime import regime
+from replay.pages.limited_by import regime
 from replay.records import BatchRow, IterationRecord
 from replay.storage.write import AppendReport
 

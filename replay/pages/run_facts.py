@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from replay.mixing.schedule import Schedule
 from replay.pages.charts import Config, Metrics, finite, number
-from replay.pages.regime import regime
+from replay.pages.limited_by import regime
 from replay.records import stored_setting as stored
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from replay.tables import Cell, row_table
+from replay.text_tables import Cell, row_table
 
 ALL = "all"
 """The part that holds every row."""

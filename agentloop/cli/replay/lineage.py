@@ -17,7 +17,7 @@ from replay import questions
 from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import asked_run
 from replay.questions.trajectory import lineage_of
-from replay.tables import Cell, number, row_table, share, state_text, table
+from replay.text_tables import Cell, number, row_table, share, state_text, table
 
 _COMPLETE = "COMPLETE"
 """Marks whole checkpoints; see agentloop.runs.checkpoint."""

@@ -20,7 +20,7 @@ from replay.locate import tokenizer
 from replay.questions import Sort, TaskSort
 from replay.questions.open_buffer import OpenBuffer
 from replay.records import REMOVED_TASK
-from replay.tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
+from replay.text_tables import Cell, counted, ended, number, quoted, row_table, share, state_text, yes_or_no
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""

@@ -15,7 +15,7 @@ from replay.config import StoredConfig, TaskPool
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.questions.open_buffer import OpenBuffer, asked_run
-from replay.tables import row_table, share, yes_or_no
+from replay.text_tables import row_table, share, yes_or_no
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig

@@ -16,7 +16,7 @@ from replay.questions import chosen
 from replay.questions import iteration as iteration_of
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.verify import Verification
-from replay.tables import number, table
+from replay.text_tables import number, table
 
 if TYPE_CHECKING:
     from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck

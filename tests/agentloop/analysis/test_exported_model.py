@@ -18,7 +18,7 @@ from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
-from agentloop.rollouts.intervals import wilson
+from agentloop.rollouts.confidence_intervals import wilson
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import pytest
 
+from agentloop.rollouts.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, as_table, report
-from agentloop.rollouts.intervals import bootstrap, pass_at_k, proportion, wilson
 
 
 @pytest.mark.parametrize("samples", range(1, 9))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.pages.regime import regime
+from replay.pages.limited_by import regime
 from replay.pages.run_facts import tiles
 
 
