@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -74,7 +75,7 @@ def play(
     print(conversation_text(map(plain_message, episode.messages)))
     reward = episode.environment_reward
     success = "a success" if reward >= config.rollout.success_reward else "no success"
-    print(f"{episode.stop_reason}: " + ("no reward" if reward is None else f"reward {reward:g}, {success}"))
+    print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))
 
 
 def _checked(config: RunConfig) -> dict[str, Any]:

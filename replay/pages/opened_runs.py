@@ -62,7 +62,7 @@ class OpenedRuns:
         try:
             found: list[QueryResult] = self.ask(folder.name, "lines", own_lines)
             if any(line["state"] == LIVE for line in found):  # time alone makes a run stop
-                self._answers.pop((folder.name, "lines"))
+                self._answers.pop((folder.name, "lines"), None)
         except ReplayError as error:
             return [{"run": None, "name": folder.name, "state": None, "problem": str(error)}]
         return found

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import TrajectoryRecord
 from replay.storage.format.rows import check_authors
 from replay.storage.format.schema import policies, runs
 
@@ -67,13 +65,6 @@ def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
     for name, condition in zip(ROW_FIELDS, _sampled_apart(rows), strict=True):
         total = total + sa.case((known & condition, bits((name,))), else_=0)
     return total
-
-
-def record_mismatch(record: TrajectoryRecord) -> int:
-    """Bits of ROW_FIELDS, of a row that is in no database yet."""
-    if math.isnan(record.mean_behavior_log_prob):
-        return 0
-    return bits(tuple(name for name, apart in zip(ROW_FIELDS, _sampled_apart(record), strict=True) if apart))
 
 
 def run_mismatches(connection: sa.Connection, mine: str, others: Sequence[str]) -> dict[str, int]:

@@ -32,11 +32,6 @@ async def crowd(episode: Episode) -> float:
     return float(seen)
 
 
-def length_or_nothing(episode: Episode) -> float:
-    """Has nothing to say of an episode whose length is a multiple of 3."""
-    return episode.num_tokens / 4 if episode.num_tokens % 3 else float("nan")
-
-
 def picky(episode: Episode) -> float:
     if episode.messages[-1].content == "bad":
         raise ConnectionError("no\nanswer")
