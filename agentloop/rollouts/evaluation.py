@@ -155,11 +155,17 @@ class EvaluationReport:
     """Success in each of several environments; none where there is one."""
 
     def to_json(self) -> dict[str, Any]:
-        figures = asdict(self, dict_factory=dict)
-        del figures["evaluation"]
         facts = {name: getattr(self.evaluation, name) for name in ("tasks", "samples", "engine_failures", "success")}
-        pass_at_k = {str(k): found for k, found in figures["pass_at_k"].items()}
-        return {**figures.pop("evaluated"), **facts, "confidence": CONFIDENCE, **figures, "pass_at_k": pass_at_k}
+        return {
+            **asdict(self.evaluated),
+            **facts,
+            "confidence": CONFIDENCE,
+            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
+            "mean_reward": asdict(self.mean_reward),
+            "mean_turns": asdict(self.mean_turns),
+            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
+            "environments": {name: asdict(found) for name, found in self.environments.items()},
+        }
 
 
 def evaluate(

@@ -296,7 +296,7 @@ def test_command_changes_nothing(copied: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--loss", "gpso"], "--loss must be a YAML file, own, or one of reinforce, "),
+        (["--loss", "gpso"], "--loss must be a YAML file, own, or one of ppo_clip, reinforce, "),
         (["--loss", "gspo", "--loss", "gspo"], "--loss must name each objective once, got gspo twice"),
         (["--iteration", "9"], "iteration must be a committed one, from 1 to 3, got 9"),
         (["--policy", "77"], "--policy must be a version whose weights are still in"),

@@ -201,4 +201,3 @@ def test_preview_tells_the_very_rows_that_the_run_then_draws(tmp_path: Path, qwe
     # Which tasks come next is the run's affair.
     exact = [each["batch"]["exact"] for each in (answer, unknown, guessed)]
     assert exact == [True, False, False]
-    assert (answer["plan"]["remainders"], guessed["plan"]["remainders"]) == (True, False)
