@@ -23,7 +23,8 @@ from replay.storage.format.column_types import restored_column
 from replay.storage.format.damage import dangling, misfits, raw, readable
 from replay.storage.format.encoding import BlobError, decode_log_probs
 from replay.storage.format.message_json import messages_of
-from replay.storage.format.schema import held_out, metadata, segments, token_scores, trajectories
+from replay.storage.format.rows import chunked
+from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
 from replay.storage.read import author_table, load
 from replay.storage.validate import NOTHING_STORED, SUMMARY, validate
 
@@ -104,17 +105,25 @@ def _pages(database: Database, table: sa.Table, query: sa.Select[Any]) -> Iterat
 
 
 def _look_at_cells(database: Database, table: sa.Table, found: Verification) -> None:
-    """A line for each column with cells that hold what nobody can have written; rows with such a cell are corrupt."""
+    """A line for each column with cells that hold what nobody can have written there. Rows that could not be drawn for
+    it are corrupt: those of trajectories, and the members of groups."""
     columns = readable(table)
     wrong: Counter[str] = Counter()
+    of_groups: list[str] = []
     for row in chain.from_iterable(_pages(database, table, sa.select(*map(raw, columns)))):
         misfitting = [column.name for column in misfits(columns, row)]
         wrong.update(misfitting)
         if misfitting and table is trajectories:
             found.corrupt[row[0]] = f"a value that nobody can have written in {misfitting[0]}"
+        if misfitting and table is groups:
+            of_groups.append(row[0])
     found.damage += [
         f"{table.name}.{name}: {count} hold what nobody can have written there" for name, count in wrong.items()
     ]
+    for chunk in chunked(of_groups):
+        members = sa.select(raw(_rows.id)).where(raw(_rows.group).in_(chunk))
+        ids = database.read(lambda connection: connection.scalars(members).all())  # noqa: B023  asked at once
+        found.corrupt |= dict.fromkeys(ids, "a group that holds what nobody can have written")
 
 
 def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Verification) -> None:

@@ -119,15 +119,28 @@ def test_whatever_stops_a_question_is_named_by_verify(filled: ReplayStore, chang
         assert f"{damage} hold what nobody can have written there" in opened.verify().damage
 
 
-def test_row_that_stops_a_draw_is_set_aside_by_verify(filled: ReplayStore) -> None:
-    ((id,),) = sql(filled, "select id from trajectories where iteration = 1 and slot = 0")
-    sql(filled, "update trajectories set advantage = '?' where id = ?", id)
+@pytest.mark.parametrize(
+    ("change", "column", "where"),
+    [
+        (
+            "trajectories set advantage = '?' where iteration = 1 and slot = 0",
+            "advantage",
+            "iteration = 1 and slot = 0",
+        ),
+        ("groups set size = '?' where iteration = 1", "size", "iteration = 1"),
+    ],
+)
+def test_rows_that_stop_a_draw_are_set_aside_by_verify(
+    filled: ReplayStore, change: str, column: str, where: str
+) -> None:
+    wanted = sql(filled, f"select id from trajectories where {where} order by id")
+    sql(filled, f"update {change}")
     with closing(ReplayStore.open(filled.path or "")) as opened:
-        with pytest.raises(DamagedDatabase, match=r"trajectories.advantage at .*: it is damaged. .*replay verify$"):
+        with pytest.raises(DamagedDatabase, match=rf"\.{column} at .*: it is damaged. .*replay verify$"):
             draw_all(opened)
         opened.quarantine(opened.verify().corrupt)
-        assert len(draw_all(opened)) == 9
-        assert sql(opened, "select id from trajectories where state = 'quarantined'") == [(id,)]
+        assert draw_all(opened)
+        assert sql(opened, "select id from trajectories where state = 'quarantined' order by id") == wanted
 
 
 def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
