@@ -109,12 +109,13 @@ def measure(rounds: int, folder: Path) -> Times:
         stored += [row.id for row in rows]
         append = partial(store.append, [TASK], [make_group(iteration)], rows)
         times["append"]["store"].append(seconds(append))
+        for name, other in others.items():
+            times["append"][name].append(seconds(partial(other.append, rows)))
         request = DrawRequest(RUN, iteration + 1, 0, (Pick(ROWS),))
         times["refresh"]["store"].append(seconds(partial(store.available, request, sampler)))
         times["draw"]["store"].append(seconds(partial(store.draw, request, sampler)))
         ids = random.choice(stored, ROWS, replace=False).tolist()
         for name, other in others.items():
-            times["append"][name].append(seconds(partial(other.append, rows)))
             times["draw"][name].append(seconds(partial(other.draw, ids)))
     store.close()
     return times
