@@ -116,7 +116,7 @@ class Environment:
 
     deterministic: ClassVar[bool] = False
     """True: every tool's result follows from the task and the calls before it, so equal calls are answered from memory.
-    `reward` must then go by task and messages. `agentloop replay verify --tools` tries whether it is true."""
+    `reward` must then go by task and messages. Nothing checks that it is true."""
 
     def make_task(self, rng: random.Random) -> Task:
         """A random task, the same one for the same state of `rng`. Not needed where every task is a row."""
