@@ -91,12 +91,9 @@ class OwnObjective(Section):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-def _name_alone(given: Any) -> Any:
-    return {"name": given} if isinstance(given, str) else given
-
-
-def _kind_alone(given: Any) -> Any:
-    return {"kind": given} if isinstance(given, str) else given
+def _alone(key: str) -> BeforeValidator:
+    """A text stands for a section with that key and all defaults."""
+    return BeforeValidator(lambda given: {key: given} if isinstance(given, str) else given)
 
 
 def _whose(given: Any) -> str:
@@ -109,8 +106,8 @@ _ByName = Field(discriminator="name")
 _FreshBuiltIn = Annotated[PpoClip | _Others, _ByName, Tag("built_in")]
 _ReplayBuiltIn = Annotated[ReplayPpoClip | _Others, _ByName, Tag("built_in")]
 _Own = Annotated[OwnObjective, Tag("own")]
-FreshObjective = Annotated[_FreshBuiltIn | _Own, Discriminator(_whose), BeforeValidator(_name_alone)]
-ReplayObjective = Annotated[_ReplayBuiltIn | _Own, Discriminator(_whose), BeforeValidator(_name_alone)]
+FreshObjective = Annotated[_FreshBuiltIn | _Own, Discriminator(_whose), _alone("name")]
+ReplayObjective = Annotated[_ReplayBuiltIn | _Own, Discriminator(_whose), _alone("name")]
 OBJECTIVE_NAMES: tuple[str, ...] = tuple(
     name for kind in get_args(PpoClip | _Others) for name in get_args(kind.model_fields["name"].annotation)
 )
@@ -124,7 +121,7 @@ class PlainMissing(Section):
     name: Literal["reject", "recompute"] = "reject"
 
 
-MissingLogProbs = Annotated[PlainMissing | Luffy | Bc, _ByName, BeforeValidator(_name_alone)]
+MissingLogProbs = Annotated[PlainMissing | Luffy | Bc, _ByName, _alone("name")]
 
 
 class NoCorrection(Section):
@@ -154,9 +151,7 @@ class VTrace(_OfUnits):
     trace_high: PositiveFloat = 1.0
 
 
-Correction = Annotated[
-    NoCorrection | Truncation | RatioBounds | VTrace, Field(discriminator="kind"), BeforeValidator(_kind_alone)
-]
+Correction = Annotated[NoCorrection | Truncation | RatioBounds | VTrace, Field(discriminator="kind"), _alone("kind")]
 _OBJECTIVE = (
     "Loss of a token: a name with its options, a name alone with their defaults, or {name: path/to/file.py:function, "
     "options: {...}} for one of your own; formulas in docs/algorithms.md."
