@@ -96,6 +96,16 @@ def test_hinted_rows_are_trained_as_fresh_ones_unless_asked_for() -> None:
     assert torch.equal(plain[1], hinted[1])
 
 
+def test_hinted_rows_without_an_advantage_are_left_out_only_by_an_objective_that_needs_one() -> None:
+    """Cloning (`bc`) learns from them; the same rows under fresh's objective add exactly nothing."""
+    scored = rows_of("all")
+    flat = replace(scored, batch=replace(scored.batch, advantages=torch.zeros_like(scored.batch.advantages)))
+    _, cloned, _ = gradients(tiny_actor(seed=0), flat, documented(hinted={"objective": "bc"}))
+    value, clipped, _ = gradients(tiny_actor(seed=0), flat, documented(hinted=None))
+    assert float(cloned.abs().max()) > 0
+    assert (value, float(clipped.abs().max())) == (0.0, 0.0)
+
+
 def test_correction_of_hinted_rows_weighs_all_their_segments_and_no_others() -> None:
     """By the ratio old / behavior of the whole trajectory; the other fresh rows have a correction of their own."""
     scored = rows_of("some", 2)
