@@ -1,6 +1,6 @@
 """CPU-seconds of the quickstart to its target, and how many of its tool calls were run.
 
-With `--beside FOLDER`, another checkout of the project, also the ratio to that one's: both train the same warmed-up
+With `--against FOLDER`, another checkout of the project, also the ratio to that one's: both train the same warmed-up
 model, seed by seed, with the command people type, evaluations included. Which comes first alternates.
 """
 
@@ -45,10 +45,10 @@ class Outcome:
 
 def main(arguments: Sequence[str] = ()) -> dict[str, float]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quickstart", description=__doc__)
-    parser.add_argument("--beside", type=Path, help="the other checkout")
+    parser.add_argument("--against", type=Path, help="the other checkout")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     given = parser.parse_args(arguments)
-    sides = [ROOT] if given.beside is None else [ROOT, given.beside.resolve()]
+    sides = [ROOT] if given.against is None else [ROOT, given.against.resolve()]
     mine: dict[int, Outcome] = {}
     ratios: dict[int, float] = {}
     for number, seed in enumerate(given.seeds):

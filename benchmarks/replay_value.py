@@ -148,7 +148,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
     found: dict[str, str] = {}
     for task in TASKS:
         runs = by_arm(results, task)
-        found |= {task: costs_table(runs, TITLES), f"{task}-beside": differences_table(runs, TITLES, PAIRS)}
+        found |= {task: costs_table(runs, TITLES), f"{task}-against": differences_table(runs, TITLES, PAIRS)}
     return found
 
 

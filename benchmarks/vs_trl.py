@@ -1,4 +1,4 @@
-"""CPU-seconds and fresh episodes to 90 % held-out success: agentloop beside TRL's GRPOTrainer.
+"""CPU-seconds and fresh episodes to 90 % held-out success: agentloop against TRL's GRPOTrainer.
 
 Both train the quickstart's warmed-up model on the same tasks in the same order: 16 tasks of 8 attempts, two optimizer
 steps, one learning rate throughout, the same clipping and AdamW. Each run is a process of its own. This one looks at
