@@ -199,7 +199,7 @@ class SqliteDatabase(Database):
 
     def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
         return ReplayError(
-            f"database must be free and have room to be written anew, got {found!r} at {self.path}{_room(self.path)}. "
+            f"database must be free and have room to be rewritten, got {found!r} at {self.path}{_room(self.path)}. "
             f"What was deleted is gone for every reader; its bytes go when this is run again. {remedy}"
         )
 

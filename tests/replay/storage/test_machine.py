@@ -102,7 +102,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
     with closing(ReplayStore.open(path)) as store:
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
     said = in_child(within, 1_000_000, said_of_forgetting, path)
-    assert "database must be free and have room to be written anew, got 'disk I/O error' at" in said
+    assert "database must be free and have room to be rewritten, got 'disk I/O error' at" in said
     assert "What was deleted is gone for every reader; its bytes go when this is run again." in said
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
     assert sql(path, "pragma integrity_check") == [("ok",)]
