@@ -16,7 +16,7 @@ from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures, return_freed_memory
 from agentloop.errors import RankLost, TrainingStopped, UserError
-from agentloop.learning.trainer import ShowBatch, Trainer
+from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters, load_policy, reference_policy
@@ -119,11 +119,9 @@ class RankedTrainer:
     def kl_coef(self) -> KlCoefficient:
         return self._trainer.kl_coef
 
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult:
+    def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         with self._orders.given("update", rows, iteration=iteration):
-            return self._trainer.update(rows, iteration=iteration, before_steps=before_steps)
+            return self._trainer.update(rows, iteration=iteration)
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         with self._orders.given("score_only", rows):

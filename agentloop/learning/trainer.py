@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,6 @@ RECOMPUTED = "actor/old_log_probs_recomputed"
 
 class _StoredLogProbsDiffer(Exception):
     """By so many nats, in the first optimizer step of an update, before any weight has moved."""
-
-
-ShowBatch = Callable[[ScoredBatch], None]
-"""Called with the batch as the optimizer steps will see it."""
 
 
 @dataclass
@@ -104,9 +100,7 @@ class Trainer:
             self._critic = CriticLearner(critic, config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult:
+    def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
         With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own beside
@@ -128,9 +122,9 @@ class Trainer:
         with memory_suffices(self._config.batch.micro_batch_tokens):
             note = self._choose_checkpointing()
             try:
-                result = self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
+                result = self._update(batch, reuse=True, iteration=iteration)
             except _StoredLogProbsDiffer as found:
-                result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
+                result = self._update(batch, reuse=False, iteration=iteration)
                 result.metrics.update({"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
         if self._actor.device.type == "cuda":
             result.metrics["actor/peak_memory_gb"] = torch.cuda.max_memory_allocated(self._actor.device) / 1e9
@@ -156,7 +150,7 @@ class Trainer:
         """Of gradients and of the optimizers' states that are not there yet."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
-    def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
+    def _update(self, batch: Batch, *, reuse: bool, iteration: int) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
         needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)
         reference = self._reference if needed else None
@@ -167,8 +161,6 @@ class Trainer:
             metrics |= value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
-        if before_steps is not None:
-            before_steps(scored)
         log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
         totals = UpdateTotals(scored.batch.replayed)
         rates = self._begin(iteration)
