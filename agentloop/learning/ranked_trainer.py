@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.ranks import Ranks, rank_failures, return_freed_memory
+from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
 from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters, load_policy, reference_policy
-from agentloop.models.policy_weights import PolicyWeights, RowScores
-from agentloop.models.sharding import shard
+from agentloop.models.policy_weights import PolicyWeights, RowScores, shard
 from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
@@ -193,7 +192,6 @@ def _sharded(
     shard(model)
     actor = Actor(model, packs=config.batch.packs, compute=config.compute)
     actor.probe()
-    return_freed_memory()  # whole weights have left holes between the parts that stay
     if reference is None or isinstance(reference, WithoutAdapters):
         reference = reference_policy(config, spec.first, actor)
     return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

@@ -180,7 +180,8 @@ def _connected(
     else:
         publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
         if actor.device.type == "cuda":
-            to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
+            trained = sum(p.numel() for p in actor.model.parameters() if p.requires_grad and not ranks.several)
+            to_come = 12 * trained  # gradients and AdamW's two means
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)

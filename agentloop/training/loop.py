@@ -24,7 +24,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from replay.mixing.mixer import ReplayStarved
 from replay.pages.limited_by import regime
-from replay.records import BatchRow, IterationRecord
+from replay.records import IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -143,8 +143,6 @@ class Loop:
         rows = learned_rows(batch.rows, observes=observes, scored_by=scored_by)
         result = parts.trainer.update(rows, iteration=iteration)
         display.phase("update", 1, 1)
-        if result.note is not None:
-            display.note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             display.note(
