@@ -235,7 +235,7 @@ class Trainer:
 
     def values(self) -> dict[str, Any]:
         """The JSON-able ones of `state()`."""
-        return {"optimizer": self._optimizer.name, "kl_coef": self.kl_coef.value}
+        return {"kl_coef": self.kl_coef.value}
 
     def save(self, folder: Path) -> None:
         """The tensors of `state()`, of several ranks each its own part of them."""
@@ -254,13 +254,11 @@ class Trainer:
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
-        if values.get("optimizer") != self._optimizer.name:
-            raise ValueError(f"optimizer state must be that of {self._optimizer.name}, got {values}.")
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
-        self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
+        self.kl_coef.value = values["kl_coef"]
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
