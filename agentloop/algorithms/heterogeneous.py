@@ -62,8 +62,7 @@ def _row_weights(tokens: Tensor, trajectory: Tensor, *, mode: Aggregation, norm_
         case "seq-mean-token-mean":
             denominator = sequences * per_trajectory[trajectory].clamp_min(1)
         case "seq-mean-token-sum-norm":
-            if norm_length is None:
-                raise ValueError("norm_length must be a number of tokens for seq-mean-token-sum-norm, got None.")
+            assert norm_length is not None, "the configuration of this aggregation has one"
             denominator = (sequences * norm_length).expand_as(tokens)
     return (tokens > 0) / denominator.double()
 

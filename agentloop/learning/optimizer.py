@@ -74,8 +74,7 @@ class WeightOptimizer:
     represent changes below 0.004, so small updates would be lost without a trace. For the same reason their gradients
     are summed over passes in float32.
 
-    Raises ValueError if only some parameters are sharded, and for sharded ones if the optimizer looks at whole matrices
-    (`OptimizerSection.shardable`).
+    Raises ValueError if only some parameters are sharded.
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
@@ -85,8 +84,6 @@ class WeightOptimizer:
         if 0 < len(whole) < len(self._parameters):
             # Those are copies that a pass without gradient has left: they would never get a gradient.
             raise ValueError(f"parameters must be sharded all or none, got {whole[0]} whole. Reshard the model first.")
-        if not section.shardable and not whole:
-            raise ValueError(f"optimizer.name must be adamw or sgd when weights are sharded, got {section.name}.")
         sum_gradients_in_float32(self._parameters.values())
         self._masters = {
             name: p.detach().float().requires_grad_()

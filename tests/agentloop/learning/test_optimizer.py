@@ -317,13 +317,3 @@ def test_weights_that_a_pass_left_whole_are_refused(one_rank: DeviceMesh) -> Non
         model(torch.arange(5))
     with pytest.raises(ValueError, match="parameters must be sharded all or none, got outermost whole"):
         WeightOptimizer(model, section("adamw"))
-
-
-@pytest.mark.parametrize("name", ["adafactor", "muon"])
-def test_optimizer_that_looks_at_whole_matrices_is_refused_for_sharded_weights(one_rank: DeviceMesh, name: str) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.name must be adamw or sgd when weights are sharded, got {name}"):
-        WeightOptimizer(sharded(one_rank, torch.float32), section(name))
-    with pytest.raises(
-        ValueError, match=rf"critic.optimizer.name must be adamw or sgd on several ranks, .* got {name}"
-    ):
-        section(name).check_shardable("critic.optimizer")

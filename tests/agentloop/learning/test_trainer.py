@@ -192,12 +192,7 @@ def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
 def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
     """Five known drifts and a stream beside them that must not matter."""
     actor = tiny_actor()
-    (exact,) = sampled_by(actor, [row("r", segment("uulllll", seed=3), stream="replay")])
-    part = exact.trajectory.segments[0]
-    behavior = part.tokens.behavior_log_probs.copy()
-    behavior[2:] -= np.log(np.array([3.0, 1.0, 5.0, 2.0, 4.0], np.float32))  # drift = exp(old - behavior)
-    moved = replace(part, tokens=replace(part.tokens, behavior_log_probs=behavior))
-    rows = [replace(exact, trajectory=replace(exact.trajectory, segments=(moved,))), *mixed_rows(replayed=0)]
+    rows = [*drifted(actor, [[3.0, 1.0, 5.0, 2.0, 4.0]]), *mixed_rows(replayed=0)]
     metrics = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1).metrics
     # Ranks ceil(0.01 x 5) = 1, ceil(0.5 x 5) = 3 and ceil(0.99 x 5) = 5 of 1, 2, 3, 4, 5; the anchor is behavior,
     # and the first step's ratios are the drift.
