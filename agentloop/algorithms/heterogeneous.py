@@ -111,7 +111,10 @@ def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weigh
         positions = rows.nonzero()[:, 0]
         if len(positions):
             chosen = inputs.rows(positions)
-            part = kind.objective(chosen) if kind.missing is None else _two(chosen, kind.objective, kind.missing)
+            if kind.missing is None:
+                part = kind.objective(chosen)
+            else:
+                part = _two_objectives(chosen, kind.objective, kind.missing)
             loss = loss.index_copy(0, positions, part.loss)
             clipped[positions], lower[positions] = part.clipped, part.clipped_lower
     if importance_weights is not None:
@@ -121,7 +124,7 @@ def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weigh
     return PolicyLoss(loss, clipped, lower)
 
 
-def _two(inputs: ObjectiveInput, objective: Objective, missing: Objective) -> PolicyLoss:
+def _two_objectives(inputs: ObjectiveInput, objective: Objective, missing: Objective) -> PolicyLoss:
     """`missing` for the tokens whose behavior policy is unknown, `objective` for the others."""
     known = inputs.behavior_log_probs.isfinite()
     one, other = objective(inputs.only(known)), missing(inputs.only(~known))
