@@ -318,8 +318,9 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
 def _backward(
     actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """One forward-backward pass: [6] its share of the loss, of the KL; sum of k3 against the old log-probs, and number,
-    of fresh trained tokens; then of replayed ones."""
+    """One forward-backward pass: [6] its shares of loss and KL, then the sum of k3 to the old log-probs over the fresh
+    trained tokens and their number, and both of the replayed ones.
+    """
     batch, section = micro.batch, config.loss
     log_probs, entropies = actor.log_probs(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0

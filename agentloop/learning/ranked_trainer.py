@@ -60,7 +60,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 class _Orders:
-    """What rank 0 does to its trainer or its weights; the others are told, and do the same."""
+    """What rank 0 does to its trainer or its weights, and says to the others, so that all do the same."""
 
     def __init__(self, ranks: Ranks, part: str) -> None:
         self._ranks = ranks

@@ -52,7 +52,7 @@ class SequenceClassifier:
                 f"reward.model.label must be null for a model with one output, else the number of one, got "
                 f"{section.label} with {outputs} outputs. Change it."
             )
-        most = min(getattr(model.config, "max_position_embeddings", math.inf), self._tokenizer.model_max_length)
+        most = min(getattr(model.config, "max_position_embeddings", None) or math.inf, self._tokenizer.model_max_length)
         if section.max_tokens > most:
             raise UserError(
                 f"reward.model.max_tokens must be at most {most}, the positions of {section.path!r}, got "

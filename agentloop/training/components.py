@@ -180,8 +180,9 @@ def _connected(
     else:
         publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
         if actor.device.type == "cuda":
-            trained = sum(p.numel() for p in actor.model.parameters() if p.requires_grad and not ranks.several)
-            to_come = 12 * trained  # gradients and AdamW's two means
+            # Gradients and AdamW's two means; several ranks hold them in parts.
+            trained = sum(parameter.numel() for parameter in actor.model.parameters() if parameter.requires_grad)
+            to_come = 0 if ranks.several else 12 * trained
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
