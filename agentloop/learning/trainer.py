@@ -226,23 +226,23 @@ class Trainer:
         means: list[float] = (sums[0] / sums[1]).tolist()
         return means
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors of optimizer and critic (live, not copies) and JSON-able values that say what they belong to."""
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of optimizer and critic: live, not copies."""
         tensors = self._optimizer.state()
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
-        return tensors, self.values()
+        return tensors
 
     def values(self) -> dict[str, Any]:
-        """The JSON-able ones of `state()`."""
+        """What else a checkpoint holds, as JSON has it."""
         return {"kl_coef": self.kl_coef.value}
 
     def save(self, folder: Path) -> None:
         """The tensors of `state()`, of several ranks each its own part of them."""
-        write_tensors(folder, self.state()[0], self._ranks)
+        write_tensors(folder, self.state(), self._ranks)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        """Continue from `save()` with the values of `state()`, whoever wrote it, exactly."""
+        """Continue from `save()` and `values()`, whoever wrote them, exactly."""
         self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks), values)
 
     def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -253,7 +253,7 @@ class Trainer:
         return torch.zeros(shape, dtype=dtype)
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
+        """Continue from `state()` and `values()`. Raises ValueError for those of another optimizer or model."""
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:

@@ -199,8 +199,7 @@ def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     learner = trainer(actor, config, reference=reference)
     for iteration in (1, 2):
         learner.update(episodes(), iteration=iteration)
-    tensors, values = learner.state()
-    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    values, saved = learner.values(), {name: tensor.clone() for name, tensor in learner.state().items()}
     weights = {name: tensor.clone() for name, tensor in actor.model.state_dict().items()}
     assert values["kl_coef"] != 0.05
     last = learner.update(episodes(), iteration=3)
@@ -213,7 +212,7 @@ def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     assert again.metrics == last.metrics
     assert again.advantages == last.advantages
     assert torch.equal(weights_of(resumed_actor), weights_of(actor))
-    state, resumed_state = learner.state()[0], resumed.state()[0]
+    state, resumed_state = learner.state(), resumed.state()
     assert state.keys() == resumed_state.keys()
     assert all(torch.equal(state[name], resumed_state[name]) for name in state)
 
@@ -222,7 +221,7 @@ def test_state_of_another_critic_is_refused() -> None:
     own = trainer(tiny_actor(), ppo())
     shared = trainer(tiny_actor(), ppo(critic={"backbone": "shared"}))
     with pytest.raises(ValueError, match="critic state must belong to this critic"):
-        shared.load_state(*own.state())
+        shared.load_state(own.state(), own.values())
 
 
 def policy_gradient(config: RunConfig) -> Tensor:
@@ -273,7 +272,7 @@ def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
     # The first step is made at distance 0; the second one finds the policy too far.
     assert result.optimizer_steps == 4
     assert result.metrics["actor/held_steps"] == 3
-    state = learner.state()[0]
+    state = learner.state()
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and not k.startswith("critic.")} == {1}
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
     free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))

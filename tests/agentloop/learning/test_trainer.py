@@ -38,7 +38,7 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     actor = tiny_actor()
     learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
     learner.update(mixed_rows(), iteration=1)
-    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state()[0].items()}
+    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state().items()}
     result = learner.update(silent_rows(), iteration=2)
 
     assert result.optimizer_steps == 2
@@ -46,7 +46,7 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     assert "actor/grad_norm" not in result.metrics
     assert result.metrics["actor/fresh/pg_loss"] == 0.0
     assert torch.equal(weights_of(actor), weights)
-    after = learner.state()[0]
+    after = learner.state()
     assert after.keys() == state.keys()
     assert all(torch.equal(after[k], state[k]) for k in state)
     stats = result.rows["t0"]
@@ -298,7 +298,7 @@ def test_nan_never_reaches_the_weights_and_stops_the_run_or_is_counted(on_bad_gr
         result = learner.update(mixed_rows(), iteration=7)
         assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
     assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
-    assert learner.state()[0] == {}
+    assert learner.state() == {}
     assert all(p.grad is None for p in actor.model.parameters())
 
 
