@@ -123,7 +123,7 @@ def gpu_config(config: RunConfig, order: Asked) -> GRPOConfig:
         rows=batch.micro_batch_tokens // config.context.max_tokens,
         use_cpu=on_cpu,
         bf16=not on_cpu,
-        gradient_checkpointing=config.compute.gradient_checkpointing,
+        gradient_checkpointing=config.compute.gradient_checkpointing is True,
         max_steps=config.run.iterations * updates,
         max_completion_length=rollout.max_turns * (rollout.max_tokens_per_turn + RESULT) - RESULT,
         generation_kwargs={"max_tokens" if vllm else "max_new_tokens": rollout.max_tokens_per_turn},

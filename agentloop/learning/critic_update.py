@@ -118,6 +118,10 @@ class CriticLearner:
         log.trained += int(mask.sum())
         return float(loss)
 
+    def bytes_to_come(self) -> int:
+        """Of its gradients and its optimizer's state."""
+        return self._optimizer.bytes_to_come()
+
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
 

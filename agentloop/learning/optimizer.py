@@ -121,6 +121,11 @@ class WeightOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
+    def bytes_to_come(self) -> int:
+        """Of gradients, and of AdamW's two means where there are none yet; other optimizers have less."""
+        parts = ((parameter, self._optimizers[self._movers[name]].state) for name, parameter in self._targets.items())
+        return sum(parameter.numel() * (4 if parameter in state else 12) for parameter, state in parts)
+
     def step(self, gradient_norm: float) -> None:
         """Scale gradients of norm `gradient_norm` down to `max_grad_norm`, apply them and clear them."""
         scale = min(1.0, self._max_norm / gradient_norm)

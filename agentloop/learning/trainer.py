@@ -31,8 +31,8 @@ from agentloop.learning.gradients import accumulate_gradients, check_behavior, c
 from agentloop.learning.optimizer import StepLog, WeightOptimizer, learning_rate
 from agentloop.learning.update_stats import UpdateResult, UpdateTotals, drift_of, update_result
 from agentloop.models.actor import Actor
-from agentloop.models.backbone_passes import memory_suffices
 from agentloop.models.critic import Critic
+from agentloop.models.memory import choose_checkpointing, memory_suffices
 from context.authors import AuthorTable
 from replay.records import REPLAY, BatchRow, Trajectory
 
@@ -91,6 +91,8 @@ class Trainer:
         self._reference = reference
         self._ranks = ranks
         self._losses = stream_losses(config.loss)
+        self._said = False
+        """Whether it was said if activations are kept for backward or made again."""
         self._optimizer = WeightOptimizer(actor.model, config.optimizer)
         self._critic: CriticLearner | None = None
         if config.algorithm == "ppo":
@@ -121,6 +123,7 @@ class Trainer:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self._actor.device)
         with memory_suffices(self._config.batch.micro_batch_tokens):
+            note = self._choose_checkpointing()
             try:
                 result = self._update(batch, reuse=True, iteration=iteration)
             except _StoredLogProbsDiffer as found:
@@ -128,7 +131,26 @@ class Trainer:
                 result.metrics.update({"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
         if on_gpu:
             result.metrics["actor/peak_memory_gb"] = torch.cuda.max_memory_allocated(self._actor.device) / 1e9
-        return result
+        return replace(result, note=note)
+
+    def _choose_checkpointing(self) -> str | None:
+        """Until activations are made again: what else takes memory grows. Ranks, which must do alike, keep them all.
+
+        Said at first, and when it changes.
+        """
+        passes = self._actor.passes
+        if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
+            return None
+        tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
+        note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
+        if self._critic is not None:
+            self._critic.critic.passes.recomputes = passes.recomputes
+        said, self._said = self._said, True
+        return None if said and not passes.recomputes else note
+
+    def bytes_to_come(self) -> int:
+        """Of gradients and of the optimizers' states that are not there yet."""
+        return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
     def _update(self, batch: Batch, *, reuse: bool, iteration: int) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""

@@ -212,6 +212,8 @@ class UpdateResult:
     """By trajectory id, where a critic made them: the mean over the trained tokens."""
     optimizer_steps: int = 0
     """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
+    note: str | None = None
+    """What people are told of it; None: nothing."""
 
 
 def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.models.backbone_passes import Passes, on_its_device
 from agentloop.models.row_attention import Laid
 from agentloop.models.token_log_probs.head import Head, ScoredTokens
+
+
+@dataclass(frozen=True)
+class KeptForBackward:
+    """What a pass with gradient keeps; it grows with its tokens alone, for attention keeps no scores."""
+
+    fixed: int
+    """Bytes: weights in the type of its products."""
+    per_token: int
+    """Bytes."""
+
+    def of(self, tokens: int) -> int:
+        return self.fixed + tokens * self.per_token
 
 
 class Actor:
@@ -33,6 +47,8 @@ class Actor:
         self._head = Head(model, self.compute)
         self.passes = Passes(model.base_model, model.device, self.compute)
         self.packs = self.passes.pack_by_default(half_precision=self.half_precision) if packs is None else packs
+        self.kept_for_backward: KeptForBackward | None = None
+        """None until `models.memory` has measured it."""
         self._narrows_head = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.errors import UserError, one_line
+from agentloop.errors import UserError
 from agentloop.models.row_attention import Laid, attention_within, has_flash, knows_rows, packed, padded
 
 
@@ -57,11 +57,17 @@ class Passes:
         layers = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
         # transformers' own switch acts in training mode alone, which has dropout.
         self._recomputed = [(layer, _recomputed(layer.forward, backbone)) for layer in layers]
-        if compute.gradient_checkpointing and not layers:
+        self.recomputes = compute.gradient_checkpointing is True
+        """Backward makes the activations of layers again."""
+        if self.recomputes and not layers:
             raise UserError(
                 f"compute.gradient_checkpointing must be false for a model without layers of the kind that can be "
                 f"made again, got true with {type(backbone).__name__}. Take it out."
             )
+
+    @property
+    def can_recompute(self) -> bool:
+        return bool(self._recomputed)
 
     def pack_by_default(self, *, half_precision: bool) -> bool:
         """True: rows are quicker packed than padded."""
@@ -78,7 +84,7 @@ class Passes:
             stack.enter_context(attention_within(laid.inputs.get("rows"), self._backbone))
             if self._compiled is not None:
                 stack.enter_context(forward_replaced(self._backbone, self._compiled))
-            if self._compute.gradient_checkpointing and torch.is_grad_enabled():
+            if self.recomputes and torch.is_grad_enabled():
                 for layer, forward in self._recomputed:
                     stack.enter_context(forward_replaced(layer, forward))
             yield
@@ -154,15 +160,3 @@ class _Copies:
         if weight is None or not weight.is_floating_point():
             return weight
         return nn.Parameter(weight.detach().to(self._dtype).to(self._products), requires_grad=False)
-
-
-@contextmanager
-def memory_suffices(tokens: int) -> Iterator[None]:
-    """Within, passes of at most `tokens` are made. Raises UserError where a GPU's memory ends."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"batch.micro_batch_tokens must leave a pass room in the GPU's memory, got {tokens} and {one_line(error)} "
-            "Lower it or context.max_tokens, set compute.gradient_checkpointing: true, or train adapters (lora.rank)."
-        ) from error

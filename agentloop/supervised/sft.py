@@ -19,8 +19,8 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.backbone_passes import memory_suffices
 from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.models.memory import choose_checkpointing, memory_suffices
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
@@ -217,7 +217,12 @@ class _Training:
 
     def run(self, stop: StopRequest) -> None:
         """To the last update or a request to stop; a checkpoint is the last thing."""
-        with stop.working(), memory_suffices(self._config.batch.micro_batch_tokens):
+        batch, context = self._config.batch, self._config.context
+        with stop.working(), memory_suffices(batch.micro_batch_tokens):
+            tokens = max(batch.micro_batch_tokens, context.max_tokens)
+            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
+            if chosen is not None:
+                self._display.note(chosen)
             while self.update < self._total and not stop.requested:
                 metrics = self._learn(self.update + 1)
                 if self.update % self._config.sft.every == 0 or self.update == self._total:

@@ -180,9 +180,7 @@ def _connected(
     else:
         publisher = Publisher(loaded, local, acting.store, folder=folder, weights=weights, gather=gather)
         if actor.device.type == "cuda":
-            # Gradients and AdamW's two means; several ranks hold them in parts.
-            trained = sum(parameter.numel() for parameter in actor.model.parameters() if parameter.requires_grad)
-            to_come = 0 if ranks.several else 12 * trained
+            to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)

@@ -143,6 +143,8 @@ class Loop:
         rows = learned_rows(batch.rows, observes=observes, scored_by=scored_by)
         result = parts.trainer.update(rows, iteration=iteration)
         display.phase("update", 1, 1)
+        if result.note is not None:
+            display.note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             display.note(

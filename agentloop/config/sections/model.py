@@ -25,8 +25,10 @@ class ComputeSection(Section):
         description="bfloat16: sampling, scoring and gradients multiply in it, the weights stay float32; auto: that on "
         "a GPU that has such products, for float32 weights, elsewhere none.",
     )
-    gradient_checkpointing: bool = Field(
-        False, description="Backward makes the activations of each layer again: less memory for one more forward."
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        "auto",
+        description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
+        "GPU where they would not fit beside what else is there, elsewhere never.",
     )
     compile: bool = Field(
         False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."

@@ -339,17 +339,6 @@ def test_log_probs_that_are_no_denominator_are_refused_before_any_update(
     assert torch.equal(weights_of(actor), before) == (refused is not None)
 
 
-def test_an_update_that_runs_out_of_memory_says_what_helps() -> None:
-    actor = tiny_actor()
-
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    actor.model.model.layers[1].register_forward_hook(full)
-    with pytest.raises(UserError, match=r"^batch\.micro_batch_tokens must leave a pass room .* 1536 and Out.*2\.00"):
-        trainer(actor, run_config()).update(mixed_rows(), iteration=1)
-
-
 @pytest.mark.parametrize("key", ["loss_coef", "reward_coef"])
 def test_kl_needs_a_reference(key: str) -> None:
     with pytest.raises(ValueError, match=rf"kl.{key} must be 0 without a reference policy, got 0.5"):

@@ -1,0 +1,82 @@
+"""Whether what a pass keeps for its backward fits beside what else is in a GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from agentloop.errors import UserError, one_line
+from agentloop.models.actor import Actor, KeptForBackward
+
+_USABLE = 0.9
+"""Of what is free; the rest is for what lives only within a layer, and for gaps."""
+_FEW, _MORE = 64, 128
+"""Tokens of the two passes that are looked at."""
+
+
+def kept_for_backward(actor: Actor) -> KeptForBackward:
+    """Found by two small passes."""
+    few, more = (_kept(actor, tokens) for tokens in (_FEW, _MORE))
+    per_token = (more - few) // (_MORE - _FEW)
+    return KeptForBackward(few - _FEW * per_token, per_token)
+
+
+@torch.enable_grad()
+def _kept(actor: Actor, tokens: int) -> int:
+    """Bytes that autograd keeps of a row of so many tokens, without the weights themselves."""
+    weights = {weight.untyped_storage().data_ptr() for weight in actor.model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    there = torch.ones((1, tokens), dtype=torch.bool, device=actor.device)
+    action = torch.arange(tokens, device=actor.device)[None] > 0
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        kept = actor.log_probs(there.long(), there, action, torch.ones(1, device=actor.device))
+    del kept  # so long nothing that was noted has made room for another
+    return sum(sizes.values())
+
+
+def fits(kept: KeptForBackward, *, tokens: int, to_come: int, free: int) -> bool:
+    """Whether passes of so many tokens can keep their activations, where `to_come` bytes of the `free` have a use."""
+    return kept.of(tokens) + to_come <= _USABLE * free
+
+
+def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | None:
+    """Let backward make activations again where the largest passes, of so many tokens, could not keep them.
+
+    `to_come`: bytes of gradients and of an optimizer's state that are not there yet. Returns what was chosen and why;
+    None where there was nothing to choose.
+    """
+    if actor.compute.gradient_checkpointing != "auto" or actor.device.type != "cuda" or not actor.passes.can_recompute:
+        return None
+    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
+    free = torch.cuda.mem_get_info(actor.device)[0]
+    free += torch.cuda.memory_reserved(actor.device) - torch.cuda.memory_allocated(actor.device)
+    actor.passes.recomputes = not fits(kept, tokens=tokens, to_come=to_come, free=free)
+    chosen = "made again in backward" if actor.passes.recomputes else "kept for backward"
+    return (
+        f"activations are {chosen}: passes of {tokens:,} tokens would keep {kept.of(tokens) / 1e9:.1f} GB, gradients "
+        f"and optimizer take {to_come / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free "
+        "(compute.gradient_checkpointing: auto)"
+    )
+
+
+@contextmanager
+def memory_suffices(tokens: int) -> Iterator[None]:
+    """Within, passes of an update are made. Raises UserError where a GPU's memory ends."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"batch.micro_batch_tokens must leave a pass room in the GPU's memory, got {tokens} and {one_line(error)} "
+            "Lower it or context.max_tokens, set compute.gradient_checkpointing: true, or train adapters (lora.rank)."
+        ) from error
