@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from agentloop import Environment, RunConfig, Task
-from agentloop.algorithms.heterogeneous import HeterogeneousLoss, anchor_log_probs
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.environments.factory import load_environment
 from agentloop.environments.run_environments import RunEnvironments
@@ -127,9 +126,9 @@ class WrittenCritic:
 class KeptTotals(UpdateTotals):
     """Keeps the loss of every token, of which an update keeps sums alone."""
 
-    def add(self, result, *arguments, **named):
-        self.loss = result
-        super().add(result, *arguments, **named)
+    def add(self, policy, inputs, **named):
+        self.loss, self.inputs = policy, inputs
+        super().add(policy, inputs, **named)
 
 
 def collect(answer: str, iteration: int, config: RunConfig):
@@ -172,7 +171,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     right, wrong = store.read([*(row.id for row in earlier.trajectories), *(row.id for row in fresh.trajectories)])
     return {
         **of_tokens(right, wrong),
-        **of_log_probs(scored, totals.loss),
+        **of_log_probs(scored, totals),
         **of_critic(with_critic),
         "plan": plan,
         "draw": rows[1].draw,
@@ -206,22 +205,21 @@ def of_tokens(right: Trajectory, wrong: Trajectory) -> dict[str, Any]:
     }
 
 
-def of_log_probs(scored: ScoredBatch, loss: HeterogeneousLoss) -> dict[str, Any]:
+def of_log_probs(scored: ScoredBatch, totals: KeptTotals) -> dict[str, Any]:
     """Lists with a number for each action token."""
     batch, mask = scored.batch, scored.batch.response_mask
-    behavior, old, replayed = batch.behavior_log_probs, scored.old_log_probs, batch.replay_mask
-    anchors = anchor_log_probs(old, behavior, replay_mask=replayed, fresh="old", replay="behavior")
+    anchors, log_ratios = totals.inputs.anchors, totals.inputs.log_ratios.detach()
     arrays = {
-        "behavior": behavior,
-        "old": old,
+        "behavior": batch.behavior_log_probs,
+        "old": scored.old_log_probs,
         "anchor": anchors,
-        "current": anchors + loss.log_ratios,
+        "current": anchors + log_ratios,
         "ref": scored.ref_log_probs,
         "drift": drift_of(scored).token_logs.exp(),
         "advantage": batch.advantages,
-        "ratio": loss.log_ratios.exp(),
-        "clipped": loss.policy.clipped,
-        "loss": loss.policy.loss,
+        "ratio": log_ratios.exp(),
+        "clipped": totals.loss.clipped,
+        "loss": totals.loss.loss,
     }
     found = {name: array[mask].tolist() for name, array in arrays.items()}
     return found | {"ess": drift_of(scored).effective_sample_size(batch.replayed, "token")}

@@ -30,8 +30,8 @@ RUN, TASK, AUTHORS = "minimal", TaskRecord("coin", environment="coin", payload={
 FRESH, REPLAYED, EPOCHS = 32, 8, 2  # of each batch of 40 a fifth is replayed; it is gone through twice
 SETTING = {"environment": "coin", "environment_version": "1"}  # stored with each row, and what its log-probs are of:
 SETTING |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs_mode": "full"}
-FRESH_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=3.0))
-REPLAY_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=None))
+FRESH_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=3.0), anchor="old")
+REPLAY_LOSS = StreamLoss(partial(ppo_clip, clip_low=0.2, clip_high=0.2, dual_clip=None), anchor="behavior")
 
 
 def make_renderer() -> Renderer:
@@ -98,15 +98,15 @@ def update(actor, optimizer, rows):
     """Optimizer steps on fresh and replayed rows together; the effective sample size of the replayed ones."""
     batch, old = build_batch(rows, AUTHORS), None
     behavior, replayed, mask = batch.behavior_log_probs, batch.replay_mask, batch.response_mask
+    kinds = [(~replayed, FRESH_LOSS), (replayed, REPLAY_LOSS)]
     for _ in range(EPOCHS):
         log_probs, _ = actor.log_probs(batch.token_ids, batch.attention_mask, mask, batch.temperature)
         old = log_probs.detach() if old is None else old
         # The ratio's denominator: for fresh rows the policy before its first step, for replayed ones whoever sampled.
-        anchors = anchor_log_probs(old, behavior, replay_mask=replayed, fresh="old", replay="behavior")
-        inputs = batch.objective_input(log_probs, anchors)
-        found = heterogeneous_loss(inputs, replay_mask=replayed, fresh=FRESH_LOSS, replay=REPLAY_LOSS)
+        inputs = batch.objective_input(log_probs, anchor_log_probs(old, behavior, kinds))
+        found = heterogeneous_loss(inputs, kinds)
         optimizer.zero_grad()
-        (found.policy.loss.sum() / batch.loss_mask.sum()).backward()
+        (found.loss.sum() / batch.loss_mask.sum()).backward()
         optimizer.step()
     rows_of = {"response_mask": mask, "trajectory": batch.trajectory, "count": batch.num_trajectories}
     drift = trajectory_drift(old, behavior, **rows_of)  # exp(old - behavior): how far the policy had moved since

@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Literal
 
 STD_EPSILON = 1e-6
 """Added to a deviation that is divided by."""
@@ -170,11 +167,6 @@ def normalised(values: Sequence[float], *, centre: bool, zero_is_measured: bool)
         return [0.0] * len(values) if centre else list(values)
     mean, scale = _exact_mean(known) if centre else 0.0, math.sqrt(_variance(known) + WHITENING_EPSILON)
     return [(value - mean) / scale if zero_is_measured or value != 0.0 else 0.0 for value in values]
-
-
-def returns(advantages: Tensor, values: Tensor) -> Tensor:
-    """What a critic regresses on: advantages + values; reward units."""
-    return advantages + values
 
 
 ReplayBaseline = Literal["stored", "shared", "split", "fresh_only", "leave_one_out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,8 +62,7 @@ def _row_weights(tokens: Tensor, trajectory: Tensor, *, mode: Aggregation, norm_
         case "seq-mean-token-mean":
             denominator = sequences * per_trajectory[trajectory].clamp_min(1)
         case "seq-mean-token-sum-norm":
-            if norm_length is None:
-                raise ValueError("norm_length must be a number of tokens for seq-mean-token-sum-norm, got None.")
+            assert norm_length is not None, "the configuration of this aggregation has one"
             denominator = (sequences * norm_length).expand_as(tokens)
     return (tokens > 0) / denominator.double()
 
@@ -72,9 +72,11 @@ Anchor = Literal["old", "behavior"]
 
 @dataclass(frozen=True)
 class StreamLoss:
-    """What the rows of one stream are trained with."""
+    """What the rows of one kind are trained with."""
 
     objective: Objective
+    anchor: Anchor = "old"
+    """The denominator of the ratio."""
     missing: Objective | None = None
     """For the tokens whose behavior policy is unknown; None: `objective` as for all others."""
     whole_trajectories: bool = False
@@ -83,73 +85,43 @@ class StreamLoss:
     """A token of advantage 0 has neither loss nor gradient."""
 
 
-@dataclass(frozen=True)
-class HeterogeneousLoss:
-    """Per token, [B, T]; 0 (ratio 1) outside the loss mask."""
-
-    policy: PolicyLoss
-    log_ratios: Tensor
-    """Nats, clamped, against the anchor; without gradient."""
+Kinds = Sequence[tuple[Tensor, StreamLoss]]
+"""Which rows, [B] bool, have which loss; each row has one."""
 
 
-def anchor_log_probs(
-    old_log_probs: Tensor,
-    behavior_log_probs: Tensor,
-    *,
-    replay_mask: Tensor,
-    fresh: Anchor,
-    replay: Anchor,
-    hinted: tuple[Tensor, Anchor] | None = None,
-) -> Tensor:
-    """The denominator of each row's ratio, [B, T] nats: `old` or `behavior`, chosen by the kind of row.
-
-    `hinted`: which rows, [B] bool, have an anchor of their own whatever their stream is.
+def anchor_log_probs(old_log_probs: Tensor, behavior_log_probs: Tensor, kinds: Kinds) -> Tensor:
+    """The denominator of each row's ratio, [B, T] nats: `old` or `behavior`, as its loss says.
 
     Where the behavior policy is unknown, the old log-probs stand in for it: the ratio is 1 until the weights change.
     Whether such a token may be trained at all is for the caller to say.
     """
-    behavior_rows = torch.where(replay_mask, replay == "behavior", fresh == "behavior")
-    if hinted is not None:
-        behavior_rows = torch.where(hinted[0], hinted[1] == "behavior", behavior_rows)
+    behavior_rows = torch.stack([rows & (loss.anchor == "behavior") for rows, loss in kinds]).any(dim=0)
     chosen = behavior_rows[:, None] & behavior_log_probs.isfinite()
     return torch.where(chosen, behavior_log_probs.to(old_log_probs.dtype), old_log_probs)
 
 
-def heterogeneous_loss(
-    inputs: ObjectiveInput,
-    *,
-    replay_mask: Tensor,
-    fresh: StreamLoss,
-    replay: StreamLoss,
-    hinted: tuple[Tensor, StreamLoss] | None = None,
-    importance_weights: Tensor | None = None,
-) -> HeterogeneousLoss:
+def heterogeneous_loss(inputs: ObjectiveInput, kinds: Kinds, *, importance_weights: Tensor | None = None) -> PolicyLoss:
     """Each row by the objective of its kind, which is given the rows of that kind alone, times its importance weights.
-
-    `hinted`: which fresh rows, [B] bool, have a loss of their own, and which.
 
     Raises ValueError if the weights require grad: a gradient through them would be another objective.
     """
-    loss, log_ratios = torch.zeros_like(inputs.log_probs), inputs.log_ratios
+    loss = torch.zeros_like(inputs.log_probs)
     clipped, lower = torch.zeros_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask)
-    kinds = [(~replay_mask, fresh), (replay_mask, replay)]
-    if hinted is not None:
-        kinds = [(~replay_mask & ~hinted[0], fresh), (replay_mask, replay), (hinted[0], hinted[1])]
-    for rows, stream in kinds:
+    for rows, kind in kinds:
         positions = rows.nonzero()[:, 0]
         if len(positions):
             chosen = inputs.rows(positions)
-            if stream.missing is None:
-                part = stream.objective(chosen)
+            if kind.missing is None:
+                part = kind.objective(chosen)
             else:
-                part = _two_objectives(chosen, stream.objective, stream.missing)
+                part = _two_objectives(chosen, kind.objective, kind.missing)
             loss = loss.index_copy(0, positions, part.loss)
             clipped[positions], lower[positions] = part.clipped, part.clipped_lower
     if importance_weights is not None:
         if importance_weights.requires_grad:
             raise ValueError("importance_weights must be detached, got a tensor that requires grad. Call .detach().")
         loss = loss * torch.where(inputs.loss_mask, importance_weights.to(loss.dtype), 0.0)
-    return HeterogeneousLoss(PolicyLoss(loss, clipped, lower), log_ratios.detach())
+    return PolicyLoss(loss, clipped, lower)
 
 
 def _two_objectives(inputs: ObjectiveInput, objective: Objective, missing: Objective) -> PolicyLoss:

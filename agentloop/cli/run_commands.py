@@ -47,9 +47,6 @@ def train(
     resume: Resume = None,
     run: RunPlace = None,
     environment_changed: EnvironmentChanged = False,
-    trace_step: Annotated[
-        bool, typer.Option("--trace-step", help="Print the data flow of the next iteration: every role's outputs.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an agent: act, remember, mix, learn."""
@@ -69,7 +66,6 @@ def train(
             resume=going_on,
             run=config if config.is_dir() else run,
             environment_changed=environment_changed,
-            trace=trace_step,
             display=display,
         )
     if as_json:

@@ -233,20 +233,16 @@ def plan_mini_batches(groups: Sequence[str | None], size: int, *, seed: Sequence
     return [sorted(rows) for rows in bins]
 
 
-def cut_micro_batches(lengths: Sequence[int], max_tokens: int, *, packs: bool = False) -> list[list[int]]:
+def cut_micro_batches(
+    lengths: Sequence[int], max_tokens: int, *, packs: bool = False, trajectories: Sequence[int] | None = None
+) -> list[list[int]]:
     """Positions of the rows of each pass: at most `max_tokens` tokens, at least one row.
 
-    By length, with the padding; packed rows as they come, a group's beside each other, which begin alike.
+    By length, with the padding; packed rows as they come, a group's beside each other, which begin alike. With
+    `trajectories`, each row's, all rows of one are in the same pass, however long it is.
     """
-    return cut_whole_trajectories(lengths, range(len(lengths)), max_tokens, packs=packs)
-
-
-def cut_whole_trajectories(
-    lengths: Sequence[int], trajectories: Sequence[int], max_tokens: int, *, packs: bool = False
-) -> list[list[int]]:
-    """Positions of the rows of each pass, all rows of a trajectory in the same one, however long it is."""
     rows: dict[int, list[int]] = {}
-    for position, trajectory in enumerate(trajectories):
+    for position, trajectory in enumerate(range(len(lengths)) if trajectories is None else trajectories):
         rows.setdefault(trajectory, []).append(position)
     longest = {trajectory: max(lengths[position] for position in rows[trajectory]) for trajectory in rows}
     cuts: list[list[int]] = []

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.advantages import returns
-from agentloop.algorithms.gae import at_last_action_token, gae, whitened
+from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
 from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
-from agentloop.algorithms.value_loss import explained_variance, value_loss
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch, cut_micro_batches, score
@@ -109,11 +107,13 @@ class CriticLearner:
                 rows.token_ids, rows.attention_mask, rows.response_mask, backbone_share=backbone_share
             )
             clip = self._config.critic.value_clip
-            result = value_loss(values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip)
-            passed = (result.loss * weights[positions, :width]).sum()
+            losses, clips = value_loss(
+                values, before.values, before.returns, mask=mask[positions, :width], value_clip=clip
+            )
+            passed = (losses * weights[positions, :width]).sum()
             torch.autograd.backward(passed)
             loss += passed.detach()
-            clipped += result.clipped.sum()
+            clipped += clips.sum()
         log.clipped += int(clipped)
         log.trained += int(mask.sum())
         return float(loss)
@@ -212,7 +212,7 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_co
     return replace(
         scored,
         batch=replace(batch, advantages=used.float()),
-        critic=CriticOutputs(scores, rewards, values, returns(advantages, values)),
+        critic=CriticOutputs(scores, rewards, values, advantages + values),
     )
 
 

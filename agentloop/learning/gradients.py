@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from agentloop.algorithms.corrections import Correction, correct
-from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
+from agentloop.algorithms.heterogeneous import Kinds, StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_loss
 from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objectives import OBJECTIVES, Objective, ObjectiveInput, PolicyLoss, unclipped
@@ -20,36 +20,30 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.loss import LossSection, OwnObjective, PlainMissing, StreamLossSection
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.errors import TruncatedSampling, UnknownAnchor, UserCodeFailed, UserError
-from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches, cut_whole_trajectories
+from agentloop.learning.batch import Batch, ScoredBatch, cut_micro_batches
 from agentloop.learning.update_stats import UpdateTotals
 from agentloop.models.actor import Actor
 from agentloop.user_code import load_function, users_code
-from replay.records import FRESH, REPLAY, Trajectory
+from replay.records import Trajectory
+
+T = TypeVar("T")
+Losses = dict[str, StreamLoss]
+"""By the names of their sections: fresh, replay and, where it is configured, hinted."""
 
 
-@dataclass(frozen=True)
-class StreamLosses:
-    fresh: StreamLoss
-    replay: StreamLoss
-    hinted: StreamLoss | None = None
-    """For fresh rows sampled in sight of a hint; None: that of fresh."""
-
-    def whole_trajectories(self, batch: Batch) -> bool:
-        """True if the rows of a trajectory must stay together, by the kinds of rows that are there."""
-        return bool(self._of_rows(batch, "whole_trajectories").any())
-
-    def needs_advantage(self, batch: Batch) -> Tensor:
-        """[B] bool: a token of that row and of advantage 0 adds exactly nothing."""
-        return self._of_rows(batch, "needs_advantage")
-
-    def _of_rows(self, batch: Batch, name: str) -> Tensor:
-        fresh, hinted = getattr(self.fresh, name), getattr(self.hinted or self.fresh, name)
-        return torch.where(batch.replay_mask, getattr(self.replay, name), torch.where(batch.hinted, hinted, fresh))
-
-
-def stream_losses(section: LossSection) -> StreamLosses:
+def stream_losses(section: LossSection) -> Losses:
     """Runs the files of objectives of one's own. Raises UserError for a file or function that is not there."""
-    return StreamLosses(**{name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()})
+    return {name: _stream_loss(f"loss.{name}", part) for name, part in section.parts().items()}
+
+
+def kinds_of(batch: Batch, parts: Mapping[str, T]) -> list[tuple[Tensor, T]]:
+    """The rows, [B] bool, that each of the parts `fresh`, `replay` and `hinted` is for, with the part.
+
+    Hinted rows are fresh ones where they have no part of their own.
+    """
+    apart = batch.hinted & ("hinted" in parts)
+    rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
+    return [(rows[name], part) for name, part in parts.items()]
 
 
 def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
@@ -58,11 +52,12 @@ def _stream_loss(where: str, section: StreamLossSection) -> StreamLoss:
         function = load_function(objective.name, what=f"{where}.objective")
         # Nobody knows what it looks at: it sees whole trajectories, and every row with a trained token.
         own = _own(function, dict(objective.options), where)
-        built = StreamLoss(own, whole_trajectories=True, needs_advantage=False)
+        built = StreamLoss(own, section.anchor, whole_trajectories=True, needs_advantage=False)
     else:
         kind = OBJECTIVES[objective.name]
         built = StreamLoss(
             partial(kind.function, **objective.model_dump(exclude={"name"})),
+            section.anchor,
             whole_trajectories=kind.whole_trajectories,
             needs_advantage=kind.needs_advantage,
         )
@@ -121,40 +116,37 @@ def check_behavior(batch: Batch, config: RunConfig) -> None:
     distribution that the recomputed ones are not of. A KL loss whose gradient is weighed by importance has a ratio too,
     where unknown ones are replaced by the old ones.
     """
-    loss = config.loss
     weighs_kl = config.kl.loss_coef > 0 and config.kl.loss_gradient == "importance"
-    unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1)
-    for row in unknown.nonzero()[:, 0].tolist():
-        if _is_relabelled(batch.members[int(batch.trajectory[row])].trajectory):
-            continue  # old log-probs are its anchor
-        stream = REPLAY if batch.replay_mask[row] else "hinted" if batch.hinted[row] and loss.hinted else FRESH
-        section = loss.parts()[stream]
-        if section.rejects_missing:
-            name = batch.trajectory_ids[int(batch.trajectory[row])]
-            why = f"loss.{stream}.anchor is behavior"
-            if section.anchor == "old":
-                why = f"loss.{stream}.correction.kind is {section.correction.kind}"
-            way = "anchor: old" if section.anchor == "behavior" else "correction.kind: none"
-            raise UnknownAnchor(
-                f"behavior_log_probs of trajectory {name} must be known for every trained token when {why}, "
-                f"got {int(unknown[row])} unknown. Set loss.{stream}.{way}, or loss.{stream}.missing_log_probs, "
-                "or do not train on it."
-            )
-    for item in batch.members:
-        record, section = item.trajectory.record, loss.replay if item.stream == REPLAY else loss.fresh
-        known = not math.isnan(record.mean_behavior_log_prob)
-        truncated = known and (record.top_p < 1.0 or record.top_k > 0)
-        enters = section.needs_behavior or (weighs_kl and section.anchor == "behavior")
-        if truncated and enters and not section.allow_truncated_sampling:
-            raise TruncatedSampling(
-                f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
-                f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{item.stream}.anchor: old "
-                f"without a correction, or loss.{item.stream}.allow_truncated_sampling: true."
-            )
+    unknown = (batch.loss_mask & ~batch.behavior_log_probs.isfinite()).sum(dim=1).tolist()
+    parts = config.loss.parts()
+    for (stream, section), (rows, _) in zip(parts.items(), kinds_of(batch, parts), strict=True):
+        for row in rows.nonzero()[:, 0].tolist():
+            trajectory = batch.members[int(batch.trajectory[row])].trajectory
+            if unknown[row] and section.rejects_missing and not _is_relabelled(trajectory):
+                why = f"loss.{stream}.anchor is behavior"
+                if section.anchor == "old":
+                    why = f"loss.{stream}.correction.kind is {section.correction.kind}"
+                way = "anchor: old" if section.anchor == "behavior" else "correction.kind: none"
+                raise UnknownAnchor(
+                    f"behavior_log_probs of trajectory {trajectory.id} must be known for every trained token when "
+                    f"{why}, got {unknown[row]} unknown. Set loss.{stream}.{way}, or "
+                    f"loss.{stream}.missing_log_probs, or do not train on it."
+                )
+            record = trajectory.record
+            truncated = record.top_p < 1.0 or record.top_k > 0
+            if not truncated or math.isnan(record.mean_behavior_log_prob) or section.allow_truncated_sampling:
+                continue
+            if section.needs_behavior or (weighs_kl and section.anchor == "behavior"):
+                raise TruncatedSampling(
+                    f"trajectory {record.id} must be sampled from the whole distribution to be weighed by its behavior "
+                    f"log-probs, got top_p={record.top_p:g} and top_k={record.top_k}. Set loss.{stream}.anchor: old "
+                    f"without a correction, or loss.{stream}.allow_truncated_sampling: true."
+                )
 
 
-def _is_relabelled(row: Trajectory) -> bool:
-    return any(segment.behavior_context == "relabelled" for segment in row.segments)
+def _is_relabelled(trajectory: Trajectory) -> bool:
+    """True: the old log-probs are the anchor of its tokens."""
+    return any(segment.behavior_context == "relabelled" for segment in trajectory.segments)
 
 
 def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict[str, float]]:
@@ -168,10 +160,8 @@ def corrected(scored: ScoredBatch, loss: LossSection) -> tuple[ScoredBatch, dict
     weights = torch.ones(batch.loss_mask.shape, dtype=torch.float64, device=batch.loss_mask.device)
     kept = torch.ones_like(batch.loss_mask)
     parts = loss.parts()
-    apart = batch.hinted if loss.hinted else torch.zeros_like(batch.hinted)
-    rows = {"fresh": ~batch.replay_mask & ~apart, "replay": batch.replay_mask, "hinted": apart}
-    for stream, section in parts.items():
-        positions = rows[stream].nonzero()[:, 0]
+    for (stream, section), (rows, _) in zip(parts.items(), kinds_of(batch, parts), strict=True):
+        positions = rows.nonzero()[:, 0]
         trained = batch.loss_mask[positions]
         if not bool(trained.any()):
             continue
@@ -217,7 +207,7 @@ def accumulate_gradients(
     mini: ScoredBatch,
     config: RunConfig,
     *,
-    losses: StreamLosses,
+    losses: Losses,
     totals: UpdateTotals,
     ranks: Ranks = ALONE,
 ) -> StepLoss:
@@ -230,11 +220,18 @@ def accumulate_gradients(
     which then holds at least one trajectory, whatever `batch.micro_batch_tokens` is. Several ranks share the passes;
     the sharded gradients and the result are sums over all of them.
     """
-    batch, shares = mini.batch, _shares_of(mini, config)
+    batch, kinds = mini.batch, kinds_of(mini.batch, losses)
+    whole = bool(_rows_where(kinds, "whole_trajectories").any())
+    contributing = _contributing(batch, config, kinds, whole=whole)
+    shares = _shares_of(mini, config, kinds)
     # Summed on the device: reading a number would make every pass wait.
     sums = torch.zeros(6, dtype=torch.float64, device=actor.device)
-    contributing = _contributing(batch, config, losses)
-    cuts = _passes(batch, contributing, losses, max_tokens=config.batch.micro_batch_tokens, packs=actor.packs)
+    cuts = cut_micro_batches(
+        batch.attention_mask[contributing].sum(dim=1).tolist(),
+        config.batch.micro_batch_tokens,
+        packs=actor.packs,
+        trajectories=batch.trajectory[contributing].tolist() if whole else None,
+    )
     for cut in ranks.share(cuts):
         positions = contributing[torch.tensor(cuts[0] if cut is None else cut, device=contributing.device)]
         micro = mini.select(positions)
@@ -259,27 +256,24 @@ def _idle_pass(actor: Actor, batch: Batch) -> None:
     torch.autograd.backward((log_probs * 0.0).sum())
 
 
-def _contributing(batch: Batch, config: RunConfig, losses: StreamLosses) -> Tensor:
+def _rows_where(kinds: Kinds, name: str) -> Tensor:
+    """[B] bool: the rows whose loss has this property."""
+    return torch.stack([rows & getattr(loss, name) for rows, loss in kinds]).any(dim=0)
+
+
+def _contributing(batch: Batch, config: RunConfig, kinds: Kinds, *, whole: bool) -> Tensor:
     """Positions of the rows with a gradient: those with an advantage, or with a trained token if all are
     regularised or trained without one; and for an objective of whole trajectories the others of theirs.
 
     Every other row adds exactly 0 to the loss and to its gradient.
     """
     regularised = config.kl.loss_coef > 0 or config.loss.entropy_coef > 0
-    needs_advantage = losses.needs_advantage(batch)[:, None] & (not regularised)
+    needs_advantage = _rows_where(kinds, "needs_advantage")[:, None] & (not regularised)
     contributes = (batch.loss_mask & ((batch.advantages != 0) | ~needs_advantage)).any(dim=1)
-    if losses.whole_trajectories(batch):
+    if whole:
         trained = sum_by_trajectory(contributes[:, None], batch.trajectory, batch.num_trajectories) > 0
         contributes = trained[batch.trajectory] & batch.loss_mask.any(dim=1)
     return contributes.nonzero()[:, 0]
-
-
-def _passes(batch: Batch, positions: Tensor, losses: StreamLosses, *, max_tokens: int, packs: bool) -> list[list[int]]:
-    """Indices into `positions`, which are rows, for each forward-backward pass."""
-    lengths = batch.attention_mask[positions].sum(dim=1).tolist()
-    if not losses.whole_trajectories(batch):
-        return cut_micro_batches(lengths, max_tokens, packs=packs)
-    return cut_whole_trajectories(lengths, batch.trajectory[positions].tolist(), max_tokens, packs=packs)
 
 
 @dataclass(frozen=True)
@@ -302,7 +296,7 @@ class _Shares:
         return _Shares(weights, own_weights, anchors, self.signal[positions])
 
 
-def _shares_of(mini: ScoredBatch, config: RunConfig) -> _Shares:
+def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
     batch, loss = mini.batch, config.loss
     weights_by = partial(
         token_weights,
@@ -316,37 +310,26 @@ def _shares_of(mini: ScoredBatch, config: RunConfig) -> _Shares:
     return _Shares(
         weights=weights_by(normalise=loss.normalise, replay_weight=config.replay.weight) * row_weights,
         own_weights=weights_by(normalise="per_stream", replay_weight=1.0) * row_weights,
-        anchors=anchor_log_probs(
-            mini.old_log_probs,
-            batch.behavior_log_probs,
-            replay_mask=batch.replay_mask,
-            fresh=loss.fresh.anchor,
-            replay=loss.replay.anchor,
-            hinted=None if loss.hinted is None else (batch.hinted, loss.hinted.anchor),
-        ),
+        anchors=anchor_log_probs(mini.old_log_probs, batch.behavior_log_probs, kinds),
         signal=batch.signal_share,
     )
 
 
 def _backward(
-    actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: StreamLosses, shares: _Shares, totals: UpdateTotals
+    actor: Actor, micro: ScoredBatch, config: RunConfig, *, losses: Losses, shares: _Shares, totals: UpdateTotals
 ) -> Tensor:
-    """One forward-backward pass: [6] its share of the loss, of the KL, and what `_moved` counts."""
+    """One forward-backward pass: [6] its shares of loss and KL, then the sum of k3 to the old log-probs over the fresh
+    trained tokens and their number, and both of the replayed ones.
+    """
     batch, section = micro.batch, config.loss
     log_probs, entropies = actor.log_probs(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
     )
+    kinds = kinds_of(batch, losses)
     inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
-    result = heterogeneous_loss(
-        inputs,
-        replay_mask=batch.replay_mask,
-        fresh=losses.fresh,
-        replay=losses.replay,
-        hinted=None if losses.hinted is None else (batch.hinted, losses.hinted),
-        importance_weights=micro.importance_weights,
-    )
+    policy = heterogeneous_loss(inputs, kinds, importance_weights=micro.importance_weights)
     weights = shares.weights
-    loss = (result.policy.loss * weights).sum()
+    loss = (policy.loss * weights).sum()
     kl = torch.zeros_like(loss)
     if config.kl.loss_coef > 0 and micro.ref_log_probs is not None:
         kl_tokens = kl_loss(
@@ -365,14 +348,8 @@ def _backward(
         # An objective of one's own that trains none of these rows may give a plain 0; other ranks wait for the pass.
         loss = loss + (log_probs * 0.0).sum()
     torch.autograd.backward(loss)
-    moved = _moved(log_probs.detach(), micro)
-    totals.add(result, batch.loss_mask, weights=shares.own_weights, trajectory=batch.trajectory)
-    return torch.cat([torch.stack([loss.detach(), kl.detach()]), moved])
-
-
-def _moved(log_probs: Tensor, micro: ScoredBatch) -> Tensor:
-    """[4]: sum of k3 against the old log-probs, and number, of fresh trained tokens; then of replayed ones."""
-    mask, replayed = micro.batch.loss_mask, micro.batch.replay_mask[:, None]
-    distance = kl_estimate(micro.old_log_probs, log_probs, mask, "k3").double()
-    masks = torch.stack([mask & ~replayed, mask & replayed])
-    return torch.stack([(distance * masks).sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()
+    masks = torch.stack([batch.loss_mask & ~batch.replay_mask[:, None], batch.loss_mask & batch.replay_mask[:, None]])
+    moved = kl_estimate(micro.old_log_probs, log_probs.detach(), batch.loss_mask, "k3").double() * masks
+    counts = torch.stack([moved.sum(dim=(1, 2)), masks.sum(dim=(1, 2)).double()], dim=1).flatten()
+    totals.add(policy, inputs, weights=shares.own_weights)
+    return torch.cat([torch.stack([loss.detach(), kl.detach()]), counts])

@@ -16,8 +16,6 @@ from agentloop.config.sections.optimization import OptimizerSection
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
-_REDUCED = {"row_var": -1, "col_var": -2}
-"""Adafactor's factored second moment: the axis each is a mean over."""
 
 
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
@@ -76,8 +74,7 @@ class WeightOptimizer:
     represent changes below 0.004, so small updates would be lost without a trace. For the same reason their gradients
     are summed over passes in float32.
 
-    Raises ValueError if only some parameters are sharded, and for sharded ones if the optimizer looks at whole matrices
-    (`OptimizerSection.shardable`).
+    Raises ValueError if only some parameters are sharded.
     """
 
     def __init__(self, model: nn.Module, section: OptimizerSection) -> None:
@@ -87,8 +84,6 @@ class WeightOptimizer:
         if 0 < len(whole) < len(self._parameters):
             # Those are copies that a pass without gradient has left: they would never get a gradient.
             raise ValueError(f"parameters must be sharded all or none, got {whole[0]} whole. Reshard the model first.")
-        if not section.shardable and not whole:
-            raise ValueError(f"optimizer.name must be adamw or sgd when weights are sharded, got {section.name}.")
         sum_gradients_in_float32(self._parameters.values())
         self._masters = {
             name: p.detach().float().requires_grad_()
@@ -166,21 +161,10 @@ class WeightOptimizer:
         fields: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             name, _, entry = key.rpartition("/")
-            if name not in self._targets:
-                raise ValueError(f"optimizer state must belong to this model, got a parameter {name!r} it lacks.")
             mover, _, field = entry.rpartition(".")
             is_master = entry == _MASTER and name in self._masters
-            if not is_master and mover != self._movers[name]:
-                raise ValueError(
-                    f"optimizer state must be that of {self.name}, which keeps {self._movers[name]}'s for {name}, "
-                    f"got {entry}. It belongs to another optimizer."
-                )
-            shape = _shape(field, self._targets[name])
-            if list(value.shape) != shape:
-                raise ValueError(
-                    f"optimizer state {key} must have shape {shape}, got {list(value.shape)}. "
-                    "It belongs to another model."
-                )
+            if not is_master and self._movers.get(name) != mover:
+                raise ValueError(f"optimizer state must be that of {self.name} for this model, got {key}.")
             (masters if is_master else fields.setdefault(name, {}))[name if is_master else field] = value
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -251,16 +235,6 @@ def hidden_matrices(model: nn.Module) -> frozenset[str]:
 def _total_norm(gradients: list[Tensor]) -> float:
     norm = nn.utils.get_total_norm(gradients)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-def _shape(field: str, target: Tensor) -> list[int]:
-    """The shape of a field of the state of `target`, on all ranks together."""
-    shape = list(target.shape)
-    if field == "step":
-        return []
-    if field in _REDUCED:
-        shape[_REDUCED[field]] = 1
-    return shape
 
 
 def _laid_like(value: Tensor, target: Tensor) -> Tensor:

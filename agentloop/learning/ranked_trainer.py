@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
-from agentloop.distributed.ranks import Ranks, rank_failures, return_freed_memory
+from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
-from agentloop.learning.trainer import ShowBatch, Trainer
+from agentloop.learning.trainer import Trainer
 from agentloop.learning.update_stats import UpdateResult
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import WithoutAdapters, load_policy, reference_policy
-from agentloop.models.policy_weights import PolicyWeights, RowScores
-from agentloop.models.sharding import shard
+from agentloop.models.policy_weights import PolicyWeights, RowScores, shard
 from agentloop.runs.checkpoint import seed_process
 from context.authors import AuthorTable
 from replay.records import BatchRow, Trajectory
 
+T = TypeVar("T")
 _TRAINER, _WEIGHTS = "trainer", "weights"
 
 
@@ -61,16 +60,15 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 class _Orders:
-    """What rank 0 does to its trainer or its weights, said to the others before, so that all do the same."""
+    """What rank 0 does to its trainer or its weights, and says to the others, so that all do the same."""
 
     def __init__(self, ranks: Ranks, part: str) -> None:
         self._ranks = ranks
         self._part = part
 
-    @contextmanager
-    def given(self, name: str, *arguments: Any, **named: Any) -> Iterator[None]:
-        with rank_failures(), self._ranks.broadcasting((self._part, name, arguments, named)):
-            yield
+    def make(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        with rank_failures(), self._ranks.broadcasting((self._part, call.__name__, arguments, named)):
+            return call(*arguments, **named)
 
 
 class RankedWeights(PolicyWeights):
@@ -81,23 +79,20 @@ class RankedWeights(PolicyWeights):
         self._orders = _Orders(ranks, _WEIGHTS)
 
     def save(self, folder: Path) -> None:
-        with self._orders.given("save", folder):
-            super().save(folder)
+        self._orders.make(super().save, folder)
 
     def save_head(self, file: Path, name: str) -> None:
-        with self._orders.given("save_head", file, name):
-            super().save_head(file, name)
+        self._orders.make(super().save_head, file, name)
 
     def scores(
         self, rows: Sequence[Sequence[int]], *, number_type: str, temperature: float, most: int
     ) -> list[RowScores]:
-        wanted = {"number_type": number_type, "temperature": temperature, "most": most}
-        with self._orders.given("scores", rows, **wanted):
-            return super().scores(rows, number_type=number_type, temperature=temperature, most=most)
+        settings = {"number_type": number_type, "temperature": temperature, "most": most}
+        return self._orders.make(super().scores, rows, **settings)
 
     def copy_to(self, copy: nn.Module | None) -> None:
-        with self._orders.given("copy_to", None):
-            super().copy_to(copy)
+        with rank_failures(), self._ranks.broadcasting((_WEIGHTS, "copy_to", (None,), {})):
+            super().copy_to(copy)  # the others have no copy
 
 
 class RankedTrainer:
@@ -119,30 +114,23 @@ class RankedTrainer:
     def kl_coef(self) -> KlCoefficient:
         return self._trainer.kl_coef
 
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult:
-        with self._orders.given("update", rows, iteration=iteration):
-            return self._trainer.update(rows, iteration=iteration, before_steps=before_steps)
+    def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
+        return self._orders.make(self._trainer.update, rows, iteration=iteration)
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
-        with self._orders.given("score_only", rows):
-            return self._trainer.score_only(rows)
+        return self._orders.make(self._trainer.score_only, rows)
 
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        with self._orders.given("mean_entropies", trajectories):
-            return self._trainer.mean_entropies(trajectories)
+        return self._orders.make(self._trainer.mean_entropies, trajectories)
 
     def values(self) -> dict[str, Any]:
         return self._trainer.values()
 
     def save(self, folder: Path) -> None:
-        with self._orders.given("save", folder):
-            self._trainer.save(folder)
+        self._orders.make(self._trainer.save, folder)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        with self._orders.given("load", folder, values):
-            self._trainer.load(folder, values)
+        self._orders.make(self._trainer.load, folder, values)
 
     def publish(self) -> None:
         """The weights as they are become those of the policy that samples in this process."""
@@ -195,7 +183,6 @@ def _sharded(
     shard(model)
     actor = Actor(model, packs=config.batch.packs, compute=config.compute)
     actor.probe()
-    return_freed_memory()  # whole weights have left holes between the parts that stay
     if reference is None or isinstance(reference, WithoutAdapters):
         reference = reference_policy(config, spec.first, actor)
     return model, Trainer(actor, config, authors=spec.authors, reference=reference, ranks=ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,6 @@ RECOMPUTED = "actor/old_log_probs_recomputed"
 
 class _StoredLogProbsDiffer(Exception):
     """By so many nats, in the first optimizer step of an update, before any weight has moved."""
-
-
-ShowBatch = Callable[[ScoredBatch], None]
-"""Called with the batch as the optimizer steps will see it."""
 
 
 @dataclass
@@ -104,9 +100,7 @@ class Trainer:
             self._critic = CriticLearner(critic, config)
         self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
-    def update(
-        self, rows: Sequence[BatchRow], *, iteration: int, before_steps: ShowBatch | None = None
-    ) -> UpdateResult:
+    def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
         With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own beside
@@ -125,14 +119,17 @@ class Trainer:
         """
         batch = build_batch(rows, self._authors)
         check_behavior(batch, self._config)
+        on_gpu = self._actor.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self._actor.device)
         with memory_suffices(self._config.batch.micro_batch_tokens):
             note = self._choose_checkpointing()
             try:
-                result = self._update(batch, reuse=True, iteration=iteration, before_steps=before_steps)
+                result = self._update(batch, reuse=True, iteration=iteration)
             except _StoredLogProbsDiffer as found:
-                result = self._update(batch, reuse=False, iteration=iteration, before_steps=before_steps)
+                result = self._update(batch, reuse=False, iteration=iteration)
                 result.metrics.update({"actor/sampling_gap": found.args[0], RECOMPUTED: 1.0})
-        if self._actor.device.type == "cuda":
+        if on_gpu:
             result.metrics["actor/peak_memory_gb"] = torch.cuda.max_memory_allocated(self._actor.device) / 1e9
         return replace(result, note=note)
 
@@ -144,7 +141,6 @@ class Trainer:
         passes = self._actor.passes
         if self._actor.device.type != "cuda" or passes.recomputes or self._ranks.several:
             return None
-        torch.cuda.reset_peak_memory_stats(self._actor.device)
         tokens = max(self._config.batch.micro_batch_tokens, self._config.context.max_tokens)
         note = choose_checkpointing(self._actor, tokens=tokens, to_come=self.bytes_to_come())
         if self._critic is not None:
@@ -156,7 +152,7 @@ class Trainer:
         """Of gradients and of the optimizers' states that are not there yet."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
-    def _update(self, batch: Batch, *, reuse: bool, iteration: int, before_steps: ShowBatch | None) -> UpdateResult:
+    def _update(self, batch: Batch, *, reuse: bool, iteration: int) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
         needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)
         reference = self._reference if needed else None
@@ -167,8 +163,6 @@ class Trainer:
             metrics |= value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
-        if before_steps is not None:
-            before_steps(scored)
         log, critic_log = _Log(reuses=reuse and bool(reusable_rows(scored.batch).any())), CriticLog()
         totals = UpdateTotals(scored.batch.replayed)
         rates = self._begin(iteration)
@@ -254,23 +248,23 @@ class Trainer:
         means: list[float] = (sums[0] / sums[1]).tolist()
         return means
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The tensors of optimizer and critic (live, not copies) and JSON-able values that say what they belong to."""
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of optimizer and critic: live, not copies."""
         tensors = self._optimizer.state()
         if self._critic is not None:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
-        return tensors, self.values()
+        return tensors
 
     def values(self) -> dict[str, Any]:
-        """The JSON-able ones of `state()`."""
-        return {"optimizer": self._optimizer.name, "kl_coef": self.kl_coef.value}
+        """What else a checkpoint holds, as JSON has it."""
+        return {"kl_coef": self.kl_coef.value}
 
     def save(self, folder: Path) -> None:
         """The tensors of `state()`, of several ranks each its own part of them."""
-        write_tensors(folder, self.state()[0], self._ranks)
+        write_tensors(folder, self.state(), self._ranks)
 
     def load(self, folder: Path, values: dict[str, Any]) -> None:
-        """Continue from `save()` with the values of `state()`, whoever wrote it, exactly."""
+        """Continue from `save()` and `values()`, whoever wrote them, exactly."""
         self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks), values)
 
     def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -281,14 +275,12 @@ class Trainer:
         return torch.zeros(shape, dtype=dtype)
 
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from `state()`, exactly. Raises ValueError for the state of another optimizer or model."""
-        if values.get("optimizer") != self._optimizer.name:
-            raise ValueError(f"optimizer state must be that of {self._optimizer.name}, got {values}.")
+        """Continue from `state()` and `values()`. Raises ValueError for those of another optimizer or model."""
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
-        self.kl_coef.value = values.get("kl_coef", self.kl_coef.value)
+        self.kl_coef.value = values["kl_coef"]
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios, sum_by_trajectory
+from agentloop.algorithms.objectives import ObjectiveInput, PolicyLoss
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
 from replay.records import FRESH, REPLAY, age_bucket
@@ -143,15 +143,17 @@ class UpdateTotals:
         for replayed in self.steps:
             self.steps[replayed] += int(bool((self.trained[self.replayed == replayed] > 0).any()))
 
-    def add(self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor) -> None:
+    def add(self, policy: PolicyLoss, inputs: ObjectiveInput, *, weights: Tensor) -> None:
         """One gradient pass; `weights` are those of each stream alone."""
-        policy, ratios = result.policy, result.log_ratios.double().exp()
-        surprise = ratios - 1 - result.log_ratios.double()
-        parts = (policy.clipped, policy.clipped_lower, loss_mask, ratios * loss_mask, surprise * loss_mask)
-        sums = sum_by_trajectory(torch.stack([*parts, policy.loss.detach() * weights]), trajectory, len(self.trained))
+        mask, logs = inputs.loss_mask, inputs.log_ratios.detach()
+        ratios = logs.double().exp()
+        surprise = ratios - 1 - logs.double()
+        parts = (policy.clipped, policy.clipped_lower, mask, ratios * mask, surprise * mask)
+        stacked = torch.stack([*parts, policy.loss.detach() * weights])
+        sums = sum_by_trajectory(stacked, inputs.trajectory, len(self.trained))
         for name, added in zip(_OF_PASSES, sums, strict=True):
             getattr(self, name).add_(added)
-        self.ratios.append((torch.where(loss_mask, ratios, torch.nan).float(), self.replayed[trajectory]))
+        self.ratios.append((torch.where(mask, ratios, torch.nan).float(), self.replayed[inputs.trajectory]))
 
     def sum_over(self, ranks: Ranks) -> None:
         """What the passes of all ranks add up to; trained tokens every rank has counted for itself."""

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from agentloop.distributed.ranks import ALONE, Ranks, returning_freed_memory
+from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.streamed_file import stream_tensors
 from agentloop.errors import UserError
 from agentloop.models.backbone_passes import cast_weights
 from agentloop.models.loading import has_adapters, muted_libraries
-from agentloop.models.sharding import gather
 
 LARGEST_FILE = 50 * 10**9
 """Bytes; what goes beyond begins another file. transformers' own default."""
@@ -45,6 +47,29 @@ class RowScores(NamedTuple):
     """The likeliest, the likeliest first."""
     next_log_probs: tuple[float, ...]
     next_rounding: tuple[float, ...]
+
+
+def shard(model: PreTrainedModel) -> None:
+    """A part of every weight on each rank (FSDP2, Zhao et al. 2023, arXiv 2304.11277), on the model's own device.
+
+    Layer by layer, then embeddings and head, each alone unless they are tied; then the rest. Gradients become sums over
+    ranks, not means: what a token weighs is its share in the whole step on every rank.
+    """
+    # Without one, weights would go to the GPUs wherever there are any.
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            fully_shard(layer, mesh=mesh)
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if ends[0].weight is not ends[1].weight:
+        for end in ends:
+            fully_shard(end, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Without it a factor is a kind of sum that only NCCL has.
+            module.set_force_sum_reduction_for_comms(True)
 
 
 class PolicyWeights:
@@ -100,16 +125,22 @@ class PolicyWeights:
         """
         own = [rows[0] if row is None else row for row in self._ranks.share(rows)]
         dtype, width = getattr(torch, number_type), max(map(len, rows)) - 1
-        with returning_freed_memory() if self._ranks.several else nullcontext():
-            made = torch.stack([self._scored(row, dtype, temperature, most, width) for row in own])
+        made = torch.stack([self._scored(row, dtype, temperature, most, width) for row in own])
         whole = self._ranks.gather(made.flatten()).view(self._ranks.count, *made.shape)
         # Row 0 is rank 0's, row 1 is rank 1's.
         found = whole.transpose(0, 1).flatten(0, 1).tolist()
         return [_row_scores(values, len(row) - 1, width) for row, values in zip(rows, found, strict=False)]
 
+    @torch.no_grad()
     def copy_to(self, copy: nn.Module | None) -> None:
-        """Trainable weights, whole, into the `copy` of the rank that has one."""
-        gather(self.model, copy)
+        """Trainable weights, whole and one after another, into the `copy` of the rank that has one."""
+        copies: Mapping[str, Tensor] = {} if copy is None else dict(copy.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else cast(Tensor, parameter)
+            if copy is not None:
+                copies[name].copy_(whole)
 
     def _scored(self, row: Sequence[int], dtype: torch.dtype, temperature: float, most: int, width: int) -> Tensor:
         """What `_row_scores` reads, of one length for all rows."""

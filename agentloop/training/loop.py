@@ -11,10 +11,8 @@ from agentloop.engines.publish.engine_control import EngineRefused
 from agentloop.engines.publish.proof import ProofFailed
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
-from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
-from agentloop.records import kl_penalties, penalised_rewards
 from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
@@ -24,10 +22,9 @@ from agentloop.training.collecting.collection import Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
-from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
 from replay.pages.limited_by import regime
-from replay.records import BatchRow, IterationRecord
+from replay.records import IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3
@@ -37,8 +34,7 @@ _FEW_CORRUPT = 3
 class Loop:
     """One run, from its last checkpoint to its end."""
 
-    def __init__(self, components: Components, state: LoopState, *, trace: bool = False) -> None:
-        """`trace`: the display shows the data flow of the first iteration."""
+    def __init__(self, components: Components, state: LoopState) -> None:
         self.components = components
         self.config = components.config
         self._store, self._run_id, self._display = components.store, components.run_id, components.display
@@ -48,7 +44,6 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
-        self._trace = trace
 
     def run(self, stop: StopRequest) -> None:
         """Iterate until the end, the success target, or a request to stop; a checkpoint is the last thing."""
@@ -145,7 +140,8 @@ class Loop:
             rows = [replace(row, trajectory=as_observed(row.trajectory, parts.authors)) for row in batch.replayed_rows]
             observed = parts.trainer.score_only(rows)
         scored_by = parts.generator.policy_version if parts.scores_are_stored else None
-        result = self._learn(learned_rows(batch.rows, observes=observes, scored_by=scored_by), iteration)
+        rows = learned_rows(batch.rows, observes=observes, scored_by=scored_by)
+        result = parts.trainer.update(rows, iteration=iteration)
         display.phase("update", 1, 1)
         if result.note is not None:
             display.note(result.note)
@@ -156,25 +152,6 @@ class Loop:
                 "old log-probs were recomputed. If it comes back: compute.old_log_probs: recompute."
             )
         return result, observed
-
-    def _learn(self, rows: list[BatchRow], iteration: int) -> UpdateResult:
-        trainer, display = self.components.trainer, self._display
-        if not self._trace:
-            return trainer.update(rows, iteration=iteration)
-        self._trace = False
-        decode = self.components.actors.renderer.codec.decode
-        penalty = self.components.collector.penalty
-        if penalty is not None:
-            trajectories = [row.trajectory for row in rows]
-            charged = penalised_rewards(trajectories, kl_penalties(penalty, trajectories))
-            rows = [replace(row, reward=reward) for row, reward in zip(rows, charged, strict=True)]
-
-        def show(scored: ScoredBatch) -> None:
-            display.note(describe_batch(scored, penalised=penalty is not None, text=decode))
-
-        result = trainer.update(rows, iteration=iteration, before_steps=show)
-        display.note(describe_update(result))
-        return result
 
     def commit(
         self, iteration: int, batch: MixedBatch, result: UpdateResult, observed: UpdateResult | None

@@ -58,14 +58,13 @@ def train(
     resume: bool | Literal["auto"] = False,
     run: Path | None = None,
     environment_changed: bool = False,
-    trace: bool = False,
     display: RunDisplay | None = None,
 ) -> TrainResult:
     """Train one run to its end.
 
     `resume` continues the newest run of that name, or the one in the folder `run`, as if it had never stopped. "auto"
     begins one where there is none; `run` alone does so in this very folder, and both leave a run alone that has ended.
-    `environment_changed`: its source may be another than the run's. `trace` shows the data flow of an iteration.
+    `environment_changed`: its source may be another than the run's.
     Under torchrun this is rank 0's call, which leads the others; theirs is `train_worker`.
     Raises UserError for what the user can mend, TrainingStopped when the run itself can't go on.
     """
@@ -92,7 +91,7 @@ def train(
                         folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
                     )
                 with closing(parts), _leading(parts):
-                    loop = Loop(parts, begin_run(parts, checkpoint), trace=trace)
+                    loop = Loop(parts, begin_run(parts, checkpoint))
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
                     if checkpoint is not None and loop.finished:

@@ -164,7 +164,7 @@ def drawn(file: Path) -> object:
 
 def objective_of(file: Path) -> object:
     config = RunConfig.model_validate({"loss": {"fresh": {"objective": f"{file}:fail"}}})
-    return stream_losses(config.loss).fresh.objective(None)  # type: ignore[arg-type]
+    return stream_losses(config.loss)["fresh"].objective(None)  # type: ignore[arg-type]
 
 
 HOOKS: dict[str, Callable[[Path], object]] = {

@@ -43,7 +43,7 @@ def test_optimizer_steps_are_epochs_times_mini_batches(
     learner = trainer(tiny_actor(), config)
     result = learner.update(mixed_rows(fresh=6, replayed=rows - 6), iteration=1)
     assert result.optimizer_steps == expected
-    state = learner.state()[0]
+    state = learner.state()
     for of_critic in {False, algorithm == "ppo"}:
         steps = {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.") == of_critic}
         assert steps == {expected}

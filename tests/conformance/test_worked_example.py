@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from agentloop.algorithms.advantages import returns
 from agentloop.algorithms.gae import gae
 from agentloop.algorithms.heterogeneous import token_weights
 from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
@@ -78,8 +77,3 @@ def test_advantages_by_gae_from_the_rewards_and_values() -> None:
     assert advantages[0].tolist() == pytest.approx(expected, abs=1e-12)
     # The last two by hand: 0.0297 + 0.95 x 0.0499, and 0.0499 itself.
     assert expected[4:] == pytest.approx([0.077105, 0.0499])
-
-
-def test_returns_are_advantages_plus_values() -> None:
-    expected = [0.95, 0.95, 0.96, 0.95, 0.95, 1.00]
-    assert returns(ADVANTAGES, VALUES)[0].tolist() == pytest.approx(expected, abs=1e-12)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
-from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.heterogeneous import Anchor, StreamLoss, anchor_log_probs, heterogeneous_loss
 from agentloop.algorithms.kl import kl_estimate
 from agentloop.algorithms.log_probs import log_ratios
-from agentloop.algorithms.objectives import ObjectiveInput
+from agentloop.algorithms.objectives import ObjectiveInput, surrogate
 from agentloop.config.sections.loss import LossSection
 from agentloop.learning.gradients import stream_losses
 from agentloop.learning.update_stats import trajectory_drift
@@ -39,8 +40,8 @@ def test_quantities_of_the_page_are_those_of_its_token() -> None:
     token = log_probs()
     old, behavior, current, reference = (token[name] for name in ("old", "behavior", "current", "reference"))
     anchors = {
-        name: anchor_log_probs(old, behavior, replay_mask=torch.tensor([True]), fresh="old", replay=name)
-        for name in ("old", "behavior")
+        name: anchor_log_probs(old, behavior, [(torch.tensor([True]), StreamLoss(surrogate, name))])
+        for name in get_args(Anchor)
     }
     zero = torch.tensor([0])
     expected = {
@@ -60,13 +61,13 @@ def weights(old: torch.Tensor, behavior: torch.Tensor, kind: CorrectionKind, **c
     return correct(old, behavior, response_mask=mask, trajectory=torch.tensor([0]), correction=how).weights
 
 
-def trained(advantage: float, anchor: Any, importance: torch.Tensor | None, replay: StreamLoss) -> tuple[float, float]:
+def trained(advantage: float, importance: torch.Tensor | None, replay: StreamLoss) -> tuple[float, float]:
     """Loss and gradient of the page's token."""
-    token, replayed = log_probs(), torch.tensor([True])
+    token, kinds = log_probs(), [(torch.tensor([True]), replay)]
     current = token["current"].requires_grad_()
     inputs = ObjectiveInput(
         log_probs=current,
-        anchors=anchor_log_probs(token["old"], token["behavior"], replay_mask=replayed, fresh="old", replay=anchor),
+        anchors=anchor_log_probs(token["old"], token["behavior"], kinds),
         behavior_log_probs=token["behavior"],
         advantages=torch.tensor([[advantage]]),
         loss_mask=TOKEN,
@@ -74,15 +75,13 @@ def trained(advantage: float, anchor: Any, importance: torch.Tensor | None, repl
         num_trajectories=1,
         signal_share=torch.ones(1),
     )
-    result = heterogeneous_loss(
-        inputs, replay_mask=replayed, fresh=replay, replay=replay, importance_weights=importance
-    )
-    (gradient,) = torch.autograd.grad(result.policy.loss.sum(), current)
-    return result.policy.loss.item(), gradient.item()
+    result = heterogeneous_loss(inputs, kinds, importance_weights=importance)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), current)
+    return result.loss.item(), gradient.item()
 
 
 def test_losses_of_the_page_are_those_of_the_default_replay_stream() -> None:
-    token, replay = log_probs(), stream_losses(LossSection()).replay
+    token, replay = log_probs(), stream_losses(LossSection())["replay"]
     rows = table(PAGE, "gradient")
     assert len(rows) == 6
     for row in rows:
@@ -90,7 +89,8 @@ def test_losses_of_the_page_are_those_of_the_default_replay_stream() -> None:
         if row["correction"] != "`none`":
             bound = float(row["correction"].removeprefix("`truncate` at "))
             importance = weights(token["old"], token["behavior"], "truncate", ratio_high=bound)
-        loss, gradient = trained(float(row["advantage"]), row["anchor"].strip("`"), importance, replay)
+        anchored = replace(replay, anchor=row["anchor"].strip("`"))
+        loss, gradient = trained(float(row["advantage"]), importance, anchored)
         assert (row["loss"], row["gradient"]) == (f"{loss:.3f}", f"{abs(gradient) and gradient:.3f}")
 
 

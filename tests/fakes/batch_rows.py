@@ -163,20 +163,22 @@ def sampled_by(actor: Actor, rows: list[BatchRow]) -> list[BatchRow]:
     batch = build_batch(rows, AUTHORS)
     log_probs = torch.where(batch.response_mask, score(actor, batch, max_tokens=64)[0], torch.nan).float()
     rest = iter(log_probs)
-
-    def rescored(part: Segment) -> Segment:
-        return replace(part, tokens=replace(part.tokens, behavior_log_probs=next(rest)[: len(part.tokens)].numpy()))
-
     return [
-        replace(item, trajectory=replace(item.trajectory, segments=tuple(map(rescored, item.trajectory.segments))))
+        with_log_probs(item, [next(rest)[: len(part.tokens)].numpy() for part in item.trajectory.segments])
         for item in rows
     ]
 
 
 def stored_off_by(item: BatchRow, nats: float) -> BatchRow:
     """A row as a generator stores it whose log-probs are wrong by so much."""
+    stored = (part.tokens.behavior_log_probs for part in item.trajectory.segments)
+    return with_log_probs(item, [log_probs + np.float32(nats) for log_probs in stored])
+
+
+def with_log_probs(item: BatchRow, log_probs: Sequence[Any]) -> BatchRow:
+    """The same tokens with these behavior log-probs, an array for each segment."""
     parts = tuple(
-        replace(part, tokens=replace(part.tokens, behavior_log_probs=part.tokens.behavior_log_probs + np.float32(nats)))
-        for part in item.trajectory.segments
+        replace(part, tokens=replace(part.tokens, behavior_log_probs=np.asarray(values, np.float32)))
+        for part, values in zip(item.trajectory.segments, log_probs, strict=True)
     )
     return replace(item, trajectory=replace(item.trajectory, segments=parts))

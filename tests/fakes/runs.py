@@ -94,10 +94,6 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def llama_tokenizer() -> PreTrainedTokenizerFast:
-    return _tokenizer("llama3")
-
-
 def _tokenizer(name: str) -> PreTrainedTokenizerFast:
     family = fakes.family(name)
     return PreTrainedTokenizerFast(

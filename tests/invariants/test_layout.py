@@ -27,8 +27,6 @@ from tests.fakes.batch_rows import (
     run_config,
     scored_rows,
     tiny_actor,
-    trainer,
-    weights_of,
 )
 from tests.fakes.runs import SilentDisplay, save_qwen2, small_config
 
@@ -100,19 +98,6 @@ def test_packed_rows_have_the_values_of_padded_ones(shared: bool) -> None:
         found.append(critic.values(batch.token_ids, batch.attention_mask, batch.response_mask))
     for one, other in zip(*found, strict=True):
         assert_close(other, one, 1e-10)
-
-
-def test_packed_update_moves_the_weights_like_a_padded_one() -> None:
-    results = []
-    for packs in (False, True):
-        actor = tiny_actor(torch.float64)
-        actor.packs = packs
-        config = run_config(loss=LOSS, batch={"mini_batch": 4, "ppo_epochs": 2, "micro_batch_tokens": 40})
-        result = trainer(actor, config).update(mixed_rows(), iteration=1)
-        results.append((weights_of(actor), result.metrics))
-    (weights, metrics), (other, other_metrics) = results
-    assert_close(other, weights, 1e-8)
-    assert other_metrics == pytest.approx(metrics, rel=1e-6, abs=1e-9)
 
 
 def test_model_that_mixes_packed_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

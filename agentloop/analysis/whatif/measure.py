@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from agentloop.algorithms.heterogeneous import HeterogeneousLoss
 from agentloop.algorithms.log_probs import sum_by_trajectory
+from agentloop.algorithms.objectives import ObjectiveInput, PolicyLoss
 from agentloop.analysis.stored_log_probs import compute_asked, load_weights, weights_of_run
 from agentloop.analysis.whatif.compared_rows import RowChoice, advantages_in_words, bucket_of, buckets_of, choose_rows
 from agentloop.analysis.whatif.losses import WhatIfLoss
@@ -18,7 +18,7 @@ from agentloop.analysis.whatif.result import ALL, Effect, PartData, WhatIf
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import ScoredBatch, bound_negative, build_batch, score
-from agentloop.learning.gradients import StreamLosses, accumulate_gradients, check_behavior, corrected, stream_losses
+from agentloop.learning.gradients import Losses, accumulate_gradients, check_behavior, corrected, stream_losses
 from agentloop.learning.optimizer import sum_gradients_in_float32
 from agentloop.learning.update_stats import Drift, EssWeights, UpdateTotals, drift_of, quantiles
 from agentloop.models.actor import Actor
@@ -37,7 +37,7 @@ class Ready:
     """An objective with the batch as it is given it."""
 
     loss: WhatIfLoss
-    losses: StreamLosses
+    losses: Losses
     scored: ScoredBatch
     """After its correction."""
 
@@ -165,10 +165,10 @@ class _ClipTotals(UpdateTotals):
         super().__init__(replayed)
         self.clipped_above = torch.zeros_like(self.clipped)
 
-    def add(self, result: HeterogeneousLoss, loss_mask: Tensor, *, weights: Tensor, trajectory: Tensor) -> None:
-        super().add(result, loss_mask, weights=weights, trajectory=trajectory)
-        above = result.policy.clipped & (result.log_ratios > 0)
-        self.clipped_above += sum_by_trajectory(above, trajectory, len(self.trained))
+    def add(self, policy: PolicyLoss, inputs: ObjectiveInput, *, weights: Tensor) -> None:
+        super().add(policy, inputs, weights=weights)
+        above = policy.clipped & (inputs.log_ratios > 0)
+        self.clipped_above += sum_by_trajectory(above, inputs.trajectory, len(self.trained))
 
 
 def effect_of(actor: Actor, ready: Ready, bucket: str, members: Tensor) -> Effect:

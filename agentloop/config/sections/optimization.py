@@ -38,18 +38,14 @@ class OptimizerSection(Section):
         "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
     )
 
-    @property
-    def shardable(self) -> bool:
-        """Whether it can move weights sharded over ranks: Adafactor and Muon look at whole matrices."""
-        return self.name in ("adamw", "sgd")
-
     def check(self, where: str) -> None:
         """Options stand where they act. `where` is the section's own path."""
         keys = [key for key, names in _ACTS.items() if self.name not in names]
         check_unused(self, keys, where=where, when=f"{where}.name is {self.name}")
 
     def check_shardable(self, where: str) -> None:
-        if not self.shardable:
+        """Refuse what can't move weights sharded over ranks."""
+        if self.name not in ("adamw", "sgd"):
             raise ValueError(
                 f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
                 f"got {self.name}. Change it, or train on one rank."

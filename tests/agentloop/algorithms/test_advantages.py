@@ -1,12 +1,24 @@
 """Every algorithm's advantages against its formula, written out here in plain float64 loops."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agentloop.algorithms.advantages import RULES, Member, advantages, group_advantages, normalised, whitened
+from agentloop.algorithms.advantages import (
+    RULES,
+    Member,
+    ReplayBaseline,
+    advantages,
+    compared_members,
+    group_advantages,
+    normalised,
+    whitened,
+)
 
 ALGORITHMS = tuple(RULES)
 COMPARING = ("grpo", "dr_grpo", "rloo", "opo", "reinforce++_baseline")
@@ -17,43 +29,31 @@ def of_group(algorithm: str, rewards: Sequence[float], lengths: Sequence[int] | 
     return advantages(members, [range(len(members))] * len(members), RULES[algorithm])
 
 
-def grpo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    return [
-        (r - float(np.mean(np.float64(rewards)))) / (float(np.std(np.float64(rewards), ddof=1)) + 1e-6) for r in rewards
-    ]
+def written_out(member: Member, others: list[Member], algorithm: str) -> float:
+    if not others:
+        return 0.0
+    weights = [o.num_action_tokens if algorithm == "opo" else 1 for o in others]
+    mean = sum(w * o.reward for w, o in zip(weights, others, strict=True)) / sum(weights)
+    scale = 1.0
+    if algorithm == "grpo":
+        everyone = [o.reward for o in others] + [member.reward] * all(o is not member for o in others)
+        scale = float(np.std(np.float64(everyone), ddof=1)) + 1e-6 if len(everyone) > 1 else 1.0
+    return (member.reward - mean) / scale
 
 
-def rloo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    result = []
-    for i, own in enumerate(rewards):
-        others = [r for j, r in enumerate(rewards) if j != i]
-        result.append(own - sum(others) / len(others))
-    return result
-
-
-def opo(rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    baseline = sum(length * r for length, r in zip(lengths, rewards, strict=True)) / sum(lengths)
-    return [r - baseline for r in rewards]
-
-
-FORMULAS: dict[str, Callable[[Sequence[float], Sequence[int]], list[float]]] = {
-    "grpo": grpo,
-    "dr_grpo": lambda rewards, _: [r - sum(rewards) / len(rewards) for r in rewards],
-    "rloo": rloo,
-    "opo": opo,
-    "reinforce++": grpo,
-    "reinforce++_baseline": lambda rewards, _: [r - sum(rewards) / len(rewards) for r in rewards],
-    "reinforce": lambda rewards, _: list(rewards),
-}
-
-
-@pytest.mark.parametrize("algorithm", FORMULAS)
+@pytest.mark.parametrize("algorithm", [*COMPARING, "reinforce++", "reinforce"])
 def test_advantages_follow_the_formula_of_their_algorithm(algorithm: str) -> None:
     rng = np.random.default_rng(3)
     for size in [2, 3, 5, 8, 33] * 4:
         rewards = (rng.normal(size=size) * 10.0 ** rng.integers(-3, 4)).tolist()
         lengths = rng.integers(1, 500, size).tolist()
-        expected = FORMULAS[algorithm](rewards, lengths)
+        members = [Member(r, n) for r, n in zip(rewards, lengths, strict=True)]
+        expected = rewards
+        if algorithm != "reinforce":
+            kind = {"reinforce++": "grpo", "reinforce++_baseline": "dr_grpo"}.get(algorithm, algorithm)
+            expected = [
+                written_out(own, [o for o in members if algorithm != "rloo" or o is not own], kind) for own in members
+            ]
         assert of_group(algorithm, rewards, lengths) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
@@ -120,3 +120,114 @@ def test_advantages_of_a_batch_are_whitened_or_scaled_as_written(
 ) -> None:
     found = normalised(values, centre=centre, zero_is_measured=zero_is_measured)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-12)
+
+
+# Fresh and replayed members of a task: who is compared with whom, and what comes of it
+
+FRESH = [Member(reward, group="g", task="a") for reward in (1.0, 0.0, 0.0, 1.0)]
+REPLAYED = [Member(reward, group=f"old{reward}", task="a", replayed=True) for reward in (1.0, 0.25)]
+OTHER = Member(1.0, group="h", task="b")
+
+
+def measured(members: list[Member], baseline: ReplayBaseline, algorithm: str = "dr_grpo") -> list[float]:
+    rule = RULES[algorithm]
+    return advantages(members, compared_members(members, baseline, whole_batch=rule.compares == "batch"), rule)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "fresh", "replayed"),
+    [
+        # mean of the fresh (1 + 0 + 0 + 1) / 4 = 0.5
+        ("stored", [0.5, -0.5, -0.5, 0.5], [0.0, 0.0]),
+        # of the replayed (1 + 0.25) / 2 = 0.625
+        ("split", [0.5, -0.5, -0.5, 0.5], [0.375, -0.375]),
+        ("fresh_only", [0.5, -0.5, -0.5, 0.5], [0.5, -0.25]),
+        # of all six 3.25 / 6
+        ("shared", [1 - 3.25 / 6, -3.25 / 6, -3.25 / 6, 1 - 3.25 / 6], [1 - 3.25 / 6, 0.25 - 3.25 / 6]),
+        # of the other five: 3.25 - 1 = 2.25, 3.25 - 0 = 3.25, 3.25 - 0.25 = 3
+        ("leave_one_out", [1 - 2.25 / 5, -3.25 / 5, -3.25 / 5, 1 - 2.25 / 5], [1 - 2.25 / 5, 0.25 - 3 / 5]),
+    ],
+)
+def test_baseline_compares_with_whom_it_names(
+    baseline: ReplayBaseline, fresh: list[float], replayed: list[float]
+) -> None:
+    found = measured([*FRESH, *REPLAYED, OTHER], baseline)
+    assert found == pytest.approx([*fresh, *replayed, 0.0], abs=1e-15)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rewards=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12),
+    scale=st.sampled_from([1e-9, 1e-4, 1.0]),
+    replayed=st.integers(0, 12),
+    baseline=st.sampled_from(["stored", "split", "fresh_only", "shared", "leave_one_out"]),
+    algorithm=st.sampled_from(["grpo", "reinforce++"]),
+)
+def test_advantage_that_is_divided_is_at_most_the_root_of_the_number_compared(
+    rewards: list[float], scale: float, replayed: int, baseline: ReplayBaseline, algorithm: str
+) -> None:
+    members = [
+        Member(reward * scale, group="g", task="a", replayed=position < replayed)
+        for position, reward in enumerate(rewards)
+    ]
+    for value in measured(members, baseline, algorithm):
+        assert abs(value) <= math.sqrt(len(members)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-5])
+def test_replayed_advantages_that_are_whitened_by_nearly_equal_fresh_ones_are_bounded(apart: float) -> None:
+    values = [apart * (-1) ** number for number in range(8)] + [0.75]
+    compared = [tuple(range(8))] * 9
+    assert whitened(values, compared)[-1] == pytest.approx(3.0, rel=0.01)
+
+
+@pytest.mark.parametrize("baseline", ["stored", "split", "fresh_only", "shared", "leave_one_out"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "opo"])
+def test_degenerate_members_have_exactly_zero(algorithm: str, baseline: ReplayBaseline) -> None:
+    same = [Member(0.3, 7 + i, group="g", task="a", replayed=i > 3) for i in range(7)]
+    assert measured(same, baseline, algorithm) == [0.0] * 7
+    assert measured([same[0]], baseline, algorithm) == [0.0]
+    assert measured([same[6]], baseline, algorithm) == [0.0]
+
+
+def test_groups_of_one_task_stay_apart_but_where_all_are_compared() -> None:
+    first = [Member(reward, group="g1", task="a") for reward in (1.0, 0.0)]
+    second = [Member(reward, group="g2", task="a") for reward in (1.0, 1.0)]
+    for baseline in ("stored", "split", "fresh_only"):
+        assert measured([*first, *second], baseline) == [0.5, -0.5, 0.0, 0.0]
+    assert measured([*first, *second], "shared") == [0.25, -0.75, 0.25, 0.25]
+    replayed = Member(0.0, group="g1", task="a", replayed=True)
+    assert measured([*first, *second, replayed], "fresh_only")[-1] == -0.75
+
+
+@pytest.mark.parametrize("baseline", ["split", "fresh_only", "shared", "leave_one_out"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "opo"])
+def test_random_batches_follow_the_rule_written_out(algorithm: str, baseline: ReplayBaseline) -> None:
+    rng = np.random.default_rng(5)
+    members = [
+        Member(
+            float(rng.integers(0, 3)),
+            int(rng.integers(1, 9)),
+            group=f"{task}{'old' if replayed else 'new'}",
+            task=task,
+            replayed=replayed,
+        )
+        for task, replayed, count in zip(
+            "aabbcc", itertools.cycle([False, True]), rng.integers(1, 6, 6).tolist(), strict=False
+        )
+        for _ in range(count)
+    ]
+    members = [members[i] for i in rng.permutation(len(members))]
+    found = measured(members, baseline, algorithm)
+    for i, member in enumerate(members):
+        others = []
+        for j, other in enumerate(members):
+            wanted = {
+                "shared": True,
+                "leave_one_out": j != i,
+                "split": other.replayed == member.replayed,
+                "fresh_only": not other.replayed,
+            }[baseline]
+            if other.task == member.task and wanted and not (algorithm == "rloo" and j == i):
+                others.append(other)
+        assert found[i] == pytest.approx(written_out(member, others, algorithm), rel=1e-9, abs=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss
+from agentloop.algorithms.heterogeneous import StreamLoss, anchor_log_probs, heterogeneous_loss, token_weights
 from agentloop.algorithms.objectives import OBJECTIVES, Objective
 from tests.agentloop.algorithms.written_objectives import random_rows, written
 
@@ -17,6 +17,7 @@ def objective(name: str, **options: Any) -> Objective:
 
 FRESH: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
 REPLAY: dict[str, Any] = {"clip_low": 0.1, "clip_high": 0.6, "dual_clip": None}
+EVERY_ROW = torch.ones(40, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -43,13 +44,14 @@ def test_each_stream_has_the_loss_and_gradient_of_its_own_objective(
     carried = torch.tensor(rows.log_probs, requires_grad=True)
     result = heterogeneous_loss(
         rows.inputs(carried),
-        replay_mask=torch.tensor(replayed),
-        fresh=StreamLoss(objective(fresh[0], **fresh[1])),
-        replay=StreamLoss(objective(replay[0], **replay[1])),
+        [
+            (torch.tensor(chosen), StreamLoss(objective(name, **options)))
+            for (name, options), chosen in ((fresh, ~replayed), (replay, replayed))
+        ],
         importance_weights=torch.tensor(np.where(rows.mask, weights, np.nan)) if weighted else None,
     )
-    (gradient,) = torch.autograd.grad(result.policy.loss.sum(), carried)
-    np.testing.assert_allclose(result.policy.loss.detach().numpy(), expected[0], rtol=1e-6, atol=1e-14)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), carried)
+    np.testing.assert_allclose(result.loss.detach().numpy(), expected[0], rtol=1e-6, atol=1e-14)
     np.testing.assert_allclose(gradient.numpy(), expected[1], rtol=1e-6, atol=1e-14)
     assert np.count_nonzero(expected[1]) > 50
 
@@ -69,40 +71,73 @@ def test_tokens_of_unknown_behavior_get_the_objective_for_missing_log_probs(name
     )
     carried = torch.tensor(rows.log_probs, requires_grad=True)
     stream = StreamLoss(objective("gspo", **gspo), missing=objective(name, **options))
-    replay_mask = torch.ones(40, dtype=torch.bool)
-    result = heterogeneous_loss(rows.inputs(carried), replay_mask=replay_mask, fresh=stream, replay=stream)
-    (gradient,) = torch.autograd.grad(result.policy.loss.sum(), carried)
-    np.testing.assert_allclose(result.policy.loss.detach().numpy(), parts[0][0] + parts[1][0], rtol=1e-6, atol=1e-14)
+    result = heterogeneous_loss(rows.inputs(carried), [(EVERY_ROW, stream)])
+    (gradient,) = torch.autograd.grad(result.loss.sum(), carried)
+    np.testing.assert_allclose(result.loss.detach().numpy(), parts[0][0] + parts[1][0], rtol=1e-6, atol=1e-14)
     np.testing.assert_allclose(gradient.numpy(), parts[0][1] + parts[1][1], rtol=1e-6, atol=1e-14)
 
 
 def test_importance_weights_that_require_grad_raise() -> None:
     rows, stream = random_rows(0), StreamLoss(objective("surrogate"))
-    everywhere = torch.ones(40, dtype=torch.bool)
     weights = torch.ones(rows.mask.shape, requires_grad=True)
     inputs = rows.inputs(torch.tensor(rows.log_probs))
     with pytest.raises(ValueError, match="importance_weights must be detached"):
-        heterogeneous_loss(inputs, replay_mask=everywhere, fresh=stream, replay=stream, importance_weights=weights)
+        heterogeneous_loss(inputs, [(EVERY_ROW, stream)], importance_weights=weights)
+
+
+def test_anchor_is_chosen_by_the_kind_of_row_and_old_log_probs_stand_in_for_unknown_ones() -> None:
+    """A row of an old anchor, one of the stored log-probs, and one of those that nobody knows."""
+    behavior = torch.tensor([False, True, True])
+    anchors = anchor_log_probs(
+        torch.tensor([[1.0], [3.0], [5.0]]),
+        torch.tensor([[2.0], [4.0], [float("nan")]]),
+        [(~behavior, StreamLoss(objective("surrogate"))), (behavior, StreamLoss(objective("surrogate"), "behavior"))],
+    )
+    assert anchors[:, 0].tolist() == [1.0, 4.0, 5.0]
+
+
+# Aggregation of four rows of three trajectories: A has two rows (2 and 1 trained tokens), B has one (3), C is fully
+# masked. Token losses: A 1, 2 | 4; B 8, 16, 32; C anything. So sum A = 7, sum B = 56.
+
+LOSSES = torch.tensor([[0, 1, 2, 99], [0, 99, 4, 99], [0, 8, 16, 32], [0, 5, 5, 5]], dtype=torch.float64)
+MASK = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+TRAJECTORY = torch.tensor([0, 0, 1, 2])
+B_REPLAYED = torch.tensor([False, False, True, False])
+
+
+def aggregate(mask: torch.Tensor = MASK, **changes: Any) -> float:
+    settings: dict[str, Any] = {
+        "replay_mask": B_REPLAYED,
+        "mode": "token-mean",
+        "norm_length": None,
+        "normalise": "joint",
+        "replay_weight": 1.0,
+    }
+    weights = token_weights(mask, TRAJECTORY, **settings | changes)
+    assert weights.shape == mask.shape
+    assert bool((weights[~mask] == 0).all())
+    return float((LOSSES * weights).sum())
 
 
 @pytest.mark.parametrize(
-    ("fresh", "replay", "hinted", "expected"),
+    ("mode", "norm_length", "joint", "per_stream"),
     [
-        ("old", "behavior", None, [1.0, 3.0, 6.0, 7.0]),
-        ("behavior", "old", None, [2.0, 4.0, 5.0, 7.0]),
-        ("old", "old", "behavior", [1.0, 4.0, 5.0, 7.0]),
+        ("token-mean", None, 63 / 6, 7 / 3 + 0.5 * 56 / 3),
+        ("seq-mean-token-sum", None, (7 + 56) / 2, 7 + 0.5 * 56),
+        ("seq-mean-token-mean", None, (7 / 3 + 56 / 3) / 2, 7 / 3 + 0.5 * 56 / 3),
+        ("seq-mean-token-sum-norm", 10.0, (7 + 56) / 2 / 10, 0.7 + 0.5 * 5.6),
     ],
 )
-def test_anchor_is_chosen_by_the_kind_of_row_and_old_log_probs_stand_in_for_unknown_ones(
-    fresh: Any, replay: Any, hinted: Any, expected: list[float]
+def test_aggregation_equals_hand_computed_values(
+    mode: str, norm_length: float | None, joint: float, per_stream: float
 ) -> None:
-    """A fresh row, a hinted one, a replayed one, and a replayed one of unknown behavior."""
-    anchors = anchor_log_probs(
-        torch.tensor([[1.0], [3.0], [5.0], [7.0]]),
-        torch.tensor([[2.0], [4.0], [6.0], [float("nan")]]),
-        replay_mask=torch.tensor([False, False, True, True]),
-        fresh=fresh,
-        replay=replay,
-        hinted=None if hinted is None else (torch.tensor([False, True, False, False]), hinted),
-    )
-    assert anchors[:, 0].tolist() == expected
+    """One denominator for both streams, or one each, and half the weight for the replayed one."""
+    assert aggregate(mode=mode, norm_length=norm_length) == pytest.approx(joint, abs=1e-12)
+    apart = aggregate(mode=mode, norm_length=norm_length, normalise="per_stream", replay_weight=0.5)
+    assert apart == pytest.approx(per_stream, abs=1e-12)
+
+
+@pytest.mark.parametrize("normalise", ["joint", "per_stream"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_aggregation_of_nothing_trained_is_zero(mode: str, normalise: str) -> None:
+    assert aggregate(torch.zeros_like(MASK), mode=mode, norm_length=3.0, normalise=normalise) == 0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentloop.algorithms.objectives import OBJECTIVES, ObjectiveInput, PolicyLoss
+from agentloop.algorithms.objectives import OBJECTIVES, PolicyLoss
 from agentloop.config.sections.loss import OBJECTIVE_NAMES, StreamLossSection
 from tests.agentloop.algorithms.written_objectives import Array, Rows, random_rows, written
 
@@ -88,13 +88,10 @@ def test_input_that_requires_grad_and_must_not_raises(field: str) -> None:
         replace(inputs, **{field: getattr(inputs, field).clone().requires_grad_()})
 
 
-def one_token(name: str, log_prob: float, anchor: float, advantage: float, **options: Any) -> tuple[float, float]:
-    """Loss and gradient."""
-    rows = Rows(
+def one_token(log_prob: float, anchor: float, advantage: float) -> Rows:
+    return Rows(
         np.array([[log_prob]]), np.array([[anchor]]), np.array([[advantage]]), np.array([[True]]), np.array([0])
     )
-    result, gradient = evaluated(name, rows, options)
-    return result.loss.item(), float(gradient[0, 0])
 
 
 LN2 = math.log(2)
@@ -136,7 +133,9 @@ NEARER = {"divergence_low": 0.05, "divergence_high": 0.05, "ratio_high": 20.0}
 def test_objective_of_one_token_equals_hand_computed_values(
     name: str, log_prob: float, anchor: float, advantage: float, options: dict[str, Any], expected: tuple[float, float]
 ) -> None:
-    assert one_token(name, log_prob, anchor, advantage, **options) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    """Loss and gradient by the log-prob."""
+    result, gradient = evaluated(name, one_token(log_prob, anchor, advantage), options)
+    assert (result.loss.item(), float(gradient[0, 0])) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +158,8 @@ def test_ppo_clip_equals_hand_computed_values(
     ratio: float, advantage: float, dual_clip: float | None, expected: tuple[float, float, bool, bool]
 ) -> None:
     """With clip range 0.8 .. 1.28; the gradient is d loss / d log-prob, -A r where it moves."""
-    rows = Rows(
-        np.array([[-1.0]]),
-        np.array([[-1.0 - math.log(ratio)]]),
-        np.array([[advantage]]),
-        np.array([[True]]),
-        np.array([0]),
-    )
     options = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": dual_clip}
-    result, gradient = evaluated("ppo_clip", rows, options)
+    result, gradient = evaluated("ppo_clip", one_token(-1.0, -1.0 - math.log(ratio), advantage), options)
     assert (bool(result.clipped), bool(result.clipped_lower)) == expected[2:]
     assert (result.loss.item(), float(gradient[0, 0])) == pytest.approx(expected[:2], abs=1e-12)
 
@@ -176,9 +168,7 @@ def test_ppo_clip_equals_hand_computed_values(
 def test_bent_ratios_keep_their_small_gradients_in_float32(nats: float) -> None:
     """beta w / (w + beta)^2 is nearly beta / w; 1 - w / (w + beta) would have lost all its digits."""
     log_probs = torch.tensor([[-1.0]], requires_grad=True)
-    inputs: ObjectiveInput = Rows(
-        np.array([[-1.0]]), np.array([[-1.0 - nats]]), np.array([[1.0]]), np.array([[True]]), np.array([0])
-    ).inputs(log_probs)
+    inputs = one_token(-1.0, -1.0 - nats, 1.0).inputs(log_probs)
     (gradient,) = torch.autograd.grad(OBJECTIVES["exgrpo"].function(inputs, beta=0.1).loss.sum(), log_probs)
     w = math.exp(nats)
     assert float(gradient) == pytest.approx(-0.1 * w / (w + 0.1) ** 2, rel=1e-5)

@@ -16,8 +16,7 @@ from agentloop.learning.ranked_trainer import RankedTrainer, TrainerSpec, serve_
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel
-from agentloop.models.policy_weights import PolicyWeights
-from agentloop.models.sharding import shard
+from agentloop.models.policy_weights import PolicyWeights, shard
 from agentloop.training.policies.engine_publisher import Prober
 from agentloop.training.policies.publish import write_published
 from tests.fakes.batch_rows import AUTHORS, mixed_rows

@@ -17,7 +17,7 @@ from agentloop.config.sections.model import ComputeSection
 from agentloop.distributed.ranks import ALONE, Ranks, process_group
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
-from agentloop.models.sharding import gather, shard
+from agentloop.models.policy_weights import PolicyWeights, shard
 from replay.records import BatchRow
 from tests.fakes.batch_rows import AUTHORS, LOSS, mixed_rows, run_config, tiny_actor
 from tests.fakes.ranks import forked_ranks
@@ -64,7 +64,7 @@ def updated(trainer: Trainer, first: int, last: int) -> list[dict[str, Any]]:
 
 def whole(actor: Actor) -> dict[str, torch.Tensor]:
     copy = tiny_actor(actor.dtype)
-    gather(actor.model, copy.model)
+    PolicyWeights(actor.model).copy_to(copy.model)
     return {name: tensor.detach().clone() for name, tensor in copy.model.named_parameters()}
 
 

@@ -22,14 +22,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from typer.testing import CliRunner
 
 from agentloop.cli.main import app
-from agentloop.config import RunConfig
 from agentloop.distributed import tensor_files
 from agentloop.distributed.ranks import Ranks, process_group
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
 from agentloop.errors import UserError
 from agentloop.learning.ranked_trainer import check_ranks
-from agentloop.runs.checkpoint import complete_checkpoints, write_directory
-from agentloop.training.train import train
+from agentloop.runs.checkpoint import write_directory
 from tests.agentloop.distributed import ranked_updates
 from tests.agentloop.distributed.ranked_updates import (
     DTYPES,
@@ -40,9 +38,8 @@ from tests.agentloop.distributed.ranked_updates import (
     updated,
     whole,
 )
-from tests.fakes.processes import Training, write_config
 from tests.fakes.ranks import places, start_ranks
-from tests.fakes.runs import ROOT, StopAfter, save_qwen2, small_config
+from tests.fakes.runs import ROOT, small_config
 
 WITHIN = {"float64": 1e-10, "float32": 1e-5}
 LOSSES = ("actor/fresh/pg_loss", "actor/replay/pg_loss", "actor/kl_loss")
@@ -114,32 +111,6 @@ def test_checkpoints_go_from_one_rank_to_two_and_back(runs: dict[str, Any], tmp_
     (state / files[1]).unlink()
     with pytest.raises(FileNotFoundError, match="shard-00001.* is missing, one of 2"):
         read_tensors(state)
-
-
-def small_run(folder: Path, model: Path, iterations: int) -> RunConfig:
-    return small_config(folder, model, run={"iterations": iterations}, compute={"rank_timeout_s": 20.0})
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(240)
-def test_a_lost_rank_ends_the_run_with_a_message_and_one_rank_goes_on(tmp_path: Path) -> None:
-    model = save_qwen2(tmp_path / "model")
-    config = small_run(tmp_path / "runs", model, 40)
-    file = write_config(config, tmp_path / "small.yaml")
-    leader, other = (Training(file, place=place) for place in places(2))
-    leader.says("iteration 2/40")
-    other.kill()
-    assert leader.wait(timeout_s=60) == 1
-    assert "agentloop: training stopped: every rank must stay alive and answer" in "".join(leader.errors)
-    assert "--resume" in "".join(leader.errors)
-    run = tmp_path / "runs" / "small-001"
-    reached = int(complete_checkpoints(run / "checkpoints")[-1].name)
-    assert reached >= 1
-
-    display = StopAfter(2)
-    result = train(config, resume=True, display=display)
-    assert result.iterations == reached + 2
-    assert any(note.startswith(f"resumed {run} after iteration {reached}") for note in display.notes)
 
 
 @pytest.mark.parametrize(

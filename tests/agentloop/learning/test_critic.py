@@ -46,15 +46,15 @@ def critic_with_opinions(actor: Actor, *, shared: bool = False) -> Critic:
     return critic
 
 
-def ended(item: BatchRow, reward: float, stop_reason: str) -> BatchRow:
-    record = replace(item.trajectory.record, reward=reward, stop_reason=stop_reason)
+def recorded(item: BatchRow, **changes: Any) -> BatchRow:
+    record = replace(item.trajectory.record, **changes)
     return replace(item, trajectory=replace(item.trajectory, record=record))
 
 
 def episodes() -> list[BatchRow]:
     """Mixed rows with rewards of their own; every third one was cut off."""
     return [
-        ended(item, reward=0.5 * index - 1.0, stop_reason="max_turns" if index % 3 == 0 else "answered")
+        recorded(item, reward=0.5 * index - 1.0, stop_reason="max_turns" if index % 3 == 0 else "answered")
         for index, item in enumerate(mixed_rows())
     ]
 
@@ -161,7 +161,7 @@ def test_critic_learns_from_fresh_rows_unless_told_otherwise() -> None:
 def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
     """A critic of fresh rows: three steps of them and three of replayed ones tell the mean of the first three."""
     rows = [batch_row(item.trajectory, "fresh" if i < 3 else "replay") for i, item in enumerate(episodes()[:6])]
-    rows = [replace_group(item, f"g{i}") for i, item in enumerate(rows)]
+    rows = [recorded(item, group=f"g{i}") for i, item in enumerate(rows)]
     config = ppo(batch={"mini_batch": 1}, critic={"optimizer": {"learning_rate": 1e-12}, "whiten_advantages": False})
     mixed = trainer(tiny_actor(), config).update(rows, iteration=1).metrics
     alone = trainer(tiny_actor(), config).update(rows[:3], iteration=1).metrics
@@ -171,16 +171,11 @@ def test_steps_without_a_token_to_learn_from_are_in_no_value_loss() -> None:
     assert "critic/vf_loss" not in replayed
 
 
-def replace_group(item: BatchRow, group: str) -> BatchRow:
-    record = replace(item.trajectory.record, group=group)
-    return replace(item, trajectory=replace(item.trajectory, record=record))
-
-
 def test_critic_learns_to_explain_returns() -> None:
     """One reward for every episode with an even first token: after some updates the critic knows."""
     actor = tiny_actor(torch.float32)
     rows = [row(f"t{i}", segment("ulll", seed=i), group=f"g{i}") for i in range(24)]
-    rows = [ended(r, float(r.trajectory.segments[0].tokens.token_ids[0] % 2 == 0), "answered") for r in rows]
+    rows = [recorded(r, reward=float(r.trajectory.segments[0].tokens.token_ids[0] % 2 == 0)) for r in rows]
     section = {"gae_lambda": 1.0, "value_clip": None, "optimizer": {"learning_rate": 0.01, "schedule": "constant"}}
     learner = trainer(actor, ppo(critic={**section, "warmup_iterations": 100}, batch={"mini_batch": 24}))
     before = weights_of(actor)
@@ -204,8 +199,7 @@ def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     learner = trainer(actor, config, reference=reference)
     for iteration in (1, 2):
         learner.update(episodes(), iteration=iteration)
-    tensors, values = learner.state()
-    saved = {name: tensor.clone() for name, tensor in tensors.items()}
+    values, saved = learner.values(), {name: tensor.clone() for name, tensor in learner.state().items()}
     weights = {name: tensor.clone() for name, tensor in actor.model.state_dict().items()}
     assert values["kl_coef"] != 0.05
     last = learner.update(episodes(), iteration=3)
@@ -218,7 +212,7 @@ def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     assert again.metrics == last.metrics
     assert again.advantages == last.advantages
     assert torch.equal(weights_of(resumed_actor), weights_of(actor))
-    state, resumed_state = learner.state()[0], resumed.state()[0]
+    state, resumed_state = learner.state(), resumed.state()
     assert state.keys() == resumed_state.keys()
     assert all(torch.equal(state[name], resumed_state[name]) for name in state)
 
@@ -227,7 +221,7 @@ def test_state_of_another_critic_is_refused() -> None:
     own = trainer(tiny_actor(), ppo())
     shared = trainer(tiny_actor(), ppo(critic={"backbone": "shared"}))
     with pytest.raises(ValueError, match="critic state must belong to this critic"):
-        shared.load_state(*own.state())
+        shared.load_state(own.state(), own.values())
 
 
 def policy_gradient(config: RunConfig) -> Tensor:
@@ -258,7 +252,7 @@ def test_shared_backbone_gets_value_coef_of_the_gradient_and_the_head_all_of_it(
 
 def poisoned(section: dict[str, Any]) -> tuple[Any, list[BatchRow]]:
     learner = trainer(tiny_actor(), ppo(critic={"optimizer": section, "train_on": "both"}, batch={"mini_batch": 4}))
-    return learner, [ended(item, 1e300, "answered") for item in episodes()]
+    return learner, [recorded(item, reward=1e300, stop_reason="answered") for item in episodes()]
 
 
 def test_value_loss_that_overflows_stops_the_run_or_is_counted() -> None:
@@ -278,7 +272,7 @@ def test_policy_holds_still_once_it_is_too_far_and_the_critic_goes_on() -> None:
     # The first step is made at distance 0; the second one finds the policy too far.
     assert result.optimizer_steps == 4
     assert result.metrics["actor/held_steps"] == 3
-    state = learner.state()[0]
+    state = learner.state()
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and not k.startswith("critic.")} == {1}
     assert {int(v) for k, v in state.items() if k.endswith("/adamw.step") and k.startswith("critic.")} == {4}
     free = trainer(tiny_actor(), ppo(batch={"mini_batch": 100, "ppo_epochs": 4}, kl={"early_stop": 1e9}))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -107,6 +108,19 @@ def test_rows_without_an_advantage_are_skipped_exactly() -> None:
 
     _, alone, _ = gradients(actor, scored_rows(actor, mixed_rows(), old=old), config)
     torch.testing.assert_close(gradient, alone * (trained - 9) / trained, rtol=1e-12, atol=1e-16)
+
+
+def test_segment_without_an_advantage_counts_in_the_ratio_of_its_trajectory() -> None:
+    """gspo takes the mean over both segments, of which one has tokens of advantage 0 alone."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    given = (np.array([0, 1, 1], np.float32), np.zeros(4, np.float32))
+    rows = [replace(row("both", segment("ull"), segment("uull", seed=1)), token_advantages=given)]
+    scored = scored_rows(actor, rows, old=old)
+    config = run_config(loss={"fresh": {"objective": {"name": "gspo", "clip_low": 0.9, "clip_high": 99.0}}})
+    now = scored_rows(actor, rows, old=actor).old_log_probs
+    drift = (now - scored.old_log_probs)[scored.batch.loss_mask]
+    # -A s of two tokens, over all four.
+    assert gradients(actor, scored, config)[0] == pytest.approx(-2 / 4 * float(drift.mean().exp()), rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

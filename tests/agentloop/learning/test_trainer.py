@@ -23,6 +23,7 @@ from tests.fakes.batch_rows import (
     tiny_actor,
     trainer,
     weights_of,
+    with_log_probs,
 )
 
 CONFIG: dict[str, Any] = {"batch": {"mini_batch": 4}, "run": {"iterations": 10}}
@@ -37,7 +38,7 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     actor = tiny_actor()
     learner = trainer(actor, run_config(**CONFIG, optimizer={"weight_decay": 0.1}))
     learner.update(mixed_rows(), iteration=1)
-    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state()[0].items()}
+    weights, state = weights_of(actor), {k: v.clone() for k, v in learner.state().items()}
     result = learner.update(silent_rows(), iteration=2)
 
     assert result.optimizer_steps == 2
@@ -45,15 +46,17 @@ def test_update_without_a_signal_touches_neither_weights_nor_optimizer() -> None
     assert "actor/grad_norm" not in result.metrics
     assert result.metrics["actor/fresh/pg_loss"] == 0.0
     assert torch.equal(weights_of(actor), weights)
-    after = learner.state()[0]
+    after = learner.state()
     assert after.keys() == state.keys()
     assert all(torch.equal(after[k], state[k]) for k in state)
     stats = result.rows["t0"]
     assert (stats.approx_kl, stats.clip_fraction) == (None, 0.0)
 
 
-@pytest.mark.parametrize("term", [{"kl": {"loss_coef": 0.1}}, {"loss": {"entropy_coef": 0.1}}])
-def test_regularised_update_moves_without_advantages(term: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "term", [{"kl": {"loss_coef": 0.1}}, {"loss": {"entropy_coef": 0.1}}, {"loss": {"fresh": {"objective": "bc"}}}]
+)
+def test_regularised_or_cloning_update_moves_without_advantages(term: dict[str, Any]) -> None:
     actor = tiny_actor()
     before = weights_of(actor)
     learner = trainer(actor, run_config(**CONFIG, **term), reference=tiny_actor(seed=1))
@@ -72,7 +75,7 @@ def test_unknown_behavior_log_probs_are_trained_as_configured_and_counted(mode: 
     (drawn,) = sampled_by(actor, rows)
     known = drawn.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
     # Of the two demonstrated tokens nobody knows it; the one that a policy sampled keeps it.
-    mixed = [stored_with(drawn, [math.nan, math.nan, math.nan, math.nan, known[4]])]
+    mixed = [with_log_probs(drawn, [[math.nan, math.nan, math.nan, math.nan, known[4]]])]
     metrics = trainer(actor, config).update(mixed, iteration=1).metrics
     assert metrics["actor/replay/missing_log_probs"] == pytest.approx(2 / 3)
     p = [math.exp(value) for value in known[1:3]]
@@ -85,30 +88,13 @@ def test_unknown_behavior_log_probs_are_trained_as_configured_and_counted(mode: 
     assert metrics["actor/replay/ratio_max"] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_cloned_rows_are_learned_without_an_advantage() -> None:
-    actor = tiny_actor()
-    before = weights_of(actor)
-    config = run_config(**CONFIG, loss={"replay": {"objective": "bc"}})
-    rows = [batch_row(item.trajectory, "replay", advantage=item.advantage) for item in silent_rows()]
-    result = trainer(actor, config).update(rows, iteration=1)
-    assert result.metrics["actor/skipped_no_signal"] == 0
-    assert not torch.equal(weights_of(actor), before)
-
-
-def stored_with(item: BatchRow, log_probs: list[float]) -> BatchRow:
-    """The same tokens of one segment with these behavior log-probs."""
-    (part,) = item.trajectory.segments
-    tokens = replace(part.tokens, behavior_log_probs=np.array(log_probs, np.float32))
-    return replace(item, trajectory=replace(item.trajectory, segments=(replace(part, tokens=tokens),)))
-
-
 def drifted(actor: Any, drifts: list[list[float]]) -> list[BatchRow]:
     """Replayed rows of advantage 1 whose tokens have these ratios old / behavior."""
     rows = []
     for i, ratios in enumerate(drifts):
         (known,) = sampled_by(actor, [row(f"r{i}", segment("u" + "l" * len(ratios), seed=i), stream="replay")])
         log_probs = known.trajectory.segments[0].tokens.behavior_log_probs.astype(float)
-        rows.append(stored_with(known, [math.nan, *(log_probs[1:] - np.log(ratios))]))
+        rows.append(with_log_probs(known, [[math.nan, *(log_probs[1:] - np.log(ratios))]]))
     return rows
 
 
@@ -192,12 +178,7 @@ def test_pg_loss_is_the_mean_over_the_steps_that_had_the_stream() -> None:
 def test_quantiles_are_those_of_the_streams_own_tokens() -> None:
     """Five known drifts and a stream beside them that must not matter."""
     actor = tiny_actor()
-    (exact,) = sampled_by(actor, [row("r", segment("uulllll", seed=3), stream="replay")])
-    part = exact.trajectory.segments[0]
-    behavior = part.tokens.behavior_log_probs.copy()
-    behavior[2:] -= np.log(np.array([3.0, 1.0, 5.0, 2.0, 4.0], np.float32))  # drift = exp(old - behavior)
-    moved = replace(part, tokens=replace(part.tokens, behavior_log_probs=behavior))
-    rows = [replace(exact, trajectory=replace(exact.trajectory, segments=(moved,))), *mixed_rows(replayed=0)]
+    rows = [*drifted(actor, [[3.0, 1.0, 5.0, 2.0, 4.0]]), *mixed_rows(replayed=0)]
     metrics = trainer(actor, run_config(batch={"mini_batch": 100})).update(rows, iteration=1).metrics
     # Ranks ceil(0.01 x 5) = 1, ceil(0.5 x 5) = 3 and ceil(0.99 x 5) = 5 of 1, 2, 3, 4, 5; the anchor is behavior,
     # and the first step's ratios are the drift.
@@ -317,7 +298,7 @@ def test_nan_never_reaches_the_weights_and_stops_the_run_or_is_counted(on_bad_gr
         result = learner.update(mixed_rows(), iteration=7)
         assert result.metrics["actor/skipped_bad_gradient"] == result.optimizer_steps == 3
     assert torch.equal(weights_of(actor).nan_to_num(), before.nan_to_num())
-    assert learner.state()[0] == {}
+    assert learner.state() == {}
     assert all(p.grad is None for p in actor.model.parameters())
 
 
