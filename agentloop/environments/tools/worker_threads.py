@@ -64,29 +64,6 @@ class WorkerThreads:
                     raise late from None
                 raise
 
-    async def close_environment(self, environment: Environment, *, timeout_s: float) -> str | None:
-        """What went wrong in the `close` of an instance; None: nothing did. Cancelling it waits for its end."""
-        if type(environment).close is Environment.close:
-            return None
-
-        async def closed() -> str | None:
-            try:
-                await self.ask(environment.close, timeout_s=timeout_s, setting="rollout.tool_timeout_s")
-            except (UserCodeFailed, UserError, CodeInterrupted) as problem:
-                return str(problem)  # the caller counts and says it
-            return None
-
-        closing = asyncio.ensure_future(closed())
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.wait([closing])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return closing.result()
-
     def close(self) -> None:
         """Ends the threads that have nothing to do."""
         while self._idle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import time
@@ -13,16 +14,18 @@ from typing import Any
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, shortened
-from agentloop.rollouts.episodes.hooks import EpisodeHooks
+from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shortened
+from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
 
 MALFORMED = "malformed"
+_ADVICE = "Mend it and --resume: this iteration is collected again."
 UNKNOWN_TOOL = "unknown_tool"
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
@@ -91,6 +94,69 @@ class Episode:
     def num_tokens(self) -> int:
         """Tokens of its longest training sequence, prompt and replies."""
         return max((len(segment.tokens) for segment in self.segments), default=0)
+
+
+@dataclass
+class EpisodeHooks:
+    """`start`, `reward` and `close` of one instance; the first two raise UserError, the last never does."""
+
+    environment: Environment
+    task: Task
+    threads: WorkerThreads
+    limits: RolloutSection
+    was_started: bool = False
+
+    async def start(self) -> None:
+        name = type(self.environment).__name__
+        if type(self.environment).start is Environment.start:
+            self.was_started = True
+            return  # it does nothing
+        starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
+        with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. {_ADVICE}"):
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # `close` comes next, which must not meet a start that is under way, or is yet to come.
+                await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                raise
+
+    async def reward(self, messages: Sequence[Message]) -> float:
+        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
+        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {_ADVICE}"):
+            reward = float(await self._called(self.environment.reward, self.task, messages))
+        if not math.isfinite(reward):
+            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {_ADVICE}")
+        return reward
+
+    async def close(self) -> str | None:
+        """What went wrong, which costs nothing; None: nothing did. Who cancels it waits for its end."""
+        if not self.was_started or type(self.environment).close is Environment.close:
+            return None
+        limit = self.limits.tool_timeout_s
+        call = self.threads.ask(self.environment.close, timeout_s=limit, setting="rollout.tool_timeout_s")
+        closing = asyncio.ensure_future(call)
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            closing.exception()  # looked at: nobody else will
+            raise
+        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+            return str(problem)
+        return None
+
+    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+        def call(*given: Any) -> Any:
+            self.was_started = True  # only now: a place among the threads is waited for
+            return method(*given)
+
+        limit, waits = self.limits.episode_timeout_s, inspect.iscoroutinefunction(method)
+        self.was_started |= waits
+        return await self.threads.ask(
+            method if waits else call, *args, timeout_s=limit, setting="rollout.episode_timeout_s"
+        )
 
 
 async def rollout(
