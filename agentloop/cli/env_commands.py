@@ -103,7 +103,8 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     for _ in range(_DEMONSTRATED):
         environment, task = factory.create(), factory.make_task(rng)
         try:
-            with factory.connected_now(environment):
+            with factory.connected(environment) as servers:
+                servers.result()
                 messages = demonstrate(environment, task, rng, where=factory.where)
                 successes += reward_now(environment, task, messages, factory.where) >= success
         finally:

@@ -8,7 +8,8 @@ import inspect
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,13 +89,13 @@ class EnvironmentFactory:
         with failing_as(given, ". Change them, or mend __init__."):
             return self.environment(**self.options)
 
-    def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
-        """An instance's own MCP servers, for one episode."""
-        return nullcontext() if self.servers is None else self.servers.opened_for(environment)
-
-    def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
-        """An instance's own MCP servers, where there is no event loop."""
-        return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
+    def connected(self, environment: Environment) -> AbstractContextManager[Future[Any]]:
+        """An instance's own MCP servers, for one episode: there once the future is done."""
+        if self.servers is not None:
+            return self.servers.connected(environment)
+        nothing = Future[Any]()
+        nothing.set_result(None)
+        return nullcontext(nothing)
 
     @contextmanager
     def started(self, task: Task) -> Iterator[Environment]:

@@ -43,7 +43,8 @@ def demonstrations(
     rng = random.Random(seed)
     for number in itertools.count():
         environment, task = factory.create(), factory.make_task(rng)
-        with factory.connected_now(environment):
+        with factory.connected(environment) as servers:
+            servers.result()
             try:
                 messages = demonstrate(environment, task, rng, where=factory.where)
             finally:

@@ -7,28 +7,20 @@ import inspect
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mcp import MCPError
-from mcp.types import (
-    AudioContent,
-    CallToolResult,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    TextContent,
-    TextResourceContents,
-    Tool,
-)
+from mcp.types import CallToolResult, ContentBlock, TextContent, Tool
 from pydantic import TypeAdapter
 
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection, ServerGone
-from agentloop.environments.mcp.server_program import submit
+from agentloop.environments.mcp.transports import submit
 from agentloop.environments.tools.json_schema import arguments_of
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
@@ -38,7 +30,6 @@ from context.wording import suggest
 
 _OF_INSTANCE = "_agentloop_mcp_connections"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -87,8 +78,6 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
 
 def _server_tool(tool: Tool, where: str) -> ServerTool:
     name = _UNUSUAL.sub("_", tool.name)
-    if not 0 < len(name) <= _LONGEST_NAME:
-        raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
     schema = {"properties": {}, "required": [], **tool.input_schema}
     # Docstrings come with the indentation of their source.
     description = inspect.cleandoc(tool.description or tool.title or "")
@@ -128,26 +117,13 @@ class McpServers:
                 specs[tool.name] = ToolSpec(tool.name, schema, False, False, tool.arguments, call)
         return with_tools(environment, specs)
 
-    @asynccontextmanager
-    async def opened_for(self, environment: Environment) -> AsyncIterator[None]:
-        """Connect this instance: programs are started for it, and ended with it."""
-        with self._connections_of(environment) as connections:
-            await asyncio.wrap_future(submit(_together(one.open() for one in connections)))
-            yield
-
     @contextmanager
-    def opened_now_for(self, environment: Environment) -> Iterator[None]:
-        """Connect this instance where there is no event loop."""
-        with self._connections_of(environment) as connections:
-            submit(_together(one.open() for one in connections)).result()
-            yield
-
-    @contextmanager
-    def _connections_of(self, environment: Environment) -> Iterator[list[Connection]]:
+    def connected(self, environment: Environment) -> Iterator[Future[Any]]:
+        """Connect this instance: programs are started for it, which the future waits for, and ended with it."""
         named = {server.name: Connection(server.section) for server in self._listed}
         object.__setattr__(environment, _OF_INSTANCE, named)  # its class may be a frozen dataclass
         try:
-            yield list(named.values())
+            yield submit(_together(one.open() for one in named.values()))
         finally:
             submit(_together(one.close() for one in named.values()))  # nobody waits: a program may take its time
 
@@ -186,12 +162,5 @@ def answer_text(result: CallToolResult) -> str:
 
 
 def _block_text(block: ContentBlock) -> str:
-    if isinstance(block, TextContent):
-        return block.text
-    if isinstance(block, ImageContent | AudioContent):
-        return f"[{block.type} left out: {block.mime_type}]"
-    if isinstance(block, EmbeddedResource):
-        if isinstance(block.resource, TextResourceContents):
-            return block.resource.text
-        return f"[resource left out: {block.resource.uri}, {block.resource.mime_type or 'binary'}]"
-    return f"[resource: {block.uri}]"
+    text = getattr(getattr(block, "resource", block), "text", None)
+    return text if isinstance(text, str) else f"[{block.type} left out]"

@@ -153,7 +153,8 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     if actors.memory is not None:
         memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(limits.max_chars))
     try:
-        async with factory.connected(environment):
+        with factory.connected(environment) as servers:
+            await asyncio.wrap_future(servers)
             episode = await rollout(
                 environment,
                 task,
