@@ -58,7 +58,6 @@ class EnvironmentFactory:
     version: str
     tools: tuple[dict[str, Any], ...]
     """{"type": "function", "function": {...}} per tool."""
-    can_demonstrate: bool
     where: str
     """What errors call the class."""
     environment: type[Environment]
@@ -82,6 +81,10 @@ class EnvironmentFactory:
     def with_version_of(self, source: str) -> EnvironmentFactory:
         """The version that a changed source makes it."""
         return replace(self, version=f"{self.version}+{source[:8]}")
+
+    def defines(self, *methods: str) -> bool:
+        """True if the class has all of these methods itself, which `Environment` leaves open."""
+        return all(getattr(self.environment, name) is not getattr(Environment, name) for name in methods)
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
@@ -126,10 +129,6 @@ class EnvironmentFactory:
         """A task of it, which says so where a run has several environments."""
         return replace(task, environment=self.name) if self.is_one_of_several else task
 
-    @property
-    def rewards_turns(self) -> bool:
-        return self.environment.turn_rewards is not Environment.turn_rewards
-
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
         place = f" for {quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
@@ -152,10 +151,6 @@ class EnvironmentFactory:
         """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
         return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
-
-    @property
-    def has_achieved(self) -> bool:
-        return self.environment.achieved is not Environment.achieved
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
@@ -220,8 +215,6 @@ def load_environment(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
         tools=tuple(dict(spec.schema) for spec in specs.values()),
-        can_demonstrate=environment.demonstrate is not Environment.demonstrate
-        and environment.make_task is not Environment.make_task,
         where=name,
         environment=environment,
         options=options,

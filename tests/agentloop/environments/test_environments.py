@@ -120,7 +120,7 @@ def test_tool_schema_has_types_defaults_containers_choices_and_descriptions() ->
         ("        '''Act.'''\n", "", ".act must have a docstring"),
         ("'''Act.'''", "'''Act.\n\n        Args:\n            y: It.'''", "got 'y' in its docstring. There is x."),
         ("'''Act.'''", "'''Act.\n\n        : : x: It.'''", ".act must have a docstring in the style of Google, reST"),
-        ("x: int)", "x)", ".act must annotate its argument 'x', got no type."),
+        ("x: int)", "x)", ".act must annotate its argument 'x' with a type JSON has, got no type."),
         ("x: int)", "x: bytes)", ".act must annotate its argument 'x' with a type JSON has, got bytes."),
         ("x: int)", "*x: int)", ".act must take named arguments only, got '*x: int'."),
         ("self, x: int)", "x: int)", ".act must take self first, got (x: int)"),
