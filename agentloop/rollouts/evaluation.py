@@ -10,6 +10,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.environments import Task, TaskSource
@@ -27,14 +29,12 @@ from replay.records import HeldOutEpisode
 
 @dataclass(frozen=True)
 class Attempts:
-    """What became of the samples of one task, without those that the engine failed."""
+    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
 
     samples: int
     successes: int
     reward: float
-    """Mean of the samples."""
     turns: float
-    """Mean of the samples."""
     stops: Mapping[str, int]
     """Samples by stop reason."""
     environment: str | None = None
@@ -160,12 +160,11 @@ class EvaluationReport:
             **asdict(self.evaluated),
             **facts,
             "confidence": CONFIDENCE,
-            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
-            "mean_reward": asdict(self.mean_reward),
-            "mean_turns": asdict(self.mean_turns),
-            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
-            "environments": {name: asdict(found) for name, found in self.environments.items()},
+            **{name: to_jsonable_python(getattr(self, name)) for name in _ESTIMATES},
         }
+
+
+_ESTIMATES = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
 
 
 def evaluate(
