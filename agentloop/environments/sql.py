@@ -16,6 +16,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import pydantic.dataclasses
+from pydantic import PositiveFloat, PositiveInt
+
 from agentloop.environments.environment import Environment, tool
 from agentloop.errors import UserError
 
@@ -27,26 +30,20 @@ class QueryFailed(ValueError):
     """A query that is wrong, may not be run, or takes too much. The text is for whoever wrote it."""
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class SqlLimits:
     """What one query may take."""
 
-    seconds: float = 2.0
+    seconds: PositiveFloat = 2.0
     """Seconds of the clock, once the query is prepared."""
-    rows: int = 50
+    rows: PositiveInt = 50
     """Rows that it gives; the others are left out."""
-    characters: int = 4000
+    characters: PositiveInt = 4000
     """Characters of its rows as text; what is beyond them is left out."""
-    value_bytes: int = 50_000
+    value_bytes: PositiveInt = 50_000
     """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
-    query_characters: int = 4000
+    query_characters: PositiveInt = 4000
     """Characters of the query itself."""
-
-    def __post_init__(self) -> None:
-        for name in ("seconds", "rows", "characters", "value_bytes", "query_characters"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"SqlLimits.{name} must be > 0, got {value}")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import pydantic.dataclasses
+from pydantic import Field, PositiveFloat, PositiveInt
 
 PROGRAM = "/code/main.py"
 """Where a program lies in its sandbox."""
@@ -37,28 +40,21 @@ class SandboxFailed(RuntimeError):
     """The sandbox itself could not be started; nothing was run."""
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class SandboxLimits:
     """What one run may take."""
 
-    seconds: float = 5.0
+    seconds: PositiveFloat = 5.0
     """Seconds of the clock, start included; then everything that it started is killed."""
-    memory_mb: int = 512
+    memory_mb: Annotated[int, Field(ge=32)] = 512
     """MiB of the address space of each process; and, where this machine lets us make a cgroup, of all that its
     processes hold together, files and buffers of sockets included."""
-    processes: int = 16
+    processes: PositiveInt = 16
     """Processes and threads at one time."""
-    output_bytes: int = 20_000
+    output_bytes: PositiveInt = 20_000
     """What it may print; at one more it ends."""
-    files_mb: int = 16
+    files_mb: PositiveInt = 16
     """MiB that it may write into /tmp, and as many into /dev/shm. Both are memory, and gone with the run."""
-
-    def __post_init__(self) -> None:
-        if self.seconds <= 0:
-            raise ValueError(f"SandboxLimits.seconds must be > 0, got {self.seconds}")
-        for name, least in (("memory_mb", 32), ("processes", 1), ("output_bytes", 1), ("files_mb", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"SandboxLimits.{name} must be >= {least}, got {value}")
 
 
 class Interpreter(NamedTuple):

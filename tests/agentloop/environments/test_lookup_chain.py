@@ -99,8 +99,8 @@ def test_demonstrator_calls_keys_it_was_shown_and_answers_the_code_it_saw_last(o
     ("options", "message"),
     [
         *(({"hops": hops}, "hops must be") for hops in ((0, 2), (3, 2), (2, 9))),
-        ({"padding": -1}, "padding must be >= 0, got -1"),
-        ({"delay_s": -1}, "delay_s must be >= 0, got -1"),
+        ({"padding": -1}, "padding and delay_s >= 0, got 0.5, 0.5, -1 and 0.0"),
+        ({"delay_s": -1}, "padding and delay_s >= 0, got 0.5, 0.5, 0 and -1"),
     ],
 )
 def test_options_that_make_no_chain_are_refused(options: dict[str, Any], message: str) -> None:

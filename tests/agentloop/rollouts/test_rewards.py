@@ -169,7 +169,7 @@ def test_first_function_judges_and_the_others_only_add_up() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("of_lists", "got {FILE}:of_lists with 'completions', which is none. It is given one episode, no lists"),
+        ("of_lists", "got {FILE}:of_lists with 'completions', which is none. There are prompt and answer."),
         ("misspelt", "got {FILE}:misspelt with 'anser', which is none. Did you mean answer?"),
     ],
 )
