@@ -17,7 +17,7 @@ from tests.fakes.runs import buffer_of, rows, save_qwen2
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 WORKERS = ("worker-1", "worker-2")
-STRAGGLERS = ENVIRONMENTS / "stragglers.py"
+STRAGGLERS = ENVIRONMENTS / "slow_tools.py"
 LEASE_S = 2.0
 ENDLESS_TOOL, ENDLESS_START, POISON = 1, 2, 5
 

@@ -15,7 +15,7 @@ from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import SilentDisplay, rows, save_qwen2, small_config
 from tests.fakes.scripted import CHATML
 
-EDITED = f"{ENVIRONMENTS / 'edited.py'}:Edited"
+EDITED = f"{ENVIRONMENTS / 'parity.py'}:Edited"
 SPEAKERS = [
     {"name": "human_edit", "action": True, "trained": True},
     {"name": "subagent:planner", "action": True},
