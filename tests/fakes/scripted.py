@@ -84,7 +84,7 @@ def scripted_actors(
     return Actors(
         RunEnvironments.of_one(factory),
         (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
-        CHATML.renderer(),
+        CHATML.renderer(given.get("authors")),
         HermesParser(),
         **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, **given},
     )

@@ -1,4 +1,4 @@
-"""Tasks that end their worker or never end, and workers that freeze: the run ends, and everything counts once."""
+"""Tasks that end their worker or never end: the run ends, and everything counts once."""
 
 from __future__ import annotations
 
@@ -79,30 +79,4 @@ def test_tasks_that_kill_or_never_end_cost_their_episodes_alone(tmp_path: Path, 
                  where num_tool_calls > 0 and s.payload like '%"kind":1,%'"""
     assert rows(database, endless) == [("timeout",)]
     assert (found.done, found.late, found.waiting, found.open) == (found.fresh, 0, 0, 0)
-    check_rows(roles, staleness=1)
-
-
-def test_a_worker_that_was_frozen_past_its_lease_counts_once(tmp_path: Path) -> None:
-    """What it held is collected by the other one; what it brings late is a duplicate, or was first."""
-    settings = roles_config(tmp_path, save_qwen2(tmp_path / "model"), {"max_staleness": 1, "lease_s": LEASE_S})
-    roles = Roles(tmp_path, settings)
-    frozen = 0
-    with running_roles(roles, [ENGINE_ROLE, LEARNER, *WORKERS]):
-        roles.until(lambda: (found := roles.look()) is not None and found.done > 0)
-        for name in (*WORKERS, *WORKERS):
-            if roles.is_running(LEARNER):
-                roles.stop(name)
-                held = "select count(*) from tickets where state = 'leased' and due > strftime('%s')"
-                frozen += rows(buffer_of(roles.run), held)[0][0] > 0
-                end = time.monotonic() + 2 * LEASE_S
-                roles.until(lambda end=end: time.monotonic() > end)
-                roles.go_on(name)
-                roles.until_more(lambda found: found.done, 4, limit_s=120)
-        roles.until(lambda: not roles.is_running(LEARNER))
-        assert roles.processes[LEARNER].wait() == 0, roles.printed(LEARNER)
-    found = roles.look()
-    assert found is not None
-    tries = rows(buffer_of(roles.run), "select tries, count(*) from tickets where purpose = 'train' group by 1")
-    print(f"workers were frozen 4 times, {frozen} times while tickets were held; tries {tries}: {found}")
-    assert (found.done, found.failed, found.late, found.unused) == (found.fresh, 0, 0, 0)
     check_rows(roles, staleness=1)

@@ -89,13 +89,6 @@ def test_state_lasts_through_failures_a_hang_and_a_flood_of_100_mb(way: Way) -> 
     assert ask(way, "keep", text="b").content == "2"
 
 
-def test_tools_that_the_server_takes_back_are_still_offered_and_answer_with_an_error(way: Way) -> None:
-    assert ask(way, "forget").content == "changed"
-    assert "kept" in [tool["function"]["name"] for tool in way[0].tools]
-    assert ask(way, "kept").error_kind == "raised"
-    assert ask(way, "new").error_kind == "unknown_tool"
-
-
 @pytest.mark.parametrize("way", ["pipes"], indirect=True)
 def test_server_that_crashes_ends_with_all_it_started_and_each_further_call_says_so(way: Way) -> None:
     factory = way[0]
