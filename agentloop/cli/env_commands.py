@@ -15,9 +15,8 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.environments import EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import reward_now
-from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
-from agentloop.rollouts.demonstrated import demonstrate
+from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
@@ -101,14 +100,8 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     """The share of demonstrations that are a success."""
     rng, successes = random.Random(0), 0
     for _ in range(_DEMONSTRATED):
-        environment, task = factory.create(), factory.make_task(rng)
-        try:
-            with factory.connected(environment) as servers:
-                servers.result()
-                messages = demonstrate(environment, task, rng, where=factory.where)
-                successes += reward_now(environment, task, messages, factory.where) >= success
-        finally:
-            close_now(environment, factory.where)
+        with demonstrated(factory, rng) as (environment, task, messages):
+            successes += reward_now(environment, task, messages, factory.where) >= success
     return successes / _DEMONSTRATED
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -21,6 +22,18 @@ from context.wording import suggest
 from replay.errors import shortened
 
 _TRIALS = 4
+
+
+@contextmanager
+def needing(extra: str, setting: str) -> Iterator[None]:
+    """Within, what an extra installs is imported; UserError about the `setting` that asks for it if it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
+            f"'agentloop-replay[{extra}]'."
+        ) from error
 
 
 def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.sections.dataset import TasksSection
+from agentloop.environments.check import needing
 from agentloop.errors import UserError, one_line, shortened
 from replay.exchange.files import is_parquet, lines
 from replay.exchange.row_format import read_json
@@ -132,16 +133,16 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Sequence[Row]:
-    import pyarrow.parquet
-
+    with needing("parquet", "tasks.data"):
+        import pyarrow.parquet
     rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
     return rows
 
 
 def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:
     with _explained(f"{HUGGING_FACE}{name}"):
-        import datasets
-
+        with needing("datasets", "tasks.data"):
+            import datasets
         datasets.disable_progress_bars()
         if (Path(name) / "dataset_dict.json").is_file():
             whole = datasets.load_from_disk(name)
@@ -159,11 +160,6 @@ def _explained(place: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except ImportError as error:
-        raise UserError(
-            f"tasks.data must name a format that can be read here, got {place!r} ({error}). Install what it needs: "
-            "pip install 'agentloop-replay[parquet,datasets]'."
-        ) from error
     except Exception as error:
         raise UserError(
             f"tasks.data must be readable rows, got {place!r} with {one_line(error)}. Check its name and splits."

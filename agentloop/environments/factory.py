@@ -24,6 +24,7 @@ from agentloop.environments.check import (
     check_repeatable,
     check_reward,
     check_task,
+    needing,
     reward_now,
     start_now,
 )
@@ -206,7 +207,11 @@ def load_environment(
     options = check_options(environment, options, name)
     if issubclass(environment, Adapter):
         environment = environment.for_options(options)
-    attached = _asked_for_tools(servers) if servers else None
+    attached = None
+    if servers:
+        with needing("mcp", "environment.mcp_servers"):  # here, for it takes a second and a half
+            from agentloop.environments.mcp.attached import McpServers
+        attached = McpServers(servers)
     if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
@@ -231,19 +236,6 @@ def load_environment(
     example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
-
-
-def _asked_for_tools(sections: Mapping[str, McpServerSection]) -> McpServers:
-    try:
-        import mcp  # noqa: F401  # here, for it takes a second and a half
-    except ImportError as error:
-        raise UserError(
-            f"environment.mcp_servers must be empty without the MCP SDK, got {', '.join(sections)}. "
-            "Install it: pip install 'agentloop-replay[mcp]'."
-        ) from error
-    from agentloop.environments.mcp.attached import McpServers
-
-    return McpServers(sections)
 
 
 def _file_of(name: str) -> Path:

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
+from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.errors import UserError, one_line
 
@@ -97,13 +98,8 @@ class GymnasiumText(Adapter):
 
     def _make(self) -> Any:
         # Here: it takes a moment, and only those who use it have it.
-        try:
+        with needing("gymnasium", "environment.name: gymnasium"):
             import gymnasium
-        except ImportError as error:
-            raise UserError(
-                "environment.name must not be gymnasium without Gymnasium. "
-                "Install it: pip install 'agentloop-replay[gymnasium]'."
-            ) from error
         try:
             plain = gymnasium.make(self._id, **self._arguments)
             if "ansi" not in plain.metadata.get("render_modes", ()):

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
 from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
+from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import UserError, one_line
@@ -36,15 +37,10 @@ class OpenEnv(Adapter):
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
-        try:
+        with needing("openenv", "environment.name: openenv"):
             import wsproto  # noqa: F401
 
             from agentloop.environments.tools.json_schema import arguments_of
-        except ImportError as error:
-            raise UserError(
-                "environment.name must not be openenv without its extra. "
-                "Install it: pip install 'agentloop-replay[openenv]'."
-            ) from error
         environment = cls(**options)
         schema = environment._action_schema()
 
