@@ -1,11 +1,9 @@
-"""Environments whose tools take their time, now and then or always, never end, or end their process."""
+"""Environments whose tools take their time, now and then or always, or never end."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import sqlite3
 import threading
 import time
@@ -108,27 +106,3 @@ class Stragglers(Parity):
         is_slow = zlib.crc32(f"{self.number} {text}".encode()) % ONE_IN == 0
         time.sleep(LONG_S if is_slow else SHORT_S)
         return "seen late" if is_slow else "seen"
-
-
-class Deadly(Parity):
-    """Tasks by their kind: 5 ends the process of its episode, a call of 1 never ends, 2 never starts; others do."""
-
-    def make_task(self, rng: random.Random) -> Task:
-        task = super().make_task(rng)
-        return Task(task.prompt, {**task.payload, "kind": rng.randrange(10)})
-
-    def start(self, task: Task) -> None:
-        self.kind = task.payload["kind"]
-        if threading.current_thread() is threading.main_thread():
-            return  # it is only looked at, before any episode
-        if self.kind == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.kind == 2:
-            threading.Event().wait()
-
-    @tool
-    def look(self, text: str) -> str:
-        """Look at a text."""
-        if self.kind == 1:
-            threading.Event().wait()
-        return "seen"
