@@ -48,9 +48,8 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
     for signature in (tasks, "reward(self, task, messages) -> float"):
         name = signature.partition("(")[0]
         if getattr(environment, name) is getattr(Environment, name):
-            rows = name == "make_task" and environment.task_from_row is not Environment.task_from_row
-            other = "Name rows to read with tasks.data, or write" if rows else "Write"
-            raise UserError(f"{where} must define {name}{why}, got none. {other} def {signature}.")
+            other = "" if reads_rows or name == "reward" else " Or name rows to read with tasks.data."
+            raise UserError(f"{where} must define {name}{why}, got none. Write def {signature}.{other}")
     if not isinstance(environment.version, str):
         raise UserError(f"{where}.version must be text, got {environment.version!r}.")
     return environment

@@ -76,8 +76,7 @@ class EnvironmentFactory:
 
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""
-        example = None if self.example is None else replace(self.example, environment=name)
-        return replace(self, name=name, is_one_of_several=True, example=example)
+        return replace(self, name=name, is_one_of_several=True)
 
     def with_version_of(self, source: str) -> EnvironmentFactory:
         """The version that a changed source makes it."""

@@ -10,12 +10,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mcp import MCPError
 from mcp.types import CallToolResult, ContentBlock, TextContent, Tool
-from pydantic import TypeAdapter
 
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
@@ -32,20 +30,10 @@ _OF_INSTANCE = "_agentloop_mcp_connections"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-@dataclass(frozen=True)
-class ServerTool:
-    name: str
-    """What the policy is shown: the server's own name, with `_` for what templates and parsers may not know."""
-    own_name: str
-    schema: Mapping[str, Any]
-    """As chat templates expect it: {"type": "function", "function": {...}}."""
-    arguments: TypeAdapter[dict[str, Any]]
-
-
 class ListedServer(NamedTuple):
     name: str
     section: McpServerSection
-    tools: tuple[ServerTool, ...]
+    tools: tuple[ToolSpec, ...]
 
 
 async def list_server(name: str, section: McpServerSection) -> ListedServer:
@@ -72,18 +60,19 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
     for tool in wanted:
         if tool not in names:
             raise UserError(f"{where}.tools must be names of its tools, got {tool!r}. {suggest(tool, names)}")
-    chosen = [_server_tool(tool, f"{where}: the tool {tool.name!r}") for tool in found if tool.name in wanted]
+    chosen = [_server_tool(name, tool, f"{where}: the tool {tool.name!r}") for tool in found if tool.name in wanted]
     return ListedServer(name, section, tuple(chosen))
 
 
-def _server_tool(tool: Tool, where: str) -> ServerTool:
+def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
+    """A tool under its own name, with `_` for what templates and parsers may not know."""
     name = _UNUSUAL.sub("_", tool.name)
     schema = {"properties": {}, "required": [], **tool.input_schema}
     # Docstrings come with the indentation of their source.
     description = inspect.cleandoc(tool.description or tool.title or "")
     function = {"name": name, "description": description, "parameters": schema}
-    arguments = arguments_of(schema, where)
-    return ServerTool(name, tool.name, {"type": "function", "function": function}, arguments)
+    shown = {"type": "function", "function": function}
+    return ToolSpec(name, shown, False, False, arguments_of(schema, where), _calling(server, tool.name))
 
 
 class McpServers:
@@ -113,8 +102,7 @@ class McpServers:
                         f"{owners[tool.name]}. Name those to offer with {here}.tools."
                     )
                 owners[tool.name] = here
-                schema, call = tool.schema, _calling(server.name, tool)
-                specs[tool.name] = ToolSpec(tool.name, schema, False, False, tool.arguments, call)
+                specs[tool.name] = tool
         return with_tools(environment, specs)
 
     @contextmanager
@@ -132,7 +120,7 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*work)
 
 
-def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
+def _calling(server: str, tool: str) -> Callable[..., Any]:
     """The tool as a method."""
 
     async def call(environment: Environment, /, **arguments: Any) -> str:
@@ -140,7 +128,7 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
         if server not in connections:
             raise ToolFailed(f"the server {server} is not connected", kind=CRASHED)
         try:
-            result = await asyncio.wrap_future(submit(connections[server].call(tool.own_name, arguments)))
+            result = await asyncio.wrap_future(submit(connections[server].call(tool, arguments)))
         except ServerGone as error:
             gone = f"the server {server} has ended"
             raise ToolFailed(gone, kind=CRASHED, problem=f"{gone}: {error}") from error

@@ -141,20 +141,6 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"tasks": {"curriculum": "learnability"}}, "when tasks.curriculum is learnability and tasks.data is null"),
-        ({"tasks": {"held_out": "test"}}, "tasks.held_out must be null when tasks.data is, got 'test'."),
-        ({"tasks": {"data": "a.jsonl", "subset": "b"}}, "tasks.subset must be null unless tasks.data is hf:NAME"),
-        ({"tasks": {"data": "a.jsonl", "held_out": "train"}}, "tasks.held_out must be another split than the one"),
-    ],
-)
-def test_configuration_that_names_two_orders_is_refused(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RunConfig.model_validate(sections)
-
-
-@pytest.mark.parametrize(
     ("method", "task", "message"),
     [
         ("make_task", "'x'", "must define task_from_row when tasks.data names"),

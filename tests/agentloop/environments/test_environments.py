@@ -262,22 +262,40 @@ def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() ->
     assert {factory.version for factory in changed.all} == {"1+abcdef01"}
 
 
+NOTES = "environment: {mcp_servers: {notes: %s}}"
+MCP = "environment.mcp_servers.notes"
+
+
 @pytest.mark.parametrize(
-    ("environments", "problem"),
+    ("section", "problem"),
     [
-        ("{a: {share: 0}}", "environments.a.share must be a number above 0, got 0. Change it."),
-        ("{a: {share: 1, tasks: {split: x}}}", "environments.a.tasks.split must be null when tasks.data is, got 'x'."),
-        ("{a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one. Known are "),
-        ("{a: {share: 1, name: rows}}", "environments.a.tasks.data must name rows when environments.a.name is rows"),
-        ("{a b: {share: 1}}", "environments must have names of A-Z, a-z, 0-9, _ and -, got 'a b'. Rename it."),
+        (NOTES % "{command: [python], url: 'http://x'}", f"{MCP} must have either command or url, got command, url."),
+        (NOTES % "{}", f"{MCP} must have either command or url, got nothing."),
+        (NOTES % "{url: 'ftp://x'}", f"{MCP}.url must be text matching ^https?://[^@]+$ or null, got 'ftp://x'."),
+        (NOTES % "{url: 'http://x', env: {A: b}}", f"{MCP} must not have env, which belongs to command, got url, env."),
+        ("environments: {a: {share: 0}}", "environments.a.share must be a number above 0, got 0. Change it."),
+        ("environments: {a: {share: 1, tasks: {split: x}}}", "environments.a.tasks.split must be null when tasks.data"),
+        ("environments: {a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one."),
+        (
+            "environments: {a: {share: 1, name: rows}}",
+            "environments.a.tasks.data must name rows when environments",
+        ),
+        ("environments: {a b: {share: 1}}", "environments must have names of A-Z, a-z, 0-9, _ and -, got 'a b'."),
+        ("tasks: {curriculum: learnability}", "environment.task_pool must be a number when tasks.curriculum is lea"),
+        ("tasks: {held_out: test}", "tasks.held_out must be null when tasks.data is, got 'test'."),
+        ("tasks: {data: a.jsonl, subset: b}", "tasks.subset must be null unless tasks.data is hf:NAME"),
+        ("tasks: {data: a.jsonl, held_out: train}", "tasks.held_out must be another split than the one"),
     ],
 )
-def test_setting_that_is_wrong_is_said_of_its_environment(tmp_path: Path, environments: str, problem: str) -> None:
+def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, section: str, problem: str) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text(f"run: {{seed: 1}}\nenvironments: {environments}\n")
+    file.write_text(f"run: {{seed: 1}}\n{section}\n")
     with pytest.raises(UserError) as caught:
         load_config(file)
     assert str(caught.value).startswith(f"{file}:2: {problem}")
+
+
+def test_option_that_does_not_fit_is_said_of_its_environment() -> None:
     with pytest.raises(UserError, match="environments.a.options must be arguments of lookup_chain, got 'hop'."):
         opened({"a": {"share": 1, "options": {"hop": 1}}})
 

@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_config
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments import Environment, EnvironmentFactory, ToolLimits, ToolResult, load_environment
 from agentloop.errors import UserError
@@ -180,23 +178,6 @@ def test_program_that_reads_nothing_ends_with_the_killed_run() -> None:
 
 
 # What a configuration says of them
-
-
-@pytest.mark.parametrize(
-    ("server", "problem"),
-    [
-        ("{command: [python], url: 'http://x'}", "notes must have either command or url, got command, url."),
-        ("{}", "notes must have either command or url, got nothing."),
-        ("{url: 'ftp://x'}", "notes.url must be text matching ^https?://[^@]+$ or null, got 'ftp://x'."),
-        ("{url: 'http://x', env: {A: b}}", "notes must not have env, which belongs to command, got url, env."),
-    ],
-)
-def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, server: str, problem: str) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(f"run: {{seed: 1}}\nenvironment:\n  mcp_servers:\n    notes: {server}\n")
-    with pytest.raises(UserError) as caught:
-        load_config(file)
-    assert str(caught.value).startswith(f"{file}:3: environment.mcp_servers.{problem}")
 
 
 def refusal(**servers: McpServerSection) -> str:
