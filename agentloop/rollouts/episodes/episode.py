@@ -159,30 +159,18 @@ class EpisodeHooks:
         )
 
 
-async def rollout(
-    environment: Environment,
-    task: Task,
-    context: ContextManager,
-    *,
-    tools: EpisodeTools,
-    limits: RolloutSection,
-    ask: Ask,
-    threads: WorkerThreads,
-) -> Episode:
+async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, ask: Ask) -> Episode:
     """A finished episode; one that ends without an answer has reward 0, and one that the engine failed has NaN."""
-    hooks = EpisodeHooks(environment, task, threads, limits)
     try:
-        episode = await _played(hooks, context, tools=tools, limits=limits, ask=ask)
+        episode = await _played(hooks, context, tools, ask)
     finally:
         close_problem = await hooks.close()
     return replace(episode, close_problem=close_problem)
 
 
-async def _played(
-    hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, limits: RolloutSection, ask: Ask
-) -> Episode:
+async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
     """From the start of the environment to its reward."""
-    environment, task = hooks.environment, hooks.task
+    environment, task, limits = hooks.environment, hooks.task, hooks.limits
     await hooks.start()
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
     open_context(context, task, schemas, asked_by=type(environment).__name__)

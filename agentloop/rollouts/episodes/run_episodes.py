@@ -20,7 +20,7 @@ from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
+from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, rollout
 from context import ContextManager
 
 
@@ -144,10 +144,10 @@ async def _run(
 
 async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
     """One episode of a new instance of the environment, in a context of its own."""
-    context = new_context(actors, config)
     factory = actors.environments.of(task)
     environment = factory.create()
-    own = WorkerThreads(1) if environment.one_thread else None
+    own = WorkerThreads(1) if environment.one_thread else threads
+    hooks = EpisodeHooks(environment, task, own, config.rollout)
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     memory = None
     if actors.memory is not None:
@@ -155,17 +155,10 @@ async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, 
     try:
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
-            episode = await rollout(
-                environment,
-                task,
-                context,
-                tools=EpisodeTools(environment, limits, own or threads, memory),
-                limits=config.rollout,
-                ask=ask,
-                threads=own or threads,
-            )
+            tools = EpisodeTools(environment, limits, own, memory)
+            episode = await rollout(hooks, new_context(actors, config), tools=tools, ask=ask)
     finally:
-        if own is not None:
+        if own is not threads:
             own.close()
     if episode.close_problem is not None:
         actors.warnings.warn(
