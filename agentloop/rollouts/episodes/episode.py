@@ -205,28 +205,24 @@ async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTo
     )
 
 
+@dataclass
 class _Turns:
     """What an episode does between its first prompt and its end."""
 
-    def __init__(self, tools: EpisodeTools, context: ContextManager, limits: RolloutSection, ask: Ask) -> None:
-        self._tools = tools
-        self._context = context
-        self._limits = limits
-        self._ask = ask
-        self.number = 0
-        self.entropies: list[float] = []
-        self.calls: dict[str, Any] = {
-            "num_tool_calls": 0,
-            "num_failed_calls": 0,
-            "error_kind": None,
-            "tool_problem": None,
-        }
-        """What became of the tool calls so far, as `Episode` has it."""
-        self.tool_seconds = self.reply_seconds = 0.0
+    tools: EpisodeTools
+    context: ContextManager
+    limits: RolloutSection
+    ask: Ask
+    number: int = 0
+    entropies: list[float] = field(default_factory=list)
+    calls: dict[str, Any] = field(default_factory=lambda: {"num_tool_calls": 0, "error_kind": None})
+    """What became of the tool calls so far, as `Episode` has it."""
+    tool_seconds: float = 0.0
+    reply_seconds: float = 0.0
 
     async def play(self) -> tuple[str, str | None]:
         """The stop reason, and what was wrong where it does not say."""
-        context, limits = self._context, self._limits
+        context, limits = self.context, self.limits
         while True:
             # An answer to a strategy's question has the strategy's own limit, which `room` knows.
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
@@ -234,7 +230,7 @@ class _Turns:
                 return CONTEXT_FULL, None
             began = time.perf_counter()
             try:
-                completion = await self._ask(context.prompt_ids, budget)
+                completion = await self.ask(context.prompt_ids, budget)
             except GenerationFailed as failure:
                 return StopReason.ENGINE_FAILURE, shortened(str(failure))
             self.reply_seconds += time.perf_counter() - began
@@ -253,8 +249,8 @@ class _Turns:
         began = time.perf_counter()
         results = await self._answer(reply)
         self.tool_seconds += time.perf_counter() - began
-        stopped = self._context.observe(results)
-        return stopped or (StopReason.MAX_TURNS if self.number == self._limits.max_turns else None)
+        stopped = self.context.observe(results)
+        return stopped or (StopReason.MAX_TURNS if self.number == self.limits.max_turns else None)
 
     async def _answer(self, reply: Reply) -> list[Message]:
         """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
@@ -266,11 +262,11 @@ class _Turns:
             return [Message("tool", text, author="env", name="error")]
         messages = []
         for call in reply.message.tool_calls:
-            result = await self._tools.call(call)
+            result = await self.tools.call(call)
             calls["num_tool_calls"] += 1
             calls["error_kind"] = result.error_kind or calls["error_kind"]
             if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
-                calls["num_failed_calls"] += 1
+                calls["num_failed_calls"] = calls.get("num_failed_calls", 0) + 1
                 calls["tool_problem"] = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
             name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name

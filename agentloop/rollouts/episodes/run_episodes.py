@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from agentloop.config import RunConfig
@@ -24,17 +25,17 @@ from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, roll
 from context import ContextManager
 
 
+@dataclass(frozen=True)
 class ConcurrentTurns:
     """Each episode goes on as soon as its own reply is there."""
 
-    def __init__(self, generator: ConcurrentGenerator, *, vocab_size: int) -> None:
-        self._generator = generator
-        self._vocab_size = vocab_size
+    generator: ConcurrentGenerator
+    vocab_size: int
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """A reply that can be recorded. Raises GenerationFailed."""
         request = GenerationRequest(episode, prompt_ids, max_new_tokens)
-        reply = recordable(request, await self._generator.reply(request), vocab_size=self._vocab_size)
+        reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
         return reply
@@ -43,7 +44,7 @@ class ConcurrentTurns:
         """An episode asks no more."""
 
     async def close(self) -> None:
-        await self._generator.close()
+        await self.generator.close()
 
 
 class TogetherTurns:
