@@ -97,18 +97,18 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
     return _RowSubset(rows, found)
 
 
+@dataclass(frozen=True, repr=False)
 class _RowSubset(Sequence[Row]):
     """Some rows of a sequence, by their numbers."""
 
-    def __init__(self, rows: Sequence[Row], numbers: Sequence[int]) -> None:
-        self._rows = rows
-        self._numbers = numbers
+    rows: Sequence[Row]
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, number: Any) -> Any:
-        return self._rows[self._numbers[number]]
+        return self.rows[self.numbers[number]]
 
 
 def _file(path: str) -> Sequence[Row]:
