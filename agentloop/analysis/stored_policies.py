@@ -1,13 +1,16 @@
-"""A policy that a run left on disk, evaluated."""
+"""A policy that a run left on disk, evaluated, or playing one episode for people to read."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.config_file import is_config_file, load_config, load_plain, to_plain
 from agentloop.config.seeds import derive_seed
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.environments import RunEnvironments, open_tasks
@@ -15,11 +18,13 @@ from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
 from agentloop.models.backbone_passes import on_its_device
 from agentloop.rollouts.actors import Actors, make_actors, stop_strings
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import complete_checkpoints, seed_process
 from agentloop.runs.display import open_display
-from agentloop.runs.run_folder import COMPLETE, RunFolder, open_run_folder
+from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from replay.locate import newest_run_folder
 
@@ -92,3 +97,42 @@ def stored_weights(folder: RunFolder, policy: int | None) -> Path:
 def iteration_of(folder: RunFolder, weights: Path) -> int:
     """The iteration that made these stored weights; a policy's version, for each iteration publishes once."""
     return int(weights.name if weights.parent == folder.policies else weights.parent.name)
+
+
+def play_with(model: str, environment: str, overrides: Sequence[str], *, task: int) -> tuple[Episode, RunConfig]:
+    """The newest policy of the run in the folder `model`, or the model of that path or hub id, plays a training task.
+
+    A run's own configuration holds, with the overrides over it. Raises UserError for what can't be loaded.
+    """
+    folder = open_run_folder(Path(model)) if has_run(Path(model)) else None
+    config = _to_play(model, folder, environment, overrides)
+    seed_process(config)
+    factory, source = open_tasks(config)
+    first = model if folder is None else config.model.path or folder.start
+    saved = None if folder is None else stored_weights(folder, None)
+    actors = sampling_actors(config, factory, first, saved=saved)
+    actors.generator.begin(seed=derive_seed(config.run.seed, "play", task), temperature=config.rollout.temperature)
+    scores = open_scorer(config, factory).score(list(run_episodes(actors, [source.train(task)], config)))
+    return scores.episodes[0], config
+
+
+def _to_play(model: str, folder: RunFolder | None, environment: str, overrides: Sequence[str]) -> RunConfig:
+    """The configuration of a file, or of an environment's name, for this model or that of the run in `folder`."""
+    if is_config_file(environment):
+        path = model if folder is None else folder.config.model.path
+        config = load_config(
+            Path(environment), overrides if path is None else [*overrides, f"model.path={json.dumps(path)}"]
+        )
+        own = {} if folder is None else {"model": folder.config.model, "lora": folder.config.lora}
+        return config.model_copy(update=own)
+    values: dict[str, Any] = {"model": {"path": model}} if folder is None else to_plain(folder.config)
+    several = values.pop("environments", None) or {}
+    if environment in several:  # by the run's own name for it
+        given = several[environment]
+        values |= {
+            "tasks": given["tasks"],
+            "environment": {k: v for k, v in given.items() if k not in ("tasks", "share")},
+        }
+    elif folder is None or folder.config.environment.name != environment:
+        values["environment"] = {"name": environment}
+    return load_plain(values, overrides, source="env play")

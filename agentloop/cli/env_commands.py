@@ -1,8 +1,9 @@
-"""`agentloop env check`: what an environment is like before a run begins."""
+"""`agentloop env check | play`: what an environment is like before a run begins, and an episode of it by a model."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,18 +28,12 @@ _DRAWN, _DEMONSTRATED = 100, 20
 """Tasks that are compared with each other; demonstrations that are judged."""
 _METHODS = ("make_task", "task_from_row", "start", "close", "turn_rewards", "achieved", "demonstrate")
 app = typer.Typer(
+    help="Look at an environment before anything is trained on it.",
     epilog="Example: agentloop env check examples/calculator.py:Calculator",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-@app.callback()
-def env() -> None:
-    """Look at an environment before anything is trained on it."""
-
-
 Name = Annotated[
     str,
     typer.Argument(
@@ -61,6 +56,25 @@ def check(environment: Name, overrides: Overrides = None, as_json: AsJson = Fals
         config = load_plain({"environment": {"name": environment}}, overrides or [], source="--set")
     found = _checked(config)
     print(json.dumps(found) if as_json else visible_lines(_as_text(found)))
+
+
+@app.command(epilog="Example: agentloop env play examples/calculator.py:Calculator --model runs/quickstart-001")
+def play(
+    environment: Name,
+    model: Annotated[
+        str, typer.Option(metavar="RUN|MODEL", help="Who plays: the newest policy of a run, or a model's folder or id.")
+    ],
+    overrides: Overrides = None,
+    task: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Which task of the training side.")] = 0,
+) -> None:
+    """Let a model play one episode, and show what was said."""
+    from agentloop.analysis.stored_policies import play_with
+
+    episode, config = play_with(model, environment, overrides or [], task=task)
+    print(conversation_text(map(plain_message, episode.messages)))
+    reward = episode.environment_reward
+    success = "a success" if reward >= config.rollout.success_reward else "no success"
+    print(f"{episode.stop_reason}: " + ("no reward" if math.isnan(reward) else f"reward {reward:g}, {success}"))
 
 
 def _checked(config: RunConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`agentloop env check`: an environment looked at without a model."""
+"""`agentloop env check | play`: an environment looked at without a model, and an episode by hand or by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.training.train import train
 from tests.docs.blocks import ROOT
+from tests.fakes.runs import PARITY, SilentDisplay, small_config
 from tests.fakes.shell import Shell
 
 LIBRARY = f"{ROOT / 'examples' / 'library.py'}:Library"
@@ -125,3 +127,23 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path, envir
     (tmp_path / "two.yaml").write_text(TWO)
     asked = functions(tmp_path, environment) if environment in ("misspelt", "raising") else environment
     assert message in shell.refusal(["env", "check", asked], tmp_path)
+
+
+def test_model_and_the_newest_policy_of_a_run_play_in_an_environment_or_by_a_whole_file(
+    shell: Shell, tmp_path: Path, qwen2: Path
+) -> None:
+    settings = small_config(tmp_path / "runs", qwen2, run={"iterations": 1}, evaluation={"tasks": 1})
+    train(settings, display=SilentDisplay())
+    config = tmp_path / functions(tmp_path, "right")
+    config.write_text(config.read_text() + "rollout: {max_tokens_per_turn: 8, max_turns: 1}\n")
+    sets = ["--set", "rollout.max_tokens_per_turn=8", "--set", "rollout.max_turns=1", "--task", "3"]
+    for model in (qwen2, "runs/small-001"):
+        first, again = (shell.type(["env", "play", PARITY, "--model", model, *sets], tmp_path) for _ in range(2))
+        assert (first[0], first[1]) == (0, again[1])
+        lines = first[1].splitlines()
+        assert lines[0].startswith("user: Say something of even length, number ") and " reward " in lines[-1]
+        code, output, _ = shell.type(["env", "play", "train.yaml", "--model", model], tmp_path)
+        assert (code, output.splitlines()[0][:12]) == (0, "user: Twice ")
+    config.write_text(config.read_text() + "context: {max_tokens: 16}\n")
+    refused = shell.refusal(["env", "play", "train.yaml", "--model", qwen2], tmp_path)
+    assert refused.startswith("context.max_tokens must leave room for a reply, got a first prompt of ")
