@@ -41,7 +41,8 @@ setup-browser:
 
 ## make setup-sandbox  install bubblewrap, which code tools and their tests need, where this machine lets us
 setup-sandbox:
-	@$(PYTHON) -m tests.agentloop.environments.sandbox.setup
+	@command -v bwrap || $(PYTHON) -c "import sys; from tests.debian_packages import install; \
+		sys.exit(install('bubblewrap', 'util-linux') or 0)"
 
 ## make setup-vllm   install a real vLLM for the CPU in .vllm (3.1 GB), for soak tests; wants PYTHON=python3.11
 setup-vllm:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -147,16 +147,12 @@ def is_given(spec: str) -> bool:
 
 def load_class(spec: str, *, what: str) -> type:
     """The class that `spec` names. Runs the file. `what` is the config path an error starts with."""
-    module, path, name = _named(spec, "ClassName", what)
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        classes = [name for name, value in vars(module).items() if isinstance(value, type) and _is_of(value, module)]
-        raise UserError(f"{what} must name a class of {path}, got {name!r}. {suggest(name, classes)}")
+    found: type = _named(spec, "class", inspect.isclass, what)
     return found
 
 
 def load_function(spec: str, *, what: str) -> Callable[..., Any]:
-    """The function that `spec` names, likewise; or one that was given in this process."""
+    """The function that `spec` names, of a file or of those that this process was given; see `load_class`."""
     if is_given(spec):
         if spec not in _GIVEN:
             name = spec.rpartition(":")[2]
@@ -165,11 +161,7 @@ def load_function(spec: str, *, what: str) -> Callable[..., Any]:
                 f"given to agentloop.train as it is. Put it into a file, and train with 'path/to/file.py:{name}'."
             )
         return _GIVEN[spec]
-    module, path, name = _named(spec, "function", what)
-    found = getattr(module, name, None)
-    if not inspect.isfunction(found):
-        functions = [name for name, value in inspect.getmembers(module, inspect.isfunction) if _is_of(value, module)]
-        raise UserError(f"{what} must name a function of {path}, got {name!r}. {suggest(name, functions)}")
+    found: Callable[..., Any] = _named(spec, "function", inspect.isfunction, what)
     return found
 
 
@@ -197,12 +189,16 @@ _OF_SAMPLERS = ("scores", "reference", "correction", "state", "load_state")
 """What a run calls besides `weigh`, where a class has its own."""
 
 
-def _named(spec: str, kind: str, what: str) -> tuple[ModuleType, str, str]:
-    """The module, run, its path as it was written, and the name within it."""
-    path_text, _, name = spec.rpartition(":")
-    if not path_text.endswith(".py") or not name.isidentifier():
-        raise UserError(f"{what} must have the form path/to/file.py:{kind}, got {spec!r}.")
-    return _run_file(file_of(spec, what=what), what=what), path_text, name
+def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -> Any:
+    """What has this name in the module of the file, which is run."""
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        raise UserError(f"{what} must have the form path/to/file.py:NAME of a {kind}, got {spec!r}.")
+    module = _run_file(file_of(spec, what=what), what=what)
+    if not is_kind(found := getattr(module, name, None)):
+        own = [key for key, value in inspect.getmembers(module, is_kind) if value.__module__ == module.__name__]
+        raise UserError(f"{what} must name a {kind} of {path}, got {name!r}. {suggest(name, own)}")
+    return found
 
 
 def file_of(spec: str, *, what: str) -> Path:
@@ -251,7 +247,3 @@ def _run_file(path: Path, *, what: str) -> ModuleType:
         module = importlib.import_module(name)
     _sources[name] = source
     return module
-
-
-def _is_of(value: type | FunctionType, module: ModuleType) -> bool:
-    return value.__module__ == module.__name__

@@ -14,11 +14,10 @@ import typer
 from agentloop.cli.options import AsJson, Overrides
 from agentloop.config import RunConfig
 from agentloop.config.config_file import is_config_file, load_config, load_plain
-from agentloop.environments import Environment, EnvironmentFactory, Task, open_tasks
+from agentloop.environments import EnvironmentFactory, Task, open_tasks
 from agentloop.environments.check import reward_now
-from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
-from agentloop.rollouts.demonstrated import demonstrate
+from agentloop.rollouts.demonstrated import demonstrated
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from context.authors import LLM
@@ -86,18 +85,18 @@ def _checked(config: RunConfig) -> dict[str, Any]:
     factory, scorer, example = environments.all[0], open_scorer(config, environments), source.train(0)
     tasks = {factory.task_hash(source.train(index)) for index in range(_DRAWN)}
     held_out = [factory.task_hash(task) for task in source.held_out(config.evaluation.tasks)]
-    defined = (name for name in _METHODS if getattr(factory.environment, name) is not getattr(Environment, name))
+    can_demonstrate = factory.defines("demonstrate", "make_task")
     found = {
         "environment": factory.where,
         "version": factory.version,
         "tools": factory.tools,
-        "methods": [*defined],
+        "methods": [*filter(factory.defines, _METHODS)],
         "example": {"messages": [*map(plain_message, example.messages())], "payload": dict(example.payload)},
         "rows": source.summary,
         "different": len(tasks),
         "shared": sum(task in tasks for task in held_out),
         "empty_rewards": [_of_nothing(factory, scorer, example) for _ in range(2)],
-        "demonstrated": _demonstrated(factory, config.rollout.success_reward) if factory.can_demonstrate else None,
+        "demonstrated": _demonstrated(factory, config.rollout.success_reward) if can_demonstrate else None,
     }
     return {**found, "remarks": [*_remarks(found)]}
 
@@ -115,13 +114,8 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     """The share of demonstrations that are a success."""
     rng, successes = random.Random(0), 0
     for _ in range(_DEMONSTRATED):
-        environment, task = factory.create(), factory.make_task(rng)
-        try:
-            with factory.connected_now(environment):
-                messages = demonstrate(environment, task, rng, where=factory.where)
-                successes += reward_now(environment, task, messages, factory.where) >= success
-        finally:
-            close_now(environment, factory.where)
+        with demonstrated(factory, rng) as (environment, task, messages):
+            successes += reward_now(environment, task, messages, factory.where) >= success
     return successes / _DEMONSTRATED
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
 from pydantic import ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from agentloop.environments.environment import Environment, Task, quoted_task
+from agentloop.environments.tools.tool_schema import resolved_hints
 from agentloop.environments.tools.worker_threads import run_hook
 from agentloop.errors import UserError, one_line
 from agentloop.user_code import failing_as
@@ -20,10 +21,19 @@ from context.messages import Message, canonical_json, messages_hash
 from context.wording import suggest
 from replay.errors import shortened
 
-_MAKE_TASK = "make_task(self, rng) -> Task"
-_TASK_FROM_ROW = "task_from_row(self, row) -> Task"
-_REWARD = "reward(self, task, messages) -> float"
 _TRIALS = 4
+
+
+@contextmanager
+def needing(extra: str, setting: str) -> Iterator[None]:
+    """Within, what an extra installs is imported; UserError about the `setting` that asks for it if it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{setting} must not be used without its extra ({one_line(error)}). Install it: pip install "
+            f"'agentloop-replay[{extra}]'."
+        ) from error
 
 
 def check_class(environment: type, where: str, *, reads_rows: bool = False) -> type[Environment]:
@@ -34,12 +44,12 @@ def check_class(environment: type, where: str, *, reads_rows: bool = False) -> t
             f"got class {environment.__name__}({', '.join(base.__name__ for base in environment.__bases__)})."
         )
     why = " when tasks.data names rows" if reads_rows else ""
-    for signature in (_TASK_FROM_ROW if reads_rows else _MAKE_TASK, _REWARD):
+    tasks = "task_from_row(self, row) -> Task" if reads_rows else "make_task(self, rng) -> Task"
+    for signature in (tasks, "reward(self, task, messages) -> float"):
         name = signature.partition("(")[0]
         if getattr(environment, name) is getattr(Environment, name):
-            rows = name == "make_task" and environment.task_from_row is not Environment.task_from_row
-            other = "Name rows to read with tasks.data, or write" if rows else "Write"
-            raise UserError(f"{where} must define {name}{why}, got none. {other} def {signature}.")
+            other = "" if reads_rows or name == "reward" else " Or name rows to read with tasks.data."
+            raise UserError(f"{where} must define {name}{why}, got none. Write def {signature}.{other}")
     if not isinstance(environment.version, str):
         raise UserError(f"{where}.version must be text, got {environment.version!r}.")
     return environment
@@ -57,10 +67,7 @@ def check_options(environment: type[Environment], options: Mapping[str, Any], wh
     for name in known:
         if name not in options and parameters[name].default is inspect.Parameter.empty:
             raise UserError(f"environment.options must give {name!r}, which {where} asks for, got none.")
-    try:
-        hints = typing.get_type_hints(environment.__init__)
-    except (NameError, TypeError, AttributeError, SyntaxError) as error:
-        raise UserError(f"{where}.__init__ must have annotations that can be resolved, got: {error}.") from error
+    hints = resolved_hints(environment.__init__, f"{where}.__init__")
     return {name: _converted(name, value, hints.get(name, Any)) for name, value in options.items()}
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.sections.dataset import TasksSection
+from agentloop.environments.check import needing
 from agentloop.errors import UserError, one_line, shortened
-from replay.errors import ReplayError
 from replay.exchange.files import is_parquet, lines
-from replay.exchange.row_format import BadRow, read_json
+from replay.exchange.row_format import read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
@@ -97,18 +97,18 @@ def _with_split(data: str, rows: Sequence[Row], name: str | None) -> Sequence[Ro
     return _RowSubset(rows, found)
 
 
+@dataclass(frozen=True, repr=False)
 class _RowSubset(Sequence[Row]):
     """Some rows of a sequence, by their numbers."""
 
-    def __init__(self, rows: Sequence[Row], numbers: Sequence[int]) -> None:
-        self._rows = rows
-        self._numbers = numbers
+    rows: Sequence[Row]
+    numbers: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def __getitem__(self, number: Any) -> Any:
-        return self._rows[self._numbers[number]]
+        return self.rows[self.numbers[number]]
 
 
 def _file(path: str) -> Sequence[Row]:
@@ -133,27 +133,17 @@ def _jsonl(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Sequence[Row]:
-    try:
+    with needing("parquet", "tasks.data"):
         import pyarrow.parquet
-    except ImportError as error:
-        raise UserError(
-            "tasks.data must name a format that can be read here, got Parquet without pyarrow. Install the extra: "
-            "pip install 'agentloop-replay[parquet]', or use .jsonl."
-        ) from error
     rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
     return rows
 
 
 def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            f"tasks.data must name a format that can be read here, got {HUGGING_FACE}{name} without its library. "
-            "Install the extra: pip install 'agentloop-replay[datasets]'."
-        ) from error
-    datasets.disable_progress_bars()
     with _explained(f"{HUGGING_FACE}{name}"):
+        with needing("datasets", "tasks.data"):
+            import datasets
+        datasets.disable_progress_bars()
         if (Path(name) / "dataset_dict.json").is_file():
             whole = datasets.load_from_disk(name)
             if split not in whole:
@@ -170,8 +160,6 @@ def _explained(place: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ReplayError, BadRow) as error:  # of the readers that the buffer's own files are read with
-        raise UserError(f"tasks.data must be readable rows, got {place!r}: {shortened(str(error))}") from error
     except Exception as error:
         raise UserError(
             f"tasks.data must be readable rows, got {place!r} with {one_line(error)}. Check its name and splits."

@@ -8,7 +8,8 @@ import inspect
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from agentloop.environments.check import (
     check_repeatable,
     check_reward,
     check_task,
+    needing,
     reward_now,
     start_now,
 )
@@ -57,7 +59,6 @@ class EnvironmentFactory:
     version: str
     tools: tuple[dict[str, Any], ...]
     """{"type": "function", "function": {...}} per tool."""
-    can_demonstrate: bool
     where: str
     """What errors call the class."""
     environment: type[Environment]
@@ -75,12 +76,15 @@ class EnvironmentFactory:
 
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""
-        example = None if self.example is None else replace(self.example, environment=name)
-        return replace(self, name=name, is_one_of_several=True, example=example)
+        return replace(self, name=name, is_one_of_several=True)
 
     def with_version_of(self, source: str) -> EnvironmentFactory:
         """The version that a changed source makes it."""
         return replace(self, version=f"{self.version}+{source[:8]}")
+
+    def defines(self, *methods: str) -> bool:
+        """True if the class has all of these methods itself, which `Environment` leaves open."""
+        return all(getattr(self.environment, name) is not getattr(Environment, name) for name in methods)
 
     def create(self) -> Environment:
         """A new instance, for one episode."""
@@ -88,13 +92,13 @@ class EnvironmentFactory:
         with failing_as(given, ". Change them, or mend __init__."):
             return self.environment(**self.options)
 
-    def connected(self, environment: Environment) -> AbstractAsyncContextManager[None]:
-        """An instance's own MCP servers, for one episode."""
-        return nullcontext() if self.servers is None else self.servers.opened_for(environment)
-
-    def connected_now(self, environment: Environment) -> AbstractContextManager[None]:
-        """An instance's own MCP servers, where there is no event loop."""
-        return nullcontext() if self.servers is None else self.servers.opened_now_for(environment)
+    def connected(self, environment: Environment) -> AbstractContextManager[Future[Any]]:
+        """An instance's own MCP servers, for one episode: there once the future is done."""
+        if self.servers is not None:
+            return self.servers.connected(environment)
+        nothing = Future[Any]()
+        nothing.set_result(None)
+        return nullcontext(nothing)
 
     @contextmanager
     def started(self, task: Task) -> Iterator[Environment]:
@@ -125,10 +129,6 @@ class EnvironmentFactory:
         """A task of it, which says so where a run has several environments."""
         return replace(task, environment=self.name) if self.is_one_of_several else task
 
-    @property
-    def rewards_turns(self) -> bool:
-        return self.environment.turn_rewards is not Environment.turn_rewards
-
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
         place = f" for {quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
@@ -151,10 +151,6 @@ class EnvironmentFactory:
         """A hash of what its tools' answers depend on besides task and calls; `max_chars` of one are shown."""
         facts = {"name": self.name, "version": self.version, "source": self.source, "max_chars": max_chars}
         return content_hash({**facts, "options": {name: repr(value) for name, value in self.options.items()}})
-
-    @property
-    def has_achieved(self) -> bool:
-        return self.environment.achieved is not Environment.achieved
 
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
@@ -210,7 +206,11 @@ def load_environment(
     options = check_options(environment, options, name)
     if issubclass(environment, Adapter):
         environment = environment.for_options(options)
-    attached = _asked_for_tools(servers) if servers else None
+    attached = None
+    if servers:
+        with needing("mcp", "environment.mcp_servers"):  # here, for it takes a second and a half
+            from agentloop.environments.mcp.attached import McpServers
+        attached = McpServers(servers)
     if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
@@ -219,8 +219,6 @@ def load_environment(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
         tools=tuple(dict(spec.schema) for spec in specs.values()),
-        can_demonstrate=environment.demonstrate is not Environment.demonstrate
-        and environment.make_task is not Environment.make_task,
         where=name,
         environment=environment,
         options=options,
@@ -237,19 +235,6 @@ def load_environment(
     example = check_repeatable(make, name, reads_rows=row is not None)
     check_reward(factory.create(), example, name)
     return replace(factory, example=example)
-
-
-def _asked_for_tools(sections: Mapping[str, McpServerSection]) -> McpServers:
-    try:
-        import mcp  # noqa: F401  # here, for it takes a second and a half
-    except ImportError as error:
-        raise UserError(
-            f"environment.mcp_servers must be empty without the MCP SDK, got {', '.join(sections)}. "
-            "Install it: pip install 'agentloop-replay[mcp]'."
-        ) from error
-    from agentloop.environments.mcp.attached import McpServers
-
-    return McpServers(sections)
 
 
 def _file_of(name: str) -> Path:

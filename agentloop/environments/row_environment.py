@@ -50,16 +50,13 @@ class RowEnvironment(Environment):
 def _messages(shown: Any, column: str) -> tuple[Message, ...]:
     if isinstance(shown, str):
         return (Message("user", shown),)
-    rule = f"the column {column!r} must be a text or a list of messages {{'role': ..., 'content': ...}}"
-    if not isinstance(shown, list) or not shown:
-        raise ValueError(f"{rule}, got {type(shown).__name__}")
-    for message in shown:
-        whole = isinstance(message, Mapping) and message.keys() >= {"role", "content"}
-        if not whole or message["role"] not in _ROLES or not isinstance(message["content"], str):
-            raise ValueError(f"{rule}, with one of the roles {', '.join(_ROLES)}, got {message!r:.100}")
-        more = [key for key in message if key not in ("role", "content") and message[key] is not None]
-        if more:
-            raise ValueError(f"{rule} and nothing else, got {', '.join(more)}")
+    for message in shown if isinstance(shown, list) and shown else [shown]:
+        given = {key for key in message if message[key] is not None} if isinstance(message, Mapping) else set()
+        if given != {"role", "content"} or message["role"] not in _ROLES or not isinstance(message["content"], str):
+            raise ValueError(
+                f"the column {column!r} must be a text or a list of messages with a role ({', '.join(_ROLES)}), a "
+                f"content and nothing else, got {message!r:.100}"
+            )
     return tuple(Message(message["role"], message["content"]) for message in shown)
 
 
@@ -81,17 +78,10 @@ def rows_with_tools(names: Sequence[str]) -> type[Environment]:
 def _as_method(function: Callable[..., Any], hidden: Sequence[str]) -> Callable[..., Any]:
     """`hidden` arguments are given the episode's task."""
 
-    def given(environment: RowEnvironment) -> dict[str, Any]:
-        return dict.fromkeys(hidden, environment.task)
-
-    if inspect.iscoroutinefunction(function):
-
-        async def call_awaited(environment: RowEnvironment, /, **arguments: Any) -> Any:
-            return await function(**arguments, **given(environment))
-
-        return call_awaited
-
     def call(environment: RowEnvironment, /, **arguments: Any) -> Any:
-        return function(**arguments, **given(environment))
+        return function(**arguments, **dict.fromkeys(hidden, environment.task))
 
-    return call
+    async def call_awaited(environment: RowEnvironment, /, **arguments: Any) -> Any:
+        return await call(environment, **arguments)
+
+    return call_awaited if inspect.iscoroutinefunction(function) else call

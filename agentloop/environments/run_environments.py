@@ -65,17 +65,9 @@ class RunEnvironments:
         """Tools of all of them, each name once."""
         return tuple({tool["function"]["name"]: tool for factory in self.all for tool in factory.tools}.values())
 
-    @property
-    def can_demonstrate(self) -> bool:
-        return all(factory.can_demonstrate for factory in self.all)
-
-    @property
-    def rewards_turns(self) -> bool:
-        return all(factory.rewards_turns for factory in self.all)
-
-    @property
-    def has_achieved(self) -> bool:
-        return all(factory.has_achieved for factory in self.all)
+    def define(self, *methods: str) -> bool:
+        """True if each of them has all of these methods itself."""
+        return all(factory.defines(*methods) for factory in self.all)
 
     def with_version_of(self, source: str) -> RunEnvironments:
         """All of them as versions of this source: what of it has changed is not known."""

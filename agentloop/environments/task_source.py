@@ -35,35 +35,25 @@ class EnvironmentTasks:
         """With `rows` their training side is the pool."""
         self._factory = factory
         self._seed = seed
-        self._rows = rows
-        self._digest = None if rows is None else rows.digest
-        size = pool if rows is None else len(rows.train)
-        self._order = None if size == "unlimited" else TaskOrder(size, seed=seed, section=section or TasksSection())
-
-    @property
-    def name(self) -> str | None:
+        self.rows = rows
+        self.name = factory.name if factory.is_one_of_several else None
         """The environment's, where it is one of several."""
-        return self._factory.name if self._factory.is_one_of_several else None
-
-    @property
-    def summary(self) -> str | None:
-        """How many rows there are; None where the environment makes its tasks up."""
-        return None if self._rows is None else self._rows.summary()
+        self.order = TaskOrder(pool if rows is None else len(rows.train), seed=seed, section=section or TasksSection())
 
     def train(self, index: int) -> Task:
         """The `index`-th training task of the run, from 0."""
-        return self._task("train", index if self._order is None else self._order.at(index))
+        return self._task("train", self.order.at(index))
 
     def held_out(self, count: int) -> list[Task]:
         """The first `count` held-out tasks, or as many as there are; a longer list begins with a shorter one."""
-        order = list(range(count if self._rows is None else len(self._rows.held_out)))
-        if self._rows is not None:
+        order = list(range(count if self.rows is None else len(self.rows.held_out)))
+        if self.rows is not None:
             random.Random(f"{self._seed}/held-out").shuffle(order)
         return [self._task("held-out", number) for number in order[:count]]
 
     def record_success(self, done: Sequence[int], groups: Sequence[GroupResult]) -> None:
         """Count the `groups` of a batch whose tasks stood at the indices `done`, a task's groups together and once."""
-        if self._order is None or not self._order.adapts:
+        if not self.order.adapts:
             return
         counts: dict[str, tuple[int, float]] = {}
         for task, size, rate in groups:
@@ -71,32 +61,15 @@ class EnvironmentTasks:
             counts[task] = (attempts + size, successes + size * rate)
         counted: set[int] = set()
         for index in done:
-            number, task_hash = self._order.at(index), self._factory.task_hash(self.train(index))
+            number, task_hash = self.order.at(index), self._factory.task_hash(self.train(index))
             attempts, successes = (0, 0.0) if number in counted else counts.get(task_hash, (0, 0.0))
-            self._order.record_success(index, attempts=attempts, successes=successes)
+            self.order.record_success(index, attempts=attempts, successes=successes)
             counted.add(number)
 
-    def metrics(self) -> dict[str, float]:
-        return {} if self._order is None else self._order.metrics()
-
-    def state(self) -> dict[str, Any]:
-        """JSON values for `load_state`: the order, and which rows it is of."""
-        return {"rows": self._digest, "order": {} if self._order is None else self._order.state()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state()` was. Raises UserError for other rows."""
-        if state["rows"] != self._digest:
-            raise UserError(
-                "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a new "
-                "run without --resume."
-            )
-        if self._order is not None:
-            self._order.load_state(state["order"])
-
     def _task(self, stream: Literal["train", "held-out"], number: int) -> Task:
-        if self._rows is None:
+        if self.rows is None:
             return self._factory.make_task(random.Random(f"{self._seed}/{stream}/{number}"))
-        rows = self._rows.train if stream == "train" else self._rows.held_out
+        rows = self.rows.train if stream == "train" else self.rows.held_out
         return self._factory.task_from_row(rows[number], f"row {number + 1}")
 
 
@@ -109,7 +82,7 @@ class TaskSource:
     @property
     def summary(self) -> str | None:
         """How many rows there are; None where no environment reads any."""
-        found = [(source.name, source.summary) for source in self._sources if source.summary is not None]
+        found = [(source.name, source.rows.summary()) for source in self._sources if source.rows is not None]
         return "; ".join(text if name is None else f"{name}: {text}" for name, text in found) or None
 
     def train(self, index: int) -> Task:
@@ -131,16 +104,22 @@ class TaskSource:
         return {
             key if source.name is None else f"{key}/{source.name}": value
             for source in self._sources
-            for key, value in source.metrics().items()
+            for key, value in source.order.metrics().items()
         }
 
     def state(self) -> list[dict[str, Any]]:
-        return [source.state() for source in self._sources]
+        """JSON values for `load_state`: each order, and which rows it is of."""
+        return [{"rows": source.rows and source.rows.digest, "order": source.order.state()} for source in self._sources]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on where `state()` was; see `EnvironmentTasks`."""
-        for source, own in zip(self._sources, state, strict=True):
-            source.load_state(own)
+        """Go on where `state()` was. Raises UserError for other rows."""
+        for source, own, now in zip(self._sources, state, self.state(), strict=True):
+            if own["rows"] != now["rows"]:
+                raise UserError(
+                    "tasks.data must hold the rows that the run began with, got others. Put the file back, or start a "
+                    "new run without --resume."
+                )
+            source.order.load_state(own["order"])
 
 
 _UNIT = 10**6
@@ -148,7 +127,7 @@ _UNIT = 10**6
 
 
 class TaskOrder:
-    """Which task of a pool of `size` stands at each index of the run's line of tasks.
+    """Which task of a pool of `size` stands at each index of the run's line of tasks; index i is task i if unlimited.
 
     Without a curriculum each epoch of `size` indices gives every task once, in an order of the seed. With
     `learnability` a task that is not under way is drawn with weight max(floor, 4 p (1 - p)), where
@@ -156,15 +135,15 @@ class TaskOrder:
     arXiv 2408.15099; Foster & Foerster 2025, arXiv 2502.12272). An index keeps its task until that is learned from.
     """
 
-    def __init__(self, size: int, *, seed: int, section: TasksSection) -> None:
-        self.size = size
+    def __init__(self, size: int | Literal["unlimited"], *, seed: int, section: TasksSection) -> None:
+        self._size = None if size == "unlimited" else size
         self._seed = seed
         self._section = section
         self._epoch = -1
         self._order: list[int] = []
         self._counts: dict[int, tuple[float, float]] = {}
         """Attempts and successes, decayed, of tasks that were tried."""
-        self._weights = np.full(size if self.adapts else 0, _UNIT, np.int64)
+        self._weights = np.full(self._size if self._size and self.adapts else 0, _UNIT, np.int64)
         self._given: dict[int, int] = {}
         """Tasks under way by index."""
         self._next = 0
@@ -203,12 +182,10 @@ class TaskOrder:
             return {}
         rates = [self.success(number) for number in self._counts]
         expected = {"tasks/expected_success": math.fsum(rates) / len(rates)} if rates else {}
-        return {"tasks/untried": float(self.size - len(rates)), **expected}
+        return {"tasks/untried": float(len(self._weights) - len(rates)), **expected}
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `load_state` goes on from; nothing for an order without a curriculum, which has none."""
-        if not self.adapts:
-            return {}
+        """JSON values that `load_state` goes on from."""
         return {
             "next": self._next,
             "given": sorted(self._given.items()),
@@ -216,8 +193,6 @@ class TaskOrder:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        if not self.adapts:
-            return
         self._next = state["next"]
         self._given = dict(state["given"])
         self._counts = {number: (tried, solved) for number, tried, solved in state["counts"]}
@@ -227,9 +202,11 @@ class TaskOrder:
 
     def _in_epoch(self, index: int) -> int:
         """The number at an index of an epoch's order, which is shuffled unless `tasks.shuffle` is false."""
-        epoch, position = divmod(index, self.size)
+        if self._size is None:
+            return index
+        epoch, position = divmod(index, self._size)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(self.size))
+            self._epoch, self._order = epoch, list(range(self._size))
             if self._section.shuffle:
                 random.Random(f"{self._seed}/epoch/{epoch}").shuffle(self._order)
         return self._order[position]
@@ -237,7 +214,7 @@ class TaskOrder:
     def _drawn(self) -> int:
         weights = self._weights.copy()
         under_way = set(self._given.values())
-        if len(under_way) < self.size:
+        if len(under_way) < len(weights):
             weights[list(under_way)] = 0
         sums = np.cumsum(weights)
         drawn = random.Random(f"{self._seed}/curriculum/{self._next}").randrange(int(sums[-1]))

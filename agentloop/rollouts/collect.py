@@ -17,13 +17,7 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.rollouts.trajectories import (
-    Collected,
-    CollectedBy,
-    MemberPlace,
-    PlaceCounter,
-    trajectory_of,
-)
+from agentloop.rollouts.trajectories import Collected, CollectedBy, MemberPlace, trajectory_of
 from replay.records import TaskRecord, Trajectory, group_of
 
 _MANY_FAILED_CALLS = 0.2
@@ -91,8 +85,9 @@ class Collector:
         collected_by: CollectedBy,
         earlier: Sequence[Collected],
     ) -> None:
-        """A record for every episode with a reward, and for every group that has one."""
-        places = PlaceCounter(collected_by, earlier)
+        """A record for every episode with a reward, and for every group that has one, in places behind `earlier`."""
+        before = [row.record.task for round in earlier for row in round.trajectories]
+        made, first_group = Counter(before), sum(len(round.groups) for round in earlier)
         ends = accumulate(size for _, size in groups)
         for (task, size), end in zip(groups, ends, strict=True):
             span = range(end - size, end)
@@ -101,11 +96,15 @@ class Collector:
                 continue
             factory = self.actors.environments.of(task)
             task_hash = factory.task_hash(task)
-            group = places.next_group()
+            group = collected_by.id_of("group", first_group + len(collected.groups))
+            first_slot, first_member = len(before) + len(collected.trajectories), made[task_hash]
             rows = []
-            for episode, reward in members:
-                place = places.next_member(group, task_hash)
+            for number, (episode, reward) in enumerate(members):
+                member = first_member + number
+                id = collected_by.id_of(task_hash, member)
+                place = MemberPlace(id, group, task_hash, slot=first_slot + number, member=member)
                 rows.append(trajectory_of(self.actors, episode, reward, collected_by, place, self.config))
+            made[task_hash] += len(rows)
             collected.tasks.append(TaskRecord(task_hash, factory.name, task.payload))
             collected.groups.append(group_of(rows))
             collected.trajectories += rows

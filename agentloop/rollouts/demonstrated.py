@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from agentloop.environments import Environment, EnvironmentFactory, Task, call_demonstrated
@@ -36,18 +37,28 @@ def demonstrate(environment: Environment, task: Task, rng: random.Random, *, whe
             messages.append(Message("tool", result.content, author="env", name=call.name, tool_call_id=call.id))
 
 
+@contextmanager
+def demonstrated(
+    factory: EnvironmentFactory, rng: random.Random
+) -> Iterator[tuple[Environment, Task, tuple[Message, ...]]]:
+    """A demonstration of a new task, with its instance, which is closed in the end."""
+    environment, task = factory.create(), factory.make_task(rng)
+    with factory.connected(environment) as servers:
+        servers.result()
+        try:
+            yield environment, task, demonstrate(environment, task, rng, where=factory.where)
+        finally:
+            close_now(environment, factory.where)
+
+
 def demonstrations(
     factory: EnvironmentFactory, *, seed: int, strategy: Strategy | None = None
 ) -> Iterator[tuple[Message, ...]]:
     """Endless demonstrated conversations on new tasks, every second one with the hints of the `strategy`."""
     rng = random.Random(seed)
     for number in itertools.count():
-        environment, task = factory.create(), factory.make_task(rng)
-        with factory.connected_now(environment):
-            try:
-                messages = demonstrate(environment, task, rng, where=factory.where)
-            finally:
-                close_now(environment, factory.where)
+        with demonstrated(factory, rng) as (_, task, messages):
+            pass
         if strategy is not None and number % 2:
             opening = task.messages()
             messages = (*strategy.hinted(opening, task.hint), *messages[len(opening) :])

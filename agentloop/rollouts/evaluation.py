@@ -10,6 +10,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
 from agentloop.environments import Task, TaskSource
@@ -23,18 +25,17 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.display import percent
 from replay.records import HeldOutEpisode
+from replay.text_tables import table
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """What became of the samples of one task, without those that the engine failed."""
+    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
 
     samples: int
     successes: int
     reward: float
-    """Mean of the samples."""
     turns: float
-    """Mean of the samples."""
     stops: Mapping[str, int]
     """Samples by stop reason."""
     environment: str | None = None
@@ -160,12 +161,11 @@ class EvaluationReport:
             **asdict(self.evaluated),
             **facts,
             "confidence": CONFIDENCE,
-            "pass_at_k": {str(k): asdict(found) for k, found in self.pass_at_k.items()},
-            "mean_reward": asdict(self.mean_reward),
-            "mean_turns": asdict(self.mean_turns),
-            "stop_reasons": {reason: asdict(found) for reason, found in self.stop_reasons.items()},
-            "environments": {name: asdict(found) for name, found in self.environments.items()},
+            **{name: to_jsonable_python(getattr(self, name)) for name in _ESTIMATES},
         }
+
+
+_ESTIMATES = ("pass_at_k", "mean_reward", "mean_turns", "stop_reasons", "environments")
 
 
 def evaluate(
@@ -246,6 +246,7 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
     )
 
 
+_TITLES = ("", "value", "from", "to", "95 % interval")
 _KINDS = {"wilson": "Wilson", "bootstrap": "bootstrap over tasks"}
 
 
@@ -255,16 +256,12 @@ def as_table(report: EvaluationReport) -> str:
     shares |= {f"pass@1 in {name}": share for name, share in report.environments.items()}
     ends = {f"ended: {reason}": share for reason, share in report.stop_reasons.items()}
     means = {"mean turns": report.mean_turns, "mean reward": report.mean_reward}
-    lines = [("", "value", "from", "to", "95 % interval")]
+    rows = []
     for name, found in (shares | means | ends).items():
         form = "{:.2f}".format if name in means else percent
-        lines.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
-    name_width, *widths = (max(len(line[column]) for line in lines) for column in range(4))
-    table = [
-        "  ".join((name.ljust(name_width), *map(str.rjust, figures, widths), kind)) for name, *figures, kind in lines
-    ]
+        rows.append((name, form(found.value), form(found.low), form(found.high), _KINDS[found.interval]))
     evaluation = report.evaluation
     each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
     head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
-    return "\n".join([f"evaluated: {report.evaluated}", head, *table])
+    return "\n".join([f"evaluated: {report.evaluated}", head, table(_TITLES, rows)])

@@ -27,9 +27,6 @@ from replay.records import StopReason
 _CUT_SHORT = (StopReason.TRUNCATED, CONTEXT_FULL)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
-_OF_LISTS = frozenset({"completions", "prompts", "completion_ids"})
-"""What other libraries give lists of, for many episodes at once."""
-
 
 RewardModel = Callable[[Sequence[Sequence[Message]]], list[float]]
 """Scores whole conversations."""
@@ -59,9 +56,7 @@ class RewardFunction:
         missing = next((name for name, needed in self._names.items() if needed and name not in task.payload), None)
         if missing is None:
             return
-        advice = "It is given one episode, no lists: write def NAME(episode, COLUMN)."
-        if missing not in _OF_LISTS:
-            advice = suggest(missing, task.payload) if task.payload else "The task has no payload."
+        advice = suggest(missing, task.payload) if task.payload else "The task has no payload."
         raise UserError(f"{_RULE}, got {self.section.function} with {missing!r}, which is none. {advice}")
 
     def call_of(self, episode: Episode) -> Callable[[], Any]:

@@ -95,28 +95,6 @@ class MemberPlace:
     member: int
 
 
-class PlaceCounter:
-    """Gives places that no row of the iteration has yet, whatever rounds came before."""
-
-    def __init__(self, collected_by: CollectedBy, earlier: Sequence[Collected]) -> None:
-        rows = [row for round in earlier for row in round.trajectories]
-        self._collected_by = collected_by
-        self._groups = sum(len(round.groups) for round in earlier)
-        self._slot = len(rows)
-        self._members = Counter(row.record.task for row in rows)
-
-    def next_group(self) -> str:
-        self._groups += 1
-        return self._collected_by.id_of("group", self._groups - 1)
-
-    def next_member(self, group: str, task: str) -> MemberPlace:
-        member = self._members[task]
-        place = MemberPlace(self._collected_by.id_of(task, member), group, task, self._slot, member)
-        self._slot += 1
-        self._members[task] += 1
-        return place
-
-
 def trajectory_of(
     actors: Actors, episode: Episode, reward: float, collected_by: CollectedBy, place: MemberPlace, config: RunConfig
 ) -> Trajectory:

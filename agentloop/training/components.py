@@ -236,12 +236,12 @@ def _served(
 
 def _check_environment(config: RunConfig, environments: RunEnvironments) -> None:
     """Raises UserError where it lacks what the configuration asks it for."""
-    if config.advantage.credit == "turn" and not environments.rewards_turns:
+    if config.advantage.credit == "turn" and not environments.define("turn_rewards"):
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
             f"{environments.where}. Write def turn_rewards(self, task, messages)."
         )
-    if config.replay.hindsight.enable and not environments.has_achieved:
+    if config.replay.hindsight.enable and not environments.define("achieved"):
         raise UserError(
             f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "
             f"{environments.where}. Write def achieved(self, task, messages)."

@@ -110,7 +110,7 @@ class Loop:
         failed = [*fresh.trajectories, *fresh.unused]
         found = self.components.hindsight.relabel(failed, iteration=iteration, attempt=self.state.attempt)
         self._store.append(found.tasks, found.groups, found.trajectories, redact=self.components.redact)
-        return found.metrics()
+        return found.extra_metrics
 
     def draw(self, planned: IterationPlan, fresh: Collected) -> MixedBatch:
         """Reserve this iteration's slots, fresh ones first."""

@@ -54,7 +54,7 @@ def _demonstrating(config: RunConfig) -> RunEnvironments:
             "built-in one up with. Name one, for example from agentloop sft, or write make_task and demonstrate."
         )
     environments = load_environments(config, {}, options=config.warm_up.options)
-    if not environments.can_demonstrate:
+    if not environments.define("demonstrate", "make_task"):
         raise UserError(
             f"model.path must name a model, got null: environment {environments.where!r} has no demonstrate() "
             "to warm the built-in model up with. Write one, or set model.path."

@@ -27,8 +27,7 @@ from agentloop.errors import CodeInterrupted, RunStop, UserError
 from agentloop.learning.gradients import stream_losses
 from agentloop.rollouts.actors import make_parser
 from agentloop.rollouts.demonstrated import demonstrate
-from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.episodes.hooks import EpisodeHooks
+from agentloop.rollouts.episodes.episode import Episode, EpisodeHooks
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.runs.sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator

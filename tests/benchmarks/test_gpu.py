@@ -32,17 +32,6 @@ def test_a_measurement_is_made_once_and_then_left_out(
     assert (tmp_path / "measured.jsonl").read_bytes() == before
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("part", ["smollm2", "llama-7b-lora"])
-def test_both_sides_do_the_work(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arms = ("ours-local", "trl-transformers")
-    monkeypatch.setitem(PARTS, part, replace(PARTS[part], arms=arms))
-    assert command(["--part", part, "--tiny", "--folder", str(tmp_path)]) == 0
-    ours, theirs = (stored(tmp_path)[part, arm]["figures"] for arm in arms)
-    assert all(figures["iteration_s"] > 0 for figures in (ours, theirs))
-    assert part != "smollm2" or ours["success_before"] == theirs["success_before"] == theirs["success_after"] == 0
-
-
 def test_a_program_that_fails_or_takes_too_long_is_named_so(tmp_path: Path) -> None:
     outcome, _ = ended(["benchmarks.no_such_module"], tmp_path / "log", 60)
     assert outcome.startswith("failed: ") and outcome.endswith("No module named benchmarks.no_such_module")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from mcp.server.mcpserver import Context, Image, MCPServer
+from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("notes", log_level="CRITICAL")
@@ -90,15 +90,6 @@ def chatter() -> str:
 def child() -> list[int]:
     """Start a process; its id and the server's."""
     return [subprocess.Popen(["sleep", "3600"]).pid, os.getpid()]
-
-
-@server.tool(structured_output=False)
-async def forget(context: Context) -> str:
-    """Offer other tools than before."""
-    server.remove_tool("kept")
-    server.add_tool(lambda: "new", name="new", description="New.")
-    await context.session.send_tool_list_changed()
-    return "changed"
 
 
 if __name__ == "__main__":

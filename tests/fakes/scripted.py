@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest, Generator
@@ -84,37 +85,37 @@ def scripted_actors(
     return Actors(
         RunEnvironments.of_one(factory),
         (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
-        CHATML.renderer(),
+        CHATML.renderer(given.get("authors")),
         HermesParser(),
         **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, **given},
     )
 
 
+@dataclass
 class FlakyGenerator:
     """Another generator behind a bad line: every `nth` reply is lost, or all of them once `dead`."""
 
-    def __init__(self, generator: Generator, nth: int) -> None:
-        self._generator = generator
-        self._nth = nth
-        self._given = 0
-        self.lost = 0
-        self.dead = False
+    generator: Generator
+    nth: int
+    given: int = 0
+    lost: int = 0
+    dead: bool = False
 
     @property
     def policy_version(self) -> int:
-        return self._generator.policy_version
+        return self.generator.policy_version
 
     def begin(self, *, seed: int, temperature: float) -> None:
-        self._generator.begin(seed=seed, temperature=temperature)
+        self.generator.begin(seed=seed, temperature=temperature)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
         if self.dead:
             raise GenerationFailed("connection refused")
-        return [self._sent(reply) for reply in self._generator.generate(requests)]
+        return [self._sent(reply) for reply in self.generator.generate(requests)]
 
     def _sent(self, reply: Completion | GenerationFailed) -> Completion | GenerationFailed:
-        self._given += 1
-        if self._given % self._nth:
+        self.given += 1
+        if self.given % self.nth:
             return reply
         self.lost += 1
         return GenerationFailed("HTTP 500")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.soak
 ITERATIONS = 40
 BOUNDS = (0, 1, 2, 4)
 WORKERS = ("worker-1", "worker-2")
-STRAGGLERS = ENVIRONMENTS / "stragglers.py"
+STRAGGLERS = ENVIRONMENTS / "slow_tools.py"
 FRESH = """select t.id, d.iteration, d.staleness from draws d join trajectories t on t.id = d.trajectory
            where d.stream = 'fresh' and d.state = 'committed' order by d.iteration, d.slot"""
 

@@ -13,12 +13,15 @@ from agentloop.environments.tools.tool_schema import ToolSpec, with_tools
 from context.messages import Message
 
 OVER = "The episode is over. Answer to end it."
+LARGEST_SEED = 2**31 - 1
 
 
 class Adapter(Environment):
     """The tool's calls are steps; the reward of an episode is the sum of what its steps gave."""
 
-    def __init__(self) -> None:
+    def __init__(self, goal: str) -> None:
+        """`goal` opens the prompt."""
+        self.goal = goal
         self.total = 0.0
         self.over = False
 
@@ -26,6 +29,18 @@ class Adapter(Environment):
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
         """The class with the tool that these options offer. Raises UserError."""
         raise NotImplementedError
+
+    def reset(self, asked: Any) -> str:
+        """Begin an episode as a task's payload asks for it; what the policy is shown of it."""
+        raise NotImplementedError
+
+    def task_of(self, key: str, asked: Any) -> Task:
+        """The task whose episode is reset by `asked`, which its payload has under this key."""
+        try:
+            shown = self.reset(asked)
+        finally:
+            self.close()
+        return Task(f"{self.goal}\n\n{shown}".strip(), {key: asked})
 
     def observed(self, text: str, reward: float | None, *, over: bool) -> str:
         """What the policy is shown of a step."""

@@ -10,14 +10,14 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from agentloop.environments.adapters.adapter import OVER, Adapter, as_text, with_tool
+from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
+from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.errors import UserError, one_line
 
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
 _STRICT = ConfigDict(strict=True, extra="forbid")
-_LARGEST_SEED = 2**31 - 1
 
 
 class GymnasiumText(Adapter):
@@ -27,8 +27,8 @@ class GymnasiumText(Adapter):
         self, id: str, arguments: dict[str, Any] | None = None, actions: list[str] | None = None, goal: str = ""
     ) -> None:
         """`arguments` are the maker's, `actions` names the choices in order, `goal` opens the prompt."""
-        super().__init__()
-        self._id, self._arguments, self._actions, self._goal = id, arguments or {}, actions, goal
+        super().__init__(goal)
+        self._id, self._arguments, self._actions = id, arguments or {}, actions
         self._made: Any = None
 
     @classmethod
@@ -47,23 +47,20 @@ class GymnasiumText(Adapter):
         return with_tool(cls, act, description="Act, and see what follows.", parameters=parameters, arguments=arguments)
 
     def make_task(self, rng: random.Random) -> Task:
-        seed = rng.randrange(_LARGEST_SEED)
-        shown = self._reset(seed)
-        self.close()
-        return Task(f"{self._goal}\n\n{shown}".strip(), {"seed": seed})
+        return self.task_of("seed", rng.randrange(LARGEST_SEED))
 
     def start(self, task: Task) -> None:
-        self._reset(task.payload["seed"])
+        self.reset(task.payload["seed"])
 
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
         self._made = None
 
-    def _reset(self, seed: int) -> str:
+    def reset(self, asked: int) -> str:
         self.close()
         self._made = self._make()
-        observation, _ = self._made.reset(seed=seed)
+        observation, _ = self._made.reset(seed=asked)
         return self._shown(observation)
 
     def _step(self, action: str | int) -> str:
@@ -101,13 +98,8 @@ class GymnasiumText(Adapter):
 
     def _make(self) -> Any:
         # Here: it takes a moment, and only those who use it have it.
-        try:
+        with needing("gymnasium", "environment.name: gymnasium"):
             import gymnasium
-        except ImportError as error:
-            raise UserError(
-                "environment.name must not be gymnasium without Gymnasium. "
-                "Install it: pip install 'agentloop-replay[gymnasium]'."
-            ) from error
         try:
             plain = gymnasium.make(self._id, **self._arguments)
             if "ansi" not in plain.metadata.get("render_modes", ()):

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Self
 
-from agentloop.environments.adapters.adapter import OVER, Adapter, as_text, with_tool
+from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
+from agentloop.environments.check import needing
 from agentloop.environments.environment import Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.errors import UserError, one_line
 
 _MOST_BYTES = 8 << 20
-_LARGEST_SEED = 2**31 - 1
 _NEVER_SHOWN = ("metadata",)
 
 
@@ -30,19 +30,19 @@ class OpenEnv(Adapter):
         timeout_s: float = 60.0,
     ) -> None:
         """`goal` opens the prompt; `field` of an observation is shown; `reset` goes with each seed or row."""
-        super().__init__()
-        self._url, self._goal, self._field, self._asked, self._timeout_s = url, goal, field, reset or {}, timeout_s
+        super().__init__(goal)
+        self._url, self._field, self._asked, self._timeout_s = url, field, reset or {}, timeout_s
         self._session: AbstractContextManager[Any] | None = None
         self._socket: Any = None
 
     @classmethod
     def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
+        with needing("openenv", "environment.name: openenv"):
+            import wsproto  # noqa: F401
+
+            from agentloop.environments.tools.json_schema import arguments_of
         environment = cls(**options)
         schema = environment._action_schema()
-        try:
-            from agentloop.environments.tools.json_schema import arguments_of
-        except ImportError as error:
-            raise _extra_missing() from error
 
         def step(environment: OpenEnv, /, **action: Any) -> str:
             return environment._step(action)
@@ -52,42 +52,28 @@ class OpenEnv(Adapter):
         return with_tool(cls, step, description=" ".join(description.split()), parameters=schema, arguments=fitting)
 
     def make_task(self, rng: random.Random) -> Task:
-        return self._task({**self._asked, "seed": rng.randrange(_LARGEST_SEED)})
+        return self.task_of("reset", {**self._asked, "seed": rng.randrange(LARGEST_SEED)})
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
-        return self._task({**self._asked, **row})
-
-    def _task(self, asked: dict[str, Any]) -> Task:
-        try:
-            shown = self._reset(asked)
-        finally:
-            self.close()
-        return Task(f"{self._goal}\n\n{shown}".strip(), {"reset": asked})
+        return self.task_of("reset", {**self._asked, **row})
 
     def start(self, task: Task) -> None:
-        self._reset(task.payload["reset"])
+        self.reset(task.payload["reset"])
 
     def close(self) -> None:
         if self._session is not None:
             self._session.__exit__(None, None, None)
         self._session = None
 
-    def _reset(self, asked: Mapping[str, Any]) -> str:
+    def reset(self, asked: Mapping[str, Any]) -> str:
         import httpx2
 
         self.close()
         address = httpx2.URL(self._url.rstrip("/") + "/ws")
         address = address.copy_with(scheme={"http": "ws", "https": "wss"}.get(address.scheme, address.scheme))
-        try:
-            self._session = httpx2.websocket(
-                address,
-                timeout=self._timeout_s,
-                max_message_size_bytes=_MOST_BYTES,
-                keepalive_ping_interval_seconds=None,
-            )
-            self._socket = self._session.__enter__()
-        except ImportError as error:
-            raise _extra_missing() from error
+        limits: dict[str, Any] = {"max_message_size_bytes": _MOST_BYTES, "keepalive_ping_interval_seconds": None}
+        self._session = httpx2.websocket(address, timeout=self._timeout_s, **limits)
+        self._socket = self._session.__enter__()
         try:
             return self._shown(self._ask("reset", asked))
         except (ToolFailed, _Lost) as error:
@@ -157,9 +143,3 @@ class OpenEnv(Adapter):
 
 class _Lost(Exception):
     """The session has ended."""
-
-
-def _extra_missing() -> UserError:
-    return UserError(
-        "environment.name must not be openenv without its extra. Install it: pip install 'agentloop-replay[openenv]'."
-    )

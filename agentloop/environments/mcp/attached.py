@@ -7,28 +7,18 @@ import inspect
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mcp import MCPError
-from mcp.types import (
-    AudioContent,
-    CallToolResult,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    TextContent,
-    TextResourceContents,
-    Tool,
-)
-from pydantic import TypeAdapter
+from mcp.types import CallToolResult, ContentBlock, TextContent, Tool
 
 from agentloop.config.sections.environments import McpServerSection
 from agentloop.environments.environment import Environment
 from agentloop.environments.mcp.connection import Connection, ServerGone
-from agentloop.environments.mcp.server_program import submit
+from agentloop.environments.mcp.transports import submit
 from agentloop.environments.tools.json_schema import arguments_of
 from agentloop.environments.tools.results import CRASHED, ToolFailed
 from agentloop.environments.tools.tool_schema import ToolSpec, tools_of, with_tools
@@ -38,23 +28,12 @@ from context.wording import suggest
 
 _OF_INSTANCE = "_agentloop_mcp_connections"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
-_LONGEST_NAME = 64
-
-
-@dataclass(frozen=True)
-class ServerTool:
-    name: str
-    """What the policy is shown: the server's own name, with `_` for what templates and parsers may not know."""
-    own_name: str
-    schema: Mapping[str, Any]
-    """As chat templates expect it: {"type": "function", "function": {...}}."""
-    arguments: TypeAdapter[dict[str, Any]]
 
 
 class ListedServer(NamedTuple):
     name: str
     section: McpServerSection
-    tools: tuple[ServerTool, ...]
+    tools: tuple[ToolSpec, ...]
 
 
 async def list_server(name: str, section: McpServerSection) -> ListedServer:
@@ -81,20 +60,19 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
     for tool in wanted:
         if tool not in names:
             raise UserError(f"{where}.tools must be names of its tools, got {tool!r}. {suggest(tool, names)}")
-    chosen = [_server_tool(tool, f"{where}: the tool {tool.name!r}") for tool in found if tool.name in wanted]
+    chosen = [_server_tool(name, tool, f"{where}: the tool {tool.name!r}") for tool in found if tool.name in wanted]
     return ListedServer(name, section, tuple(chosen))
 
 
-def _server_tool(tool: Tool, where: str) -> ServerTool:
+def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
+    """A tool under its own name, with `_` for what templates and parsers may not know."""
     name = _UNUSUAL.sub("_", tool.name)
-    if not 0 < len(name) <= _LONGEST_NAME:
-        raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
     schema = {"properties": {}, "required": [], **tool.input_schema}
     # Docstrings come with the indentation of their source.
     description = inspect.cleandoc(tool.description or tool.title or "")
     function = {"name": name, "description": description, "parameters": schema}
-    arguments = arguments_of(schema, where)
-    return ServerTool(name, tool.name, {"type": "function", "function": function}, arguments)
+    shown = {"type": "function", "function": function}
+    return ToolSpec(name, shown, False, False, arguments_of(schema, where), _calling(server, tool.name))
 
 
 class McpServers:
@@ -124,30 +102,16 @@ class McpServers:
                         f"{owners[tool.name]}. Name those to offer with {here}.tools."
                     )
                 owners[tool.name] = here
-                schema, call = tool.schema, _calling(server.name, tool)
-                specs[tool.name] = ToolSpec(tool.name, schema, False, False, tool.arguments, call)
+                specs[tool.name] = tool
         return with_tools(environment, specs)
 
-    @asynccontextmanager
-    async def opened_for(self, environment: Environment) -> AsyncIterator[None]:
-        """Connect this instance: programs are started for it, and ended with it."""
-        with self._connections_of(environment) as connections:
-            await asyncio.wrap_future(submit(_together(one.open() for one in connections)))
-            yield
-
     @contextmanager
-    def opened_now_for(self, environment: Environment) -> Iterator[None]:
-        """Connect this instance where there is no event loop."""
-        with self._connections_of(environment) as connections:
-            submit(_together(one.open() for one in connections)).result()
-            yield
-
-    @contextmanager
-    def _connections_of(self, environment: Environment) -> Iterator[list[Connection]]:
+    def connected(self, environment: Environment) -> Iterator[Future[Any]]:
+        """Connect this instance: programs are started for it, which the future waits for, and ended with it."""
         named = {server.name: Connection(server.section) for server in self._listed}
         object.__setattr__(environment, _OF_INSTANCE, named)  # its class may be a frozen dataclass
         try:
-            yield list(named.values())
+            yield submit(_together(one.open() for one in named.values()))
         finally:
             submit(_together(one.close() for one in named.values()))  # nobody waits: a program may take its time
 
@@ -156,7 +120,7 @@ async def _together(work: Iterable[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*work)
 
 
-def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
+def _calling(server: str, tool: str) -> Callable[..., Any]:
     """The tool as a method."""
 
     async def call(environment: Environment, /, **arguments: Any) -> str:
@@ -164,7 +128,7 @@ def _calling(server: str, tool: ServerTool) -> Callable[..., Any]:
         if server not in connections:
             raise ToolFailed(f"the server {server} is not connected", kind=CRASHED)
         try:
-            result = await asyncio.wrap_future(submit(connections[server].call(tool.own_name, arguments)))
+            result = await asyncio.wrap_future(submit(connections[server].call(tool, arguments)))
         except ServerGone as error:
             gone = f"the server {server} has ended"
             raise ToolFailed(gone, kind=CRASHED, problem=f"{gone}: {error}") from error
@@ -186,12 +150,5 @@ def answer_text(result: CallToolResult) -> str:
 
 
 def _block_text(block: ContentBlock) -> str:
-    if isinstance(block, TextContent):
-        return block.text
-    if isinstance(block, ImageContent | AudioContent):
-        return f"[{block.type} left out: {block.mime_type}]"
-    if isinstance(block, EmbeddedResource):
-        if isinstance(block.resource, TextResourceContents):
-            return block.resource.text
-        return f"[resource left out: {block.resource.uri}, {block.resource.mime_type or 'binary'}]"
-    return f"[resource: {block.uri}]"
+    text = getattr(getattr(block, "resource", block), "text", None)
+    return text if isinstance(text, str) else f"[{block.type} left out]"

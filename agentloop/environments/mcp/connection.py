@@ -13,8 +13,7 @@ from mcp import Client, MCPError
 from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
 from agentloop.config.sections.environments import McpServerSection
-from agentloop.environments.mcp.server_program import ServerProgram
-from agentloop.environments.mcp.transports import bearer, over_http, through_pipes
+from agentloop.environments.mcp.transports import ServerProgram, over_http, through_pipes
 from agentloop.errors import one_line
 
 _STARTS = asyncio.Semaphore(os.cpu_count() or 1)
@@ -125,7 +124,8 @@ class Connection:
     async def _transport(self, stack: AsyncExitStack) -> Any:
         section = self._section
         if section.url is not None:
-            return await stack.enter_async_context(over_http(section.url, bearer(section.token_env)))
+            token = {} if section.token_env is None else {"Authorization": f"Bearer {os.environ[section.token_env]}"}
+            return await stack.enter_async_context(over_http(section.url, token))
         passed = {name: os.environ[name] for name in section.pass_env}
         self._program = await ServerProgram.start(section.command, {**passed, **section.env})
         return through_pipes(self._program)

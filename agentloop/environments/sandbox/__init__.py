@@ -1,8 +1,14 @@
 """Runs Python that a policy wrote where it can reach nothing: for tools, and for rewards that try code out."""
 
 from agentloop.environments.sandbox.bubblewrap import SandboxFailed, SandboxLimits
-from agentloop.environments.sandbox.function_calls import Returned, call_function
-from agentloop.environments.sandbox.python_sandbox import PythonSandbox, SandboxedPython, SandboxKind, SandboxRun
+from agentloop.environments.sandbox.python_sandbox import (
+    PythonSandbox,
+    Returned,
+    SandboxedPython,
+    SandboxKind,
+    SandboxRun,
+    call_function,
+)
 
 __all__ = [
     "PythonSandbox",

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
+
+import pydantic.dataclasses
+from pydantic import Field, PositiveFloat, PositiveInt
 
 PROGRAM = "/code/main.py"
 """Where a program lies in its sandbox."""
@@ -37,32 +40,24 @@ class SandboxFailed(RuntimeError):
     """The sandbox itself could not be started; nothing was run."""
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class SandboxLimits:
     """What one run may take."""
 
-    seconds: float = 5.0
+    seconds: PositiveFloat = 5.0
     """Seconds of the clock, start included; then everything that it started is killed."""
-    memory_mb: int = 512
+    memory_mb: Annotated[int, Field(ge=32)] = 512
     """MiB of the address space of each process; and, where this machine lets us make a cgroup, of all that its
     processes hold together, files and buffers of sockets included."""
-    processes: int = 16
+    processes: PositiveInt = 16
     """Processes and threads at one time."""
-    output_bytes: int = 20_000
+    output_bytes: PositiveInt = 20_000
     """What it may print; at one more it ends."""
-    files_mb: int = 16
+    files_mb: PositiveInt = 16
     """MiB that it may write into /tmp, and as many into /dev/shm. Both are memory, and gone with the run."""
 
-    def __post_init__(self) -> None:
-        if self.seconds <= 0:
-            raise ValueError(f"SandboxLimits.seconds must be > 0, got {self.seconds}")
-        for name, least in (("memory_mb", 32), ("processes", 1), ("output_bytes", 1), ("files_mb", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"SandboxLimits.{name} must be >= {least}, got {value}")
 
-
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """A Python with its standard library, none of whose packages are this project's."""
 
     executable: str
@@ -123,13 +118,11 @@ def _limited(limits: SandboxLimits) -> list[str]:
     """Set inside: there they count the sandbox's processes alone, of which bubblewrap's own is one."""
     bounds = {
         "as": limits.memory_mb * _MIB,
+        "fsize": max(limits.files_mb * _MIB, limits.output_bytes + 1),
         "nproc": limits.processes + 1,
         "cpu": int(limits.seconds) + 1,
-        "fsize": limits.files_mb * _MIB,
         "nofile": _FILES_OPEN,
-        "core": 0,
-        "memlock": 0,
-        "msgqueue": 0,
+        **dict.fromkeys(("core", "memlock", "msgqueue"), 0),
     }
     return [_path("prlimit"), *(f"--{name}={most}:{most}" for name, most in bounds.items()), "--"]
 
@@ -165,37 +158,22 @@ class MemoryGroup:
 def memory_group(memory_mb: int) -> Iterator[MemoryGroup | None]:
     """A new cgroup with that limit, until the end; None where this machine lets us make none."""
     folder = _new_cgroup(memory_mb * _MIB)
-    if folder is None:
-        yield None
-        return
     try:
-        yield MemoryGroup(folder)
+        yield None if folder is None else MemoryGroup(folder)
     finally:
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Raises SandboxFailed where processes of it are still alive, long after they were killed."""
-    deadline = time.monotonic() + _TO_DIE_S
-    while True:
-        try:
-            return folder.rmdir()
-        except OSError as error:
-            if time.monotonic() > deadline:
-                problem = f"processes of {folder} did not die within {_TO_DIE_S:g} s of being killed"
-                raise SandboxFailed(problem) from error
-        time.sleep(0.001)
+        deadline = time.monotonic() + _TO_DIE_S
+        while folder is not None and folder.exists():
+            try:
+                folder.rmdir()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise SandboxFailed(f"processes of {folder} must die when they are killed, got {error}") from error
+                time.sleep(0.001)
 
 
 def _new_cgroup(limit: int) -> Path | None:
-    limits = {
-        "memory.max": limit,
-        "memory.swap.max": 0,
-        "memory.oom.group": 1,
-        "memory.limit_in_bytes": limit,
-        "memory.memsw.limit_in_bytes": limit,
-        "memory.kmem.tcp.limit_in_bytes": limit,
-    }
+    limits = {"memory.max": limit, "memory.swap.max": 0, "memory.oom.group": 1}
+    limits |= {f"memory.{kind}limit_in_bytes": limit for kind in ("", "memsw.", "kmem.tcp.")}  # version 1
     for parent in _own_cgroups():
         folder = parent / f"agentloop-{uuid.uuid4().hex}"
         with suppress(OSError):

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal
 
 from agentloop.environments.environment import Environment, tool
 from agentloop.environments.sandbox.bubblewrap import (
     Interpreter,
-    MemoryGroup,
     SandboxFailed,
     SandboxLimits,
     Stopped,
@@ -34,8 +31,7 @@ from agentloop.errors import UserError
 
 SandboxKind = Literal["bubblewrap", "none"]
 _TRIAL = SandboxLimits(seconds=20.0)
-_LOOK_S = 0.05
-_CHUNK = 1 << 16
+_LOOK_S = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -131,128 +127,145 @@ def usable_interpreter() -> Interpreter:
 
 
 def _run_contained(program: str, limits: SandboxLimits, interpreter: Interpreter) -> SandboxRun:
+    reading, writing = os.pipe()
     with (
         memory_group(limits.memory_mb) as group,
-        _pipe() as (status, status_end),
-        FileIO(os.memfd_create("agentloop"), "r+b") as code,
+        open(reading, encoding="utf-8") as status,
+        tempfile.TemporaryFile() as output,
     ):
-        left = memoryview(program.encode("utf-8", "surrogatepass"))
-        while left:
-            left = left[code.write(left) :]
-        code.seek(0)
-        words = command(interpreter, limits, program=code.fileno(), status=status_end.fileno())
-        said: list[dict[str, int]] = []
-
-        def end(process: subprocess.Popen[bytes]) -> None:
-            """When the first process of a namespace dies, the kernel kills all others before bubblewrap ends."""
-            status_end.close()
-            lines = status.read(_CHUNK).splitlines()
-            said.extend(json.loads(line) for line in lines)
-            if said and process.poll() is None:
+        with open(writing, "wb"), tempfile.TemporaryFile() as code:
+            code.write(program.encode("utf-8", "surrogatepass"))
+            code.seek(0)
+            words = command(interpreter, limits, program=code.fileno(), status=writing)
+            words = words if group is None else group.entered(words)
+            process = _begun(words, output, pass_fds=(code.fileno(), writing))
+        try:
+            stopped = _reached_limit(process, limits, output)
+        finally:
+            first = status.readline()
+            if process.poll() is None:
+                # When the first process of a namespace dies, the kernel kills all others before bubblewrap ends.
                 with suppress(ProcessLookupError):
-                    os.kill(said[0]["child-pid"], signal.SIGKILL)
-            elif not said:
-                process.kill()
+                    os.kill(json.loads(first)["child-pid"] if first else process.pid, signal.SIGKILL)
             process.wait()
-            while lines := status.read(_CHUNK).splitlines():
-                said.extend(json.loads(line) for line in lines)
-
-        started = words if group is None else group.entered(words)
-        output, stopped = _watched(started, limits, end=end, group=group, pass_fds=(code.fileno(), status_end.fileno()))
-    exit_code = next((line["exit-code"] for line in said if "exit-code" in line), None)
-    if exit_code is None and stopped is None:
-        raise SandboxFailed(f"bubblewrap must begin, got {' '.join(output.split()) or 'no word'}")
-    return SandboxRun(output, exit_code if stopped is None else None, stopped, limits)
+        codes = [json.loads(line)["exit-code"] for line in status if "exit-code" in line]
+        exceeded = group is not None and group.is_exceeded()
+        run = _ended(output, limits, codes[0] if codes else None, "memory" if exceeded else stopped)
+    if run.exit_code is None and run.stopped is None:
+        raise SandboxFailed(f"bubblewrap must begin, got {' '.join(run.output.split()) or 'no word'}")
+    return run
 
 
 def _run_uncontained(program: str, limits: SandboxLimits) -> SandboxRun:
     """A run without a sandbox: of what it starts, only what stays in its process group is killed."""
-    codes: list[int] = []
-
-    def end(process: subprocess.Popen[bytes]) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        codes.append(process.wait())
-
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
         path = Path(folder, "main.py")
         path.write_text(program, encoding="utf-8", errors="surrogatepass")
-        output, stopped = _watched([sys.executable, "-I", str(path)], limits, end=end, folder=folder)
-    code = 128 - codes[0] if codes[0] < 0 else codes[0]
-    return SandboxRun(output, code if stopped is None else None, stopped, limits)
-
-
-def _watched(
-    words: Sequence[str],
-    limits: SandboxLimits,
-    *,
-    end: Callable[[subprocess.Popen[bytes]], None],
-    group: MemoryGroup | None = None,
-    pass_fds: Sequence[int] = (),
-    folder: str | None = None,
-) -> tuple[str, Stopped | None]:
-    """What the command printed until it ended, and the limit that ended it; `end` leaves nothing of it alive."""
-    deadline = time.monotonic() + limits.seconds
-    with _pipe() as (reading, writing):
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=writing.fileno(),
-            stderr=writing.fileno(),
-            env={},
-            cwd=folder,
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-        writing.close()
-        printed = bytearray()
+        process = _begun([sys.executable, "-I", str(path)], output, folder=folder)
         try:
-            stopped = _read_until_the_end(process, reading, printed, limits, deadline=deadline, group=group)
+            stopped = _reached_limit(process, limits, output)
         finally:
-            end(process)
-        while len(printed) <= limits.output_bytes and (chunk := reading.read(_CHUNK)):
-            printed += chunk  # what the last ones wrote: nobody writes any more
-        if len(printed) > limits.output_bytes and stopped is None:
-            stopped = "output"
-        if group is not None and group.is_exceeded():
-            stopped = "memory"
-    return printed[: limits.output_bytes].decode("utf-8", "replace"), stopped
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        return _ended(output, limits, 128 - code if code < 0 else code, stopped)
 
 
-def _read_until_the_end(
-    process: subprocess.Popen[bytes],
-    reading: FileIO,
-    printed: bytearray,
-    limits: SandboxLimits,
-    *,
-    deadline: float,
-    group: MemoryGroup | None,
-) -> Stopped | None:
-    """Adds to `printed` until the process has ended, or returns the limit that it has reached."""
-    os.set_blocking(reading.fileno(), False)
-    poll = select.poll()
-    poll.register(reading, select.POLLIN)
-    is_open = True
-    while process.poll() is None:
-        wait_s = min(_LOOK_S, deadline - time.monotonic())
-        if wait_s <= 0:
-            return "time"
-        if not is_open:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(wait_s)
-        elif poll.poll(wait_s * 1000) and (chunk := reading.read(_CHUNK)) is not None:
-            is_open = bool(chunk)
-            printed += chunk
-        if len(printed) > limits.output_bytes:
+def _begun(
+    words: Sequence[str], output: IO[bytes], *, pass_fds: Sequence[int] = (), folder: str | None = None
+) -> subprocess.Popen[bytes]:
+    """A process in a group of its own that has no input and writes both its streams into a file."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={},
+        cwd=folder,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+
+
+def _reached_limit(process: subprocess.Popen[bytes], limits: SandboxLimits, output: IO[bytes]) -> Stopped | None:
+    """Wait for the end of a process, or for the limit of time or output that it reaches before."""
+    deadline = time.monotonic() + limits.seconds
+    while (left_s := deadline - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(_LOOK_S, left_s))
+            return None
+        if os.fstat(output.fileno()).st_size > limits.output_bytes:
             return "output"
-        if group is not None and group.is_exceeded():
-            return "memory"
-    return None
+    return "time"
 
 
-@contextmanager
-def _pipe() -> Iterator[tuple[FileIO, FileIO]]:
-    """The end to read from, and the end to write to."""
-    reading, writing = os.pipe()
-    with FileIO(reading, "rb") as read_end, FileIO(writing, "wb") as write_end:
-        yield read_end, write_end
+def _ended(output: IO[bytes], limits: SandboxLimits, exit_code: int | None, stopped: Stopped | None) -> SandboxRun:
+    printed = os.pread(output.fileno(), limits.output_bytes + 1, 0)
+    if len(printed) > limits.output_bytes and stopped is None:
+        stopped = "output"
+    text = printed[: limits.output_bytes].decode("utf-8", "replace")
+    return SandboxRun(text, exit_code if stopped is None else None, stopped, limits)
+
+
+# Calls of one function, many times in one sandbox, which never sees the expected results.
+
+_HARNESS = """\
+import json, os
+results = os.fdopen(os.dup(1), "w")
+nowhere = os.open(os.devnull, os.O_WRONLY)
+os.dup2(nowhere, 1)
+os.dup2(nowhere, 2)
+def answer(value, error=None):
+    results.write(json.dumps([value, error]) + "\\n")
+    results.flush()
+def trying(act):
+    try:
+        answer(act())
+    except BaseException as error:
+        answer(None, type(error).__name__ + ": " + str(error)[:200])
+function = None
+def find():
+    global function
+    names = {"__name__": "answer"}
+    exec(compile(CODE, "answer.py", "exec"), names)
+    function = names[NAME]
+trying(find)
+for arguments in json.loads(CALLS):
+    trying(lambda: function(*arguments))
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What became of one call."""
+
+    value: Any
+    """As JSON has it: a tuple is a list. None where there is an error."""
+    error: str | None = None
+    """What the code raised, or which limit ended it before this call was done."""
+
+    def equals(self, expected: Any) -> bool:
+        """True if it returned this value, of this type: 1 is neither 1.0 nor True."""
+        return self.error is None and json.dumps(self.value, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+def call_function(sandbox: PythonSandbox, code: str, name: str, calls: Sequence[Sequence[Any]]) -> tuple[Returned, ...]:
+    """What the function `name` of `code` returns for each call's arguments, in one program with one set of limits."""
+    program = f"CODE = {code!r}\nNAME = {name!r}\nCALLS = {json.dumps([list(call) for call in calls])!r}\n{_HARNESS}"
+    run = sandbox.run(program)
+    answers = [answer for line in run.output.splitlines() if (answer := _read(line)) is not None]
+    if answers and answers[0].error is not None:
+        return (answers[0],) * len(calls)
+    missing = Returned(None, run.observation().splitlines()[-1] if not run.succeeded else "it ended early")
+    found = answers[1 : len(calls) + 1]
+    return (*found, *[missing] * (len(calls) - len(found)))
+
+
+def _read(line: str) -> Returned | None:
+    """None for what the harness has not written whole."""
+    try:
+        value, error = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return Returned(value, None if error is None else str(error))

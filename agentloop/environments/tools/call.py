@@ -68,7 +68,7 @@ def call_demonstrated(environment: Environment, call: ToolCall, *, max_chars: in
     checked = _checked(environment, call)
     if isinstance(checked, ToolResult):
         return checked
-    run = checked[1]
+    _, run = checked
     if inspect.iscoroutinefunction(run.func):
         return asyncio.run(observe_awaited(run, max_chars=max_chars))
     return observe(run, max_chars=max_chars)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from jsonschema.exceptions import SchemaError, best_match
@@ -25,7 +26,7 @@ def arguments_of(schema: Mapping[str, Any], where: str) -> TypeAdapter[dict[str,
         kind.check_schema(schema)
     except SchemaError as error:
         raise UserError(f"{where} must have a JSON schema, got {one_line(error)}. Leave it out.") from error
-    return TypeAdapter(Annotated[dict[str, Any], AfterValidator(_Fitting(kind(schema)))])
+    return TypeAdapter(Annotated[dict[str, Any], AfterValidator(partial(_fitting, kind(schema)))])
 
 
 def _references(part: Any) -> Iterator[str]:
@@ -39,14 +40,10 @@ def _references(part: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-class _Fitting:
-    def __init__(self, validator: Validator) -> None:
-        self._validator = validator
-
-    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        error = best_match(self._validator.iter_errors(arguments))
-        if error is not None:
-            where = ".".join(map(str, error.absolute_path))
-            problem = f"argument {where!r}: {error.message}" if where else error.message
-            raise PydanticCustomError(SCHEMA_ERROR, "{problem}", {"problem": shortened(problem)})
-        return arguments
+def _fitting(validator: Validator, arguments: dict[str, Any]) -> dict[str, Any]:
+    error = best_match(validator.iter_errors(arguments))
+    if error is not None:
+        where = ".".join(map(str, error.absolute_path))
+        problem = f"argument {where!r}: {error.message}" if where else error.message
+        raise PydanticCustomError(SCHEMA_ERROR, "{problem}", {"problem": shortened(problem)})
+    return arguments

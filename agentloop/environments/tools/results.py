@@ -24,8 +24,7 @@ class ToolFailed(Exception):
     def __init__(self, text: str, *, kind: str = RAISED, problem: str | None = None) -> None:
         """`problem`: see `ToolResult`."""
         super().__init__(text)
-        self.kind = kind
-        self.problem = problem
+        self.kind, self.problem = kind, problem
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,16 @@ def failure(kind: str, text: str, *, problem: str | None = None) -> ToolResult:
 
 
 def _shown(value: Any, max_chars: int) -> ToolResult:
-    if isinstance(value, str):
-        text = value
-    else:
-        try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            name = type(value).__name__
-            return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
-    safe = _UNSAFE.sub(_REPLACEMENT, text[:max_chars])
-    kind = None if safe == text[:max_chars] else NOT_TEXT
-    problem = None if kind is None else "the tool returned text with NUL or lone surrogates"
-    return ToolResult(_UNSAFE.sub(_REPLACEMENT, _cut(text, max_chars)), kind, problem)
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        name = type(value).__name__
+        return failure(NOT_TEXT, f"the tool returned {name}, which has no JSON form ({one_line(error)})")
+    cut = _cut(text, max_chars)
+    safe = _UNSAFE.sub(_REPLACEMENT, cut)
+    if safe == cut:
+        return ToolResult(safe)
+    return ToolResult(safe, NOT_TEXT, "the tool returned text with NUL or lone surrogates")
 
 
 def _cut(text: str, max_chars: int) -> str:

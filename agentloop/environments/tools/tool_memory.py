@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentloop.environments.environment import Environment
@@ -79,67 +79,65 @@ class TaskMemory:
         return ObservationRecord(content_hash(named), self.task, self.environment, parent, call.name, arguments, "")
 
 
+@dataclass
 class EpisodeTools:
     """The tools of one episode: a call is run, or answered from memory."""
 
-    def __init__(
-        self, environment: Environment, limits: ToolLimits, threads: WorkerThreads, memory: TaskMemory | None = None
-    ) -> None:
-        self._environment = environment
-        self._limits = limits
-        self._threads = threads
-        self._memory = memory
-        self._before: str | None = None
-        """The id of the last call that the environment's next answers depend on."""
-        self._left_out: list[ToolCall] = []
-        """Calls that were answered from memory, and that an environment with a state has still to make."""
-        self.replayed = 0
-        """Calls that were answered from memory."""
-        self.runs = 0
-        """Calls that were run, those among them that were made up for."""
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        """Seconds of each run of a tool, by its name."""
+    environment: Environment
+    limits: ToolLimits
+    threads: WorkerThreads
+    memory: TaskMemory | None = None
+    before: str | None = None
+    """The id of the last call that the environment's next answers depend on."""
+    left_out: list[ToolCall] = field(default_factory=list)
+    """Calls that were answered from memory, and that an environment with a state has still to make."""
+    replayed: int = 0
+    """Calls that were answered from memory."""
+    runs: int = 0
+    """Calls that were run, those among them that were made up for."""
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of each run of a tool, by its name."""
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Raises nothing that the tool or the policy did wrong."""
         kind = self._kind(call)
-        if self._memory is None or kind is None:
+        if self.memory is None or kind is None:
             return await self._run(call)
         try:
-            asked = self._memory.asked(call, self._before if kind == "environment" else None)
+            asked = self.memory.asked(call, self.before if kind == "environment" else None)
         except ValueError:  # NaN, which the tool does not take either
             return await self._run(call)
-        result, was_known = await self._memory.memory.answer(asked, lambda: self._run(call))
+        result, was_known = await self.memory.memory.answer(asked, lambda: self._run(call))
         self.replayed += was_known
         if kind == "environment":
             if was_known:
-                self._left_out.append(call)
+                self.left_out.append(call)
             if result.error_kind is None:
-                self._before = asked.id
+                self.before = asked.id
             elif result.error_kind not in POLICY_ERRORS:
-                self._memory = None  # nobody knows what it has changed
+                self.memory = None  # nobody knows what it has changed
         return result
 
     def _kind(self, call: ToolCall) -> Literal["tool", "environment"] | None:
         """What says that a call's answer can be known: the tool, by its arguments; the environment, by all calls."""
-        spec = tools_of(type(self._environment)).get(call.name)
+        spec = tools_of(type(self.environment)).get(call.name)
         if spec is None or not isinstance(call.arguments, Mapping):
             return None
         if spec.deterministic:
             return "tool"
-        return "environment" if self._environment.deterministic else None
+        return "environment" if self.environment.deterministic else None
 
     async def _run(self, call: ToolCall) -> ToolResult:
         if self._kind(call) == "environment":
-            for left_out in self._left_out:
+            for left_out in self.left_out:
                 await self._timed(left_out)
-            self._left_out.clear()
+            self.left_out.clear()
         return await self._timed(call)
 
     async def _timed(self, call: ToolCall) -> ToolResult:
         self.runs += 1
         began = time.perf_counter()
-        result = await call_tool(self._environment, call, self._limits, self._threads)
-        if call.name in tools_of(type(self._environment)):  # others are what the policy made up
+        result = await call_tool(self.environment, call, self.limits, self.threads)
+        if call.name in tools_of(type(self.environment)):  # others are what the policy made up
             self.seconds[call.name].append(time.perf_counter() - began)
         return result

@@ -21,8 +21,8 @@ from agentloop.environments.environment import Environment, Task, ToolMark, tool
 from agentloop.errors import UserError, one_line
 from context.wording import suggest
 
-PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
-RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
+_PARAMETER_TYPES = "str, int, float, bool, list[...], dict[str, ...], Literal[...] or one of these | None"
+_RESULT_TYPES = "str, int, float, bool, None, list[...] or dict[str, ...]"
 SCHEMA_ERROR = "json-schema"
 """Type of a validation error whose message says it all."""
 _NO_TYPE = object()
@@ -59,9 +59,10 @@ def tools_of(environment: type[Environment], where: str = "") -> Mapping[str, To
         where = where or f"{environment.__module__}:{environment.__qualname__}"
         names = dict.fromkeys(name for base in reversed(environment.__mro__) for name in vars(base))
         members = {name: inspect.getattr_static(environment, name) for name in names}
-        marked = {name: mark for name, member in members.items() if (mark := tool_mark(member)) is not None}
         _KNOWN[environment] = {
-            name: _describe(members[name], name, f"{where}.{name}", mark) for name, mark in marked.items()
+            name: _describe(member, name, f"{where}.{name}", mark)
+            for name, member in members.items()
+            if (mark := tool_mark(member)) is not None
         }
     return _KNOWN[environment]
 
@@ -87,7 +88,7 @@ def _describe(method: Any, name: str, where: str, mark: ToolMark) -> ToolSpec:
 def describe_function(function: Callable[..., Any], where: str) -> tuple[ToolSpec, tuple[str, ...]]:
     """A function as a tool, and the names of its arguments of type `Task`, which the policy is not shown."""
     mark = tool_mark(function) or ToolMark(isolated=False, deterministic=False)
-    hints = _hints(function, where)
+    hints = resolved_hints(function, where)
     every = inspect.signature(function).parameters.values()
     hidden = tuple(parameter.name for parameter in every if hints.get(parameter.name) is Task)
     shown = [parameter for parameter in every if parameter.name not in hidden]
@@ -104,24 +105,26 @@ def _spec(
         raise UserError(f"{where} must return its result, got one that yields.")
     if inspect.iscoroutinefunction(function) and mark.isolated:
         raise UserError(f"{where} must be plain to be isolated, got async def. Write def without async.")
-    parameters = _checked_parameters(shown, where)
-    description, descriptions = _documented(function, parameters, where)
-    hints = _hints(function, where)
-    if not _is_json(hints.get("return", _NO_TYPE)):
-        given = type_name(hints["return"]) if "return" in hints else "no type"
-        raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {RESULT_TYPES}.")
-    fields = {p.name: _field(p, hints[p.name], descriptions.get(p.name), where) for p in parameters.values()}
+    for parameter in shown:
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
+    description, descriptions = _documented(function, [parameter.name for parameter in shown], where)
+    hints = resolved_hints(function, where)
+    result = hints.get("return", _NO_TYPE)
+    if not _is_json(result):
+        given = _type_text(result)
+        raise UserError(f"{where} must say that it returns what JSON has, got -> {given}. Use -> {_RESULT_TYPES}.")
+    fields = {p.name: _field(p, hints.get(p.name, _NO_TYPE), descriptions.get(p.name), where) for p in shown}
     arguments = TypeAdapter(with_config(_STRICT)(TypedDict(name, fields)))  # type: ignore[operator]
     schema = arguments.json_schema(schema_generator=_ToolSchema)
     inputs = {"type": "object", "properties": schema["properties"], "required": schema.get("required", [])}
     described = {"name": name, "description": description, "parameters": inputs}
-    schema = {"type": "function", "function": described}
-    return ToolSpec(name, schema, mark.isolated, mark.deterministic, arguments, function)
+    return ToolSpec(
+        name, {"type": "function", "function": described}, mark.isolated, mark.deterministic, arguments, function
+    )
 
 
-def _documented(
-    method: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], where: str
-) -> tuple[str, dict[str, str]]:
+def _documented(method: Callable[..., Any], names: Sequence[str], where: str) -> tuple[str, dict[str, str]]:
     """What the docstring says of the tool, its first paragraph, and of each argument, on one line each."""
     try:
         docstring = docstring_parser.parse(method.__doc__ or "")
@@ -135,10 +138,10 @@ def _documented(
         rule = f"{where} must have a docstring that says what the tool does"
         raise UserError(f"{rule}, got none. Write one sentence below its def line.")
     for entry in docstring.params:
-        if entry.arg_name not in parameters:
+        if entry.arg_name not in names:
             raise UserError(
                 f"{where} must document only arguments it has, got {entry.arg_name!r} in its docstring. "
-                f"{suggest(entry.arg_name, parameters)}"
+                f"{suggest(entry.arg_name, names)}"
             )
     described = {entry.arg_name: _on_one_line(entry.description or "") for entry in docstring.params}
     return description, {name: text for name, text in described.items() if text}
@@ -148,17 +151,8 @@ def _on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _checked_parameters(shown: Sequence[inspect.Parameter], where: str) -> dict[str, inspect.Parameter]:
-    for parameter in shown:
-        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            raise UserError(f"{where} must take named arguments only, got {str(parameter)!r}. Models call by name.")
-        if parameter.annotation is inspect.Parameter.empty:
-            rule = f"{where} must annotate its argument {parameter.name!r}"
-            raise UserError(f"{rule}, got no type. Use {PARAMETER_TYPES}.")
-    return {parameter.name: parameter for parameter in shown}
-
-
-def _hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
+def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
+    """The types of a function's arguments and result by name. Raises UserError where they name what is not there."""
     try:
         return typing.get_type_hints(method)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
@@ -170,7 +164,7 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
     if not _is_json(hint):
         raise UserError(
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
-            f"got {type_name(hint)}. Use {PARAMETER_TYPES}."
+            f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
         )
     if parameter.default is inspect.Parameter.empty:
         return Annotated[hint, Field(description=description)]
@@ -214,6 +208,5 @@ class _ToolSchema(GenerateJsonSchema):
         return value
 
 
-def type_name(annotation: Any) -> str:
-    """A type as its author wrote it, without the module."""
-    return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)
+def _type_text(annotation: Any) -> str:
+    return "no type" if annotation is _NO_TYPE else inspect.formatannotation(annotation)

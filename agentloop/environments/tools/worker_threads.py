@@ -18,6 +18,7 @@ from agentloop.user_code import users_code
 
 _MOST_ABANDONED = 256
 _Result = TypeVar("_Result")
+_Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 _log = logging.getLogger(__name__)
 
 
@@ -26,7 +27,7 @@ class WorkerThreads:
 
     def __init__(self, most: int) -> None:
         self._places = asyncio.Semaphore(most)
-        self._idle: list[_Worker] = []
+        self._idle: list[_Calls] = []
         self._abandoned = 0
         """Calls that go on behind their deadline."""
 
@@ -36,8 +37,10 @@ class WorkerThreads:
         What code of the user's raises in it is a UserCodeFailed.
         """
         async with self._places:
-            worker = self._idle.pop() if self._idle else _Worker()
-            future = worker.submit(call)
+            worker = self._idle.pop() if self._idle else _worker()
+            done: Future[_Result] = Future()
+            worker.put((call, done))
+            future = asyncio.wrap_future(done)
             try:
                 await asyncio.wait([future], timeout=timeout_s)
             finally:
@@ -64,39 +67,16 @@ class WorkerThreads:
                     raise late from None
                 raise
 
-    async def close_environment(self, environment: Environment, *, timeout_s: float) -> str | None:
-        """What went wrong in the `close` of an instance; None: nothing did. Cancelling it waits for its end."""
-        if type(environment).close is Environment.close:
-            return None
-
-        async def closed() -> str | None:
-            try:
-                await self.ask(environment.close, timeout_s=timeout_s, setting="rollout.tool_timeout_s")
-            except (UserCodeFailed, UserError, CodeInterrupted) as problem:
-                return str(problem)  # the caller counts and says it
-            return None
-
-        closing = asyncio.ensure_future(closed())
-        cancelled: asyncio.CancelledError | None = None
-        while not closing.done():
-            try:
-                await asyncio.wait([closing])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return closing.result()
-
     def close(self) -> None:
         """Ends the threads that have nothing to do."""
         while self._idle:
-            self._idle.pop().end()
+            self._idle.pop().put(None)
 
-    def _take_back(self, worker: _Worker, future: asyncio.Future[Any]) -> None:
+    def _take_back(self, worker: _Calls, future: asyncio.Future[Any]) -> None:
         if future.done():
             self._idle.append(worker)
             return
-        worker.end()  # once the call returns
+        worker.put(None)  # once the call returns
         self._abandoned += 1
         if self._abandoned > _MOST_ABANDONED:
             raise UserError(
@@ -110,33 +90,25 @@ class WorkerThreads:
         future.exception()  # looked at: nobody else will
 
 
-class _Worker:
-    """A daemon thread that makes one call after another."""
+def _worker() -> _Calls:
+    """The calls that a new daemon thread makes one after another; it ends at None."""
+    calls: _Calls = SimpleQueue()
+    threading.Thread(target=_work, args=(calls,), name="tool", daemon=True).start()
+    return calls
 
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._work, name="tool", daemon=True).start()
 
-    def submit(self, call: Callable[[], _Result]) -> asyncio.Future[_Result]:
-        done: Future[_Result] = Future()
-        self._calls.put((call, done))
-        return asyncio.wrap_future(done)
-
-    def end(self) -> None:
-        self._calls.put(None)
-
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, done = item
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                with users_code():
-                    result = call()
-            except BaseException as error:  # noqa: BLE001  raised where the result is waited for
-                done.set_exception(error)
-            else:
-                done.set_result(result)
+def _work(calls: _Calls) -> None:
+    while (item := calls.get()) is not None:
+        call, done = item
+        if not done.set_running_or_notify_cancel():
+            continue
+        try:
+            with users_code():
+                result = call()
+        except BaseException as error:  # noqa: BLE001  raised where the result is waited for
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, _Result]) -> _Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import time
@@ -13,16 +14,18 @@ from typing import Any
 from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
+from agentloop.environments.environment import quoted_task
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
-from agentloop.errors import UserError, shortened
-from agentloop.rollouts.episodes.hooks import EpisodeHooks
+from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shortened
+from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
 
 MALFORMED = "malformed"
+_ADVICE = "Mend it and --resume: this iteration is collected again."
 UNKNOWN_TOOL = "unknown_tool"
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
@@ -93,30 +96,81 @@ class Episode:
         return max((len(segment.tokens) for segment in self.segments), default=0)
 
 
-async def rollout(
-    environment: Environment,
-    task: Task,
-    context: ContextManager,
-    *,
-    tools: EpisodeTools,
-    limits: RolloutSection,
-    ask: Ask,
-    threads: WorkerThreads,
-) -> Episode:
+@dataclass
+class EpisodeHooks:
+    """`start`, `reward` and `close` of one instance; the first two raise UserError, the last never does."""
+
+    environment: Environment
+    task: Task
+    threads: WorkerThreads
+    limits: RolloutSection
+    was_started: bool = False
+
+    async def start(self) -> None:
+        name = type(self.environment).__name__
+        if type(self.environment).start is Environment.start:
+            self.was_started = True
+            return  # it does nothing
+        starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
+        with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. {_ADVICE}"):
+            try:
+                await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # `close` comes next, which must not meet a start that is under way, or is yet to come.
+                await asyncio.wait([starting], timeout=self.limits.tool_timeout_s)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                raise
+
+    async def reward(self, messages: Sequence[Message]) -> float:
+        name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
+        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {_ADVICE}"):
+            reward = float(await self._called(self.environment.reward, self.task, messages))
+        if not math.isfinite(reward):
+            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {_ADVICE}")
+        return reward
+
+    async def close(self) -> str | None:
+        """What went wrong, which costs nothing; None: nothing did. Who cancels it waits for its end."""
+        if not self.was_started or type(self.environment).close is Environment.close:
+            return None
+        limit = self.limits.tool_timeout_s
+        call = self.threads.ask(self.environment.close, timeout_s=limit, setting="rollout.tool_timeout_s")
+        closing = asyncio.ensure_future(call)
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([closing])
+            closing.exception()  # looked at: nobody else will
+            raise
+        except (UserCodeFailed, UserError, CodeInterrupted) as problem:
+            return str(problem)
+        return None
+
+    async def _called(self, method: Callable[..., Any], *args: Any) -> Any:
+        def call(*given: Any) -> Any:
+            self.was_started = True  # only now: a place among the threads is waited for
+            return method(*given)
+
+        limit, waits = self.limits.episode_timeout_s, inspect.iscoroutinefunction(method)
+        self.was_started |= waits
+        return await self.threads.ask(
+            method if waits else call, *args, timeout_s=limit, setting="rollout.episode_timeout_s"
+        )
+
+
+async def rollout(hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, ask: Ask) -> Episode:
     """A finished episode; one that ends without an answer has reward 0, and one that the engine failed has NaN."""
-    hooks = EpisodeHooks(environment, task, threads, limits)
     try:
-        episode = await _played(hooks, context, tools=tools, limits=limits, ask=ask)
+        episode = await _played(hooks, context, tools, ask)
     finally:
         close_problem = await hooks.close()
     return replace(episode, close_problem=close_problem)
 
 
-async def _played(
-    hooks: EpisodeHooks, context: ContextManager, *, tools: EpisodeTools, limits: RolloutSection, ask: Ask
-) -> Episode:
+async def _played(hooks: EpisodeHooks, context: ContextManager, tools: EpisodeTools, ask: Ask) -> Episode:
     """From the start of the environment to its reward."""
-    environment, task = hooks.environment, hooks.task
+    environment, task, limits = hooks.environment, hooks.task, hooks.limits
     await hooks.start()
     schemas = [spec.schema for spec in tools_of(type(environment)).values()]
     open_context(context, task, schemas, asked_by=type(environment).__name__)
@@ -151,28 +205,24 @@ async def _played(
     )
 
 
+@dataclass
 class _Turns:
     """What an episode does between its first prompt and its end."""
 
-    def __init__(self, tools: EpisodeTools, context: ContextManager, limits: RolloutSection, ask: Ask) -> None:
-        self._tools = tools
-        self._context = context
-        self._limits = limits
-        self._ask = ask
-        self.number = 0
-        self.entropies: list[float] = []
-        self.calls: dict[str, Any] = {
-            "num_tool_calls": 0,
-            "num_failed_calls": 0,
-            "error_kind": None,
-            "tool_problem": None,
-        }
-        """What became of the tool calls so far, as `Episode` has it."""
-        self.tool_seconds = self.reply_seconds = 0.0
+    tools: EpisodeTools
+    context: ContextManager
+    limits: RolloutSection
+    ask: Ask
+    number: int = 0
+    entropies: list[float] = field(default_factory=list)
+    calls: dict[str, Any] = field(default_factory=lambda: {"num_tool_calls": 0, "error_kind": None})
+    """What became of the tool calls so far, as `Episode` has it."""
+    tool_seconds: float = 0.0
+    reply_seconds: float = 0.0
 
     async def play(self) -> tuple[str, str | None]:
         """The stop reason, and what was wrong where it does not say."""
-        context, limits = self._context, self._limits
+        context, limits = self.context, self.limits
         while True:
             # An answer to a strategy's question has the strategy's own limit, which `room` knows.
             budget = context.room if context.question else min(limits.max_tokens_per_turn, context.room)
@@ -180,7 +230,7 @@ class _Turns:
                 return CONTEXT_FULL, None
             began = time.perf_counter()
             try:
-                completion = await self._ask(context.prompt_ids, budget)
+                completion = await self.ask(context.prompt_ids, budget)
             except GenerationFailed as failure:
                 return StopReason.ENGINE_FAILURE, shortened(str(failure))
             self.reply_seconds += time.perf_counter() - began
@@ -199,8 +249,8 @@ class _Turns:
         began = time.perf_counter()
         results = await self._answer(reply)
         self.tool_seconds += time.perf_counter() - began
-        stopped = self._context.observe(results)
-        return stopped or (StopReason.MAX_TURNS if self.number == self._limits.max_turns else None)
+        stopped = self.context.observe(results)
+        return stopped or (StopReason.MAX_TURNS if self.number == self.limits.max_turns else None)
 
     async def _answer(self, reply: Reply) -> list[Message]:
         """Tool results as messages, counted in `calls`. A malformed call is answered with what was wrong."""
@@ -212,11 +262,11 @@ class _Turns:
             return [Message("tool", text, author="env", name="error")]
         messages = []
         for call in reply.message.tool_calls:
-            result = await self._tools.call(call)
+            result = await self.tools.call(call)
             calls["num_tool_calls"] += 1
             calls["error_kind"] = result.error_kind or calls["error_kind"]
             if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
-                calls["num_failed_calls"] += 1
+                calls["num_failed_calls"] = calls.get("num_failed_calls", 0) + 1
                 calls["tool_problem"] = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
             name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name

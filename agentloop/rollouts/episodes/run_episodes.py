@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from agentloop.config import RunConfig
@@ -20,21 +21,21 @@ from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.episodes.episode import Ask, Episode, rollout
+from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, rollout
 from context import ContextManager
 
 
+@dataclass(frozen=True)
 class ConcurrentTurns:
     """Each episode goes on as soon as its own reply is there."""
 
-    def __init__(self, generator: ConcurrentGenerator, *, vocab_size: int) -> None:
-        self._generator = generator
-        self._vocab_size = vocab_size
+    generator: ConcurrentGenerator
+    vocab_size: int
 
     async def ask(self, episode: int, prompt_ids: Sequence[int], max_new_tokens: int) -> Completion:
         """A reply that can be recorded. Raises GenerationFailed."""
         request = GenerationRequest(episode, prompt_ids, max_new_tokens)
-        reply = recordable(request, await self._generator.reply(request), vocab_size=self._vocab_size)
+        reply = recordable(request, await self.generator.reply(request), vocab_size=self.vocab_size)
         if isinstance(reply, GenerationFailed):
             raise reply
         return reply
@@ -43,7 +44,7 @@ class ConcurrentTurns:
         """An episode asks no more."""
 
     async def close(self) -> None:
-        await self._generator.close()
+        await self.generator.close()
 
 
 class TogetherTurns:
@@ -144,27 +145,21 @@ async def _run(
 
 async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
     """One episode of a new instance of the environment, in a context of its own."""
-    context = new_context(actors, config)
     factory = actors.environments.of(task)
     environment = factory.create()
-    own = WorkerThreads(1) if environment.one_thread else None
+    own = WorkerThreads(1) if environment.one_thread else threads
+    hooks = EpisodeHooks(environment, task, own, config.rollout)
     limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     memory = None
     if actors.memory is not None:
         memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(limits.max_chars))
     try:
-        async with factory.connected(environment):
-            episode = await rollout(
-                environment,
-                task,
-                context,
-                tools=EpisodeTools(environment, limits, own or threads, memory),
-                limits=config.rollout,
-                ask=ask,
-                threads=own or threads,
-            )
+        with factory.connected(environment) as servers:
+            await asyncio.wrap_future(servers)
+            tools = EpisodeTools(environment, limits, own, memory)
+            episode = await rollout(hooks, new_context(actors, config), tools=tools, ask=ask)
     finally:
-        if own is not None:
+        if own is not threads:
             own.close()
     if episode.close_problem is not None:
         actors.warnings.warn(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,26 +15,13 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import open_context
 from agentloop.rollouts.episodes.run_episodes import new_context
 from agentloop.rollouts.stored.stored_episodes import StoredEpisode, StoredEpisodes
+from agentloop.rollouts.trajectories import Collected
 from context import AuthorTable, ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
 from context.tokens.token_sequence import Segment, TokenSequence
-from replay.records import ELIGIBLE, HINDSIGHT, GroupRecord, StopReason, TaskRecord, Trajectory, group_of
+from replay.records import ELIGIBLE, HINDSIGHT, StopReason, TaskRecord, Trajectory, group_of
 from replay.storage.validate import summarised
-
-
-@dataclass
-class Relabelled:
-    """What the failed episodes of one iteration did solve, ready to append."""
-
-    tasks: list[TaskRecord] = field(default_factory=list)
-    groups: list[GroupRecord] = field(default_factory=list)
-    trajectories: list[Trajectory] = field(default_factory=list)
-    claimed: int = 0
-    """Tasks that the environment said were solved, by enough replies."""
-
-    def metrics(self) -> dict[str, float]:
-        return {"hindsight/claimed": float(self.claimed), "hindsight/rows": float(len(self.trajectories))}
 
 
 @dataclass(frozen=True)
@@ -47,21 +34,21 @@ class Hindsight:
     held_out: Collection[str]
     """Hashes of the payloads that no row's task may have."""
 
-    def relabel(self, rows: Sequence[Trajectory], *, iteration: int, attempt: int) -> Relabelled:
+    def relabel(self, rows: Sequence[Trajectory], *, iteration: int, attempt: int) -> Collected:
         """A row per task that one of `rows` solved in hindsight, in the iteration's places after them.
 
         Asked are episodes that failed though they ended with an answer and made no wrong call. `attempt`: how often the
         run was resumed.
         """
-        found = Relabelled()
+        found, claimed = Collected(), 0
         failed = [row for row in rows if _may_have_solved_another(row)]
         for row, episode in zip(failed, self.episodes.of(failed), strict=True):
             if episode is None:
                 continue
             last = len(_turns(episode)) - self.config.replay.hindsight.min_turns
-            claimed = self.actors.environments.of(episode.task).achieved(episode.task, episode.messages)
-            for achieved in (one for one in claimed if one.first_turn <= last):
-                found.claimed += 1
+            solved = self.actors.environments.of(episode.task).achieved(episode.task, episode.messages)
+            for achieved in (one for one in solved if one.first_turn <= last):
+                claimed += 1
                 slot = len(rows) + len(found.trajectories)
                 place = replace(row.record, iteration=iteration, slot=slot, member=0, attempt=attempt)
                 made = self._row(replace(row, record=place), episode, achieved)
@@ -69,6 +56,7 @@ class Hindsight:
                     found.tasks.append(TaskRecord(made.record.task, made.record.environment, achieved.task.payload))
                     found.groups.append(group_of([made]))
                     found.trajectories.append(made)
+        found.extra_metrics = {"hindsight/claimed": float(claimed), "hindsight/rows": float(len(found.trajectories))}
         return found
 
     def _row(self, row: Trajectory, episode: StoredEpisode, achieved: Achieved) -> Trajectory | None:

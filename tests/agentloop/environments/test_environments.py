@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from agentloop.environments import Environment, Task, load_environment, tool
+from agentloop.analysis.stored_policies import evaluate_run
+from agentloop.config.config_file import load_config, load_plain
+from agentloop.environments import Environment, Task, load_environment, open_tasks, tool
+from agentloop.environments.factory import source_digest
 from agentloop.environments.task_source import EnvironmentTasks
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.errors import UserError
+from agentloop.runs.run_folder import open_run_folder
+from agentloop.training.train import train
 from context.messages import Message
+from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, rows, save_qwen2, small_config
 
 _SOUND = """
 import random
@@ -120,7 +128,7 @@ def test_tool_schema_has_types_defaults_containers_choices_and_descriptions() ->
         ("        '''Act.'''\n", "", ".act must have a docstring"),
         ("'''Act.'''", "'''Act.\n\n        Args:\n            y: It.'''", "got 'y' in its docstring. There is x."),
         ("'''Act.'''", "'''Act.\n\n        : : x: It.'''", ".act must have a docstring in the style of Google, reST"),
-        ("x: int)", "x)", ".act must annotate its argument 'x', got no type."),
+        ("x: int)", "x)", ".act must annotate its argument 'x' with a type JSON has, got no type."),
         ("x: int)", "x: bytes)", ".act must annotate its argument 'x' with a type JSON has, got bytes."),
         ("x: int)", "*x: int)", ".act must take named arguments only, got '*x: int'."),
         ("self, x: int)", "x: int)", ".act must take self first, got (x: int)"),
@@ -164,7 +172,7 @@ def test_environment_that_can_not_be_found_is_refused_with_the_nearest(tmp_path:
     assert refusal("lookup_chian").endswith("got 'lookup_chian'. Did you mean lookup_chain?")
     assert "must name a file that exists, got 'gone.py'. Looked for /" in refusal("gone.py:Mine")
     assert refusal(name.replace(":Mine", ":Mien")).endswith("got 'Mien'. Did you mean Mine?")
-    assert "must have the form path/to/file.py:ClassName, got 'mine:Mine'" in refusal("mine:Mine")
+    assert "must have the form path/to/file.py:NAME of a class, got 'mine:Mine'" in refusal("mine:Mine")
 
 
 def test_file_may_import_its_neighbours_and_use_postponed_annotations(tmp_path: Path) -> None:
@@ -210,3 +218,145 @@ def test_unlimited_and_held_out_tasks_are_all_new_and_depend_on_the_seed_alone()
 def test_task_messages_are_never_written_by_the_policy() -> None:
     prompt = tuple(Message(role, "x", author="llm") for role in ("system", "user", "assistant"))
     assert [message.author for message in Task(prompt).messages()] == ["initialization", "user", "initialization"]
+
+
+# Several environments in one run: tasks know theirs, and mistakes are said of the right one
+
+
+THREE: dict[str, Any] = {
+    "easy": {"share": 0.5, "options": {"hops": [1, 2]}},
+    "hard": {"share": 0.3, "options": {"hops": [3, 3]}},
+    "parity": {"share": 0.2, "name": PARITY, "task_pool": 5},
+}
+
+
+def opened(environments: dict[str, Any] = THREE) -> Any:
+    return open_tasks(load_plain({"environments": environments}, source="test"))
+
+
+def test_tasks_and_held_out_tasks_go_round_and_say_which_environment_they_are_of() -> None:
+    environments, source = opened()
+    tasks = [source.train(number) for number in range(6)]
+    assert [task.environment for task in tasks] == ["easy", "hard", "parity"] * 2
+    factories = [environments.of(task) for task in tasks[:3]]
+    assert [factory.name for factory in factories] == ["easy", "hard", "parity"]
+    assert [factory.options.get("hops") for factory in factories] == [(1, 2), (3, 3), None]
+    hashes = {environments.task_hash(task) for task in tasks}
+    assert hashes == {factory.task_hash(task) for factory, task in zip(factories * 2, tasks, strict=True)}
+
+    # Each makes the tasks that it makes alone.
+    _, alone = opened({"hard": THREE["hard"]})
+    assert [source.train(number * 3 + 1) for number in range(3)] == [alone.train(number) for number in range(3)]
+    held_out = source.held_out(7)
+    assert [task.environment for task in held_out] == [*["easy", "hard", "parity"] * 2, "easy"]
+    assert source.held_out(4) == held_out[:4]
+
+
+def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() -> None:
+    environments, _ = opened()
+    assert environments.source != opened({"easy": THREE["easy"]})[0].source
+    assert environments.recorded("hard", "1") is environments.of(Task("", environment="hard"))
+    assert environments.recorded("hard", "2") is None
+    assert environments.recorded("lookup_chain", "1") is None
+    changed = environments.with_version_of("abcdef0123")
+    assert {factory.version for factory in changed.all} == {"1+abcdef01"}
+
+
+NOTES = "environment: {mcp_servers: {notes: %s}}"
+MCP = "environment.mcp_servers.notes"
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        (NOTES % "{command: [python], url: 'http://x'}", f"{MCP} must have either command or url, got command, url."),
+        (NOTES % "{}", f"{MCP} must have either command or url, got nothing."),
+        (NOTES % "{url: 'ftp://x'}", f"{MCP}.url must be text matching ^https?://[^@]+$ or null, got 'ftp://x'."),
+        (NOTES % "{url: 'http://x', env: {A: b}}", f"{MCP} must not have env, which belongs to command, got url, env."),
+        ("environments: {a: {share: 0}}", "environments.a.share must be a number above 0, got 0. Change it."),
+        ("environments: {a: {share: 1, tasks: {split: x}}}", "environments.a.tasks.split must be null when tasks.data"),
+        ("environments: {a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one."),
+        (
+            "environments: {a: {share: 1, name: rows}}",
+            "environments.a.tasks.data must name rows when environments",
+        ),
+        ("environments: {a b: {share: 1}}", "environments must have names of A-Z, a-z, 0-9, _ and -, got 'a b'."),
+        ("tasks: {curriculum: learnability}", "environment.task_pool must be a number when tasks.curriculum is lea"),
+        ("tasks: {held_out: test}", "tasks.held_out must be null when tasks.data is, got 'test'."),
+        ("tasks: {data: a.jsonl, subset: b}", "tasks.subset must be null unless tasks.data is hf:NAME"),
+        ("tasks: {data: a.jsonl, held_out: train}", "tasks.held_out must be another split than the one"),
+    ],
+)
+def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, section: str, problem: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"run: {{seed: 1}}\n{section}\n")
+    with pytest.raises(UserError) as caught:
+        load_config(file)
+    assert str(caught.value).startswith(f"{file}:2: {problem}")
+
+
+def test_option_that_does_not_fit_is_said_of_its_environment() -> None:
+    with pytest.raises(UserError, match="environments.a.options must be arguments of lookup_chain, got 'hop'."):
+        opened({"a": {"share": 1, "options": {"hop": 1}}})
+
+
+# An environment that is edited while a run stands
+
+
+def write_environment(folder: Path, even: int) -> None:
+    """Parity's, with its reward in a file beside it."""
+    text = Path(PARITY.rpartition(":")[0]).read_text().replace("% 2 == 0)", "% 2 == EVEN)")
+    (folder / "mine.py").write_text(text.replace("class RowParity", "from rule import EVEN\n\n\nclass RowParity"))
+    (folder / "rule.py").write_text(f"EVEN = {even}\n")
+
+
+def test_source_digest_is_of_the_file_and_of_what_it_imports_from_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\nfrom near import x\nimport pack.inner\n")
+    (tmp_path / "near.py").write_text("def f():\n    import further\n")
+    (tmp_path / "further.py").write_text("")
+    (tmp_path / "pack").mkdir()
+    for name in ("pack/__init__.py", "pack/inner.py", "unused.py"):
+        (tmp_path / name).write_text("")
+    digests = [source_digest(file)]
+    for name in ("mine.py", "near.py", "further.py", "pack/inner.py"):
+        (tmp_path / name).write_text((tmp_path / name).read_text() + "# changed\n")
+        digests.append(source_digest(file))
+    assert len(set(digests)) == 5
+    (tmp_path / "unused.py").write_text("# changed\n")
+    copied = shutil.copytree(tmp_path, tmp_path / "elsewhere")
+    assert source_digest(file) == source_digest(copied / "mine.py") == digests[-1]
+
+
+@pytest.mark.slow
+def test_changed_environment_is_asked_for_and_its_rows_are_of_another_version(tmp_path: Path) -> None:
+    write_environment(tmp_path, even=0)
+    config = small_config(
+        tmp_path / "runs",
+        save_qwen2(tmp_path / "model"),
+        environment={"name": f"{tmp_path / 'mine.py'}:Parity"},
+        evaluation={"tasks": 1},
+    )
+    run = train(config, display=StopAfter(1)).folder
+    first = source_digest(tmp_path / "mine.py")
+    assert open_run_folder(run).environments == (first,)
+    evaluate_run(run)
+
+    write_environment(tmp_path, even=1)
+    second = source_digest(tmp_path / "mine.py")
+    changed = rf"mine.py:Parity changed since \(digest {second[:8]} after {first[:8]}\)\. Put it back, or go on with "
+    for going_on in (partial(evaluate_run, run), partial(train, config, resume=True, display=SilentDisplay())):
+        with pytest.raises(UserError, match=changed):
+            going_on()
+    version = f"1+{second[:8]}"
+    assert evaluate_run(run, environment_changed=True).evaluated.environment_version == version
+
+    display = SilentDisplay()
+    train(config, resume=True, environment_changed=True, display=display)
+    (note,) = [note for note in display.notes if note.startswith("environment changed")]
+    assert f"of its version {version}; 16 of other versions go on being replayed" in note
+    assert note.endswith(f"""{run} --where "environment_version != '{version}' and source == 'self'" --yes""")
+    stored = "select iteration, environment_version, count(*) from trajectories group by 1, 2 order by 1"
+    assert rows(run / "replay.sqlite", stored) == [(1, "1", 16), (2, version, 12), (3, version, 12)]
+    assert open_run_folder(run).environments == (first, second)
+    evaluate_run(run)  # it is what the run had last

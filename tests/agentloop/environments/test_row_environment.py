@@ -110,9 +110,9 @@ def test_prompt_of_a_row_may_be_text_or_messages_and_its_values_dates_and_bytes(
             "environment.options.prompt must name a column that every row has, got 'prompt' for one of tasks.data with "
             "'promt', 'answer'. Did you mean promt?",
         ),
-        ({"prompt": 7}, "must be a text or a list of messages {'role': ..., 'content': ...}, got int in row 1."),
-        ({"prompt": [{"role": "tool", "content": "2"}]}, "with one of the roles system, user, assistant, got {'role'"),
-        ({"prompt": [{"role": "user", "content": "x", "name": "Emil"}]}, "and nothing else, got name in row 1."),
+        ({"prompt": 7}, "must be a text or a list of messages with a role (system, user, assistant), a content and"),
+        ({"prompt": [{"role": "tool", "content": "2"}]}, "got {'role': 'tool', 'content': '2'} in row 1."),
+        ({"prompt": [{"role": "user", "content": "x", "name": "Emil"}]}, "and nothing else, got {'role': 'user', "),
     ],
 )
 def test_row_that_can_not_be_shown_is_refused_by_name(row: dict[str, Any], message: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -128,3 +130,32 @@ def test_failed_tool_calls_are_counted_and_many_are_told_once(caplog: pytest.Log
     (told,) = [message for message in caplog.messages if message.startswith("tools must seldom fail")]
     place = r"fail: ValueError: bad value at faulty_tools\.py:\d+\. The policy was shown each error; mend the tool\."
     assert re.search(rf"got 2 failed of 5 calls in one iteration \(said once, above 20%\), the last with {place}", told)
+
+
+# What runs episodes is light: there may be many such processes
+
+
+_IMPORTS = """
+import importlib, sys
+from pathlib import Path
+for name in sys.argv[1:]: importlib.import_module(name)
+assert not {"torch", "transformers"} & sys.modules.keys()
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(int(peak.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say how much memory a process took")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("agentloop.rollouts.collect", "agentloop.rollouts.evaluation", "context", "replay"),
+        ("agentloop.cli.main", "agentloop.cli.cluster_commands"),
+    ],
+    ids=["episodes", "a worker"],
+)
+def test_what_runs_episodes_takes_120_megabytes_and_no_torch(names: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", _IMPORTS, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) <= 120

@@ -24,7 +24,7 @@ from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import trajectory
 from tests.fakes.scripted import call, scripted_actors, shown
 
-FILE = ENVIRONMENTS / "remembered_tools.py"
+FILE = ENVIRONMENTS / "counted.py"
 Scripts = Sequence[Sequence[str]]
 
 

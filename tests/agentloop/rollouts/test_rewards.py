@@ -1,8 +1,9 @@
-"""What episodes are rewarded with: the environment, functions of one's own, a model, and their length."""
+"""What episodes are rewarded with, and what whole rewards are charged for the distance to the reference."""
 
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import replace
 from decimal import Decimal
@@ -13,18 +14,31 @@ import numpy as np
 import pytest
 import torch
 
+from agentloop.algorithms.kl import KlCoefficient
+from agentloop.config import RunConfig
 from agentloop.config.sections.reward import RewardSection
-from agentloop.environments import Task
+from agentloop.environments import Task, load_environment
 from agentloop.errors import UserError
+from agentloop.learning.batch import build_batch, score
+from agentloop.learning.critic_update import reward_penalty
+from agentloop.models.actor import Actor
+from agentloop.records import KlPenalty, Penalty, kl_metrics
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.rewards import RewardScorer
+from agentloop.rollouts.rewards import RewardModel, RewardScorer
+from agentloop.rollouts.trajectories import Collected
 from context import Message, Segment, TokenSequence
-from tests.fakes.environments import functions, reward_functions
+from replay.records import BatchRow
+from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
+from tests.fakes.environments import ENVIRONMENTS, functions
+from tests.fakes.scripted import LOG_PROB, scripted_actors
+
+FILE = functions.__file__
 
 
 def named(*names: str | tuple[str, float]) -> list[dict[str, Any]]:
     pairs = [(entry, 1.0) if isinstance(entry, str) else entry for entry in names]
-    return [{"function": f"{reward_functions.__file__}:{name}", "weight": weight} for name, weight in pairs]
+    return [{"function": f"{FILE}:{name}", "weight": weight} for name, weight in pairs]
 
 
 def episode(content: str = "ok", *, reward: float = 1.0, tokens: int = 10, stop_reason: str = "answered") -> Episode:
@@ -37,8 +51,8 @@ def episode(content: str = "ok", *, reward: float = 1.0, tokens: int = 10, stop_
 FAILED = replace(episode(), environment_reward=math.nan, stop_reason="engine_failure")
 
 
-def scorer(**reward: Any) -> RewardScorer:
-    return RewardScorer(RewardSection.model_validate(reward), max_tokens=100)
+def scorer(*, judges: bool = False, model: RewardModel | None = None, **reward: Any) -> RewardScorer:
+    return RewardScorer(RewardSection.model_validate(reward), max_tokens=100, judges=judges, model=model)
 
 
 def test_environments_score_alone_is_the_reward_to_the_bit() -> None:
@@ -87,20 +101,18 @@ def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: 
     assert math.isnan(lost) and others in ([], [2.0])
 
 
-@pytest.mark.parametrize("answer", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2), Decimal("0.5")])
-def test_number_of_any_library_is_a_reward(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentloop.rollouts.rewards.load_function", lambda spec, *, what: lambda episode: answer)
-    (total,) = scorer(environment=0.0, functions=named("brief")).score([episode()]).totals
-    assert type(total) is float
-    assert total == 0.5
-
-
-@pytest.mark.parametrize("answer", ["1", torch.tensor([1.0, 2.0]), np.float32("nan"), None])
-def test_answer_that_is_no_number_is_shown(answer: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentloop.rollouts.rewards.load_function", lambda spec, *, what: lambda episode: answer)
-    with pytest.raises(UserError, match=f"must return a finite number.*got {re.escape(repr(answer))}"):
-        scorer(functions=named("brief")).score([episode()])
-    assert math.isnan(scorer(functions=named("brief"), on_error="drop").score([episode()]).totals[0])
+def test_number_of_any_library_is_a_reward_and_any_other_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = []
+    monkeypatch.setattr("agentloop.rollouts.rewards.load_function", lambda spec, *, what: lambda episode: answers[-1])
+    for number in (np.float32(0.5), np.array(0.5), torch.tensor(0.5), Fraction(1, 2), Decimal("0.5")):
+        answers.append(number)
+        (total,) = scorer(environment=0.0, functions=named("brief")).score([episode()]).totals
+        assert type(total) is float and total == 0.5
+    for other in ("1", torch.tensor([1.0, 2.0]), np.float32("nan"), None):
+        answers.append(other)
+        with pytest.raises(UserError, match=f"must return a finite number.*got {re.escape(repr(other))}"):
+            scorer(functions=named("brief")).score([episode()])
+        assert math.isnan(scorer(functions=named("brief"), on_error="drop").score([episode()]).totals[0])
 
 
 @pytest.mark.parametrize(
@@ -132,9 +144,8 @@ def test_model_scores_what_was_played() -> None:
 # Columns of rows, and the function that says what a success is
 
 
-def judging(*names: str | dict[str, Any], judges: bool = True, **reward: Any) -> RewardScorer:
-    rows = [f"{functions.__file__}:{name}" if isinstance(name, str) else name for name in names]
-    return RewardScorer(RewardSection.model_validate({"functions": rows, **reward}), max_tokens=100, judges=judges)
+def judging(*names: str | tuple[str, float], judges: bool = True, **reward: Any) -> RewardScorer:
+    return scorer(judges=judges, functions=named(*names), **reward)
 
 
 def answered(content: str, answer: str = "42", stop_reason: str = "answered") -> Episode:
@@ -152,7 +163,7 @@ def test_function_is_given_columns_by_name(name: str) -> None:
 
 
 def test_first_function_judges_and_the_others_only_add_up() -> None:
-    both = judging("right", {"function": f"{functions.__file__}:columns", "weight": -0.25})
+    both = judging("right", ("columns", -0.25))
     scores = both.score([answered("42"), FAILED, answered("41")])
     assert [scores.totals[0], scores.totals[2]] == [0.5, -0.5]  # 1 - 0.25 x 2 columns; 0 - 0.25 x 2
     assert [scores.episodes[0].environment_reward, scores.episodes[2].environment_reward] == [1.0, 0.0]
@@ -162,20 +173,68 @@ def test_first_function_judges_and_the_others_only_add_up() -> None:
     assert judged[1] is FAILED
     shaped = judging("right", judges=False).score([replace(answered("42"), environment_reward=0.25)])  # beside a class
     assert (shaped.totals, shaped.episodes[0].environment_reward) == ([1.25], 0.25)
-    picky = judging(*named("picky"), on_error="drop").judge([answered("bad"), answered("good")])
+    picky = judging("picky", on_error="drop").judge([answered("bad"), answered("good")])
     assert math.isnan(picky[0].environment_reward) and picky[1].environment_reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("of_lists", "got {FILE}:of_lists with 'completions', which is none. It is given one episode, no lists"),
-        ("misspelt", "got {FILE}:misspelt with 'anser', which is none. Did you mean answer?"),
-    ],
-)
-def test_function_that_asks_for_what_no_row_has_is_refused(name: str, message: str) -> None:
+def test_function_that_asks_for_what_no_row_has_is_refused() -> None:
     with pytest.raises(UserError) as caught:
-        judging(name).check(answered("42").task)
+        judging("misspelt").check(answered("42").task)
     judging("right", "said", "columns", "awaited").check(answered("42").task)
-    rule = "reward.functions must take one argument, the ended episode, and after it columns of the task by name, "
-    assert str(caught.value).startswith(rule + message.replace("{FILE}", str(functions.__file__)))
+    rule = "reward.functions must take one argument, the ended episode, and after it columns of the task by name, got "
+    assert str(caught.value) == f"{rule}{FILE}:misspelt with 'anser', which is none. Did you mean answer?"
+
+
+# The KL penalty of whole rewards
+
+
+COEF = 0.1
+KL = {"reward_coef": COEF}
+NAN = math.nan
+ROWS = [
+    row("known", segment("ulul", [-1.0, -2.0])),
+    row("partly", segment("uull", [NAN, -3.0], seed=1), stream="replay"),
+    row("unknown", segment("ull", [NAN, NAN], seed=2), stream="replay"),
+    row("demonstrated", segment("uxx", seed=3), stream="replay"),
+]
+
+
+def made_penalty(config: RunConfig, reference: Actor) -> Penalty:
+    penalty = reward_penalty(config, reference, AUTHORS, KlCoefficient(COEF, target=None, horizon=1))
+    assert penalty is not None
+    return penalty
+
+
+def test_tokens_of_unknown_behavior_pay_nothing() -> None:
+    reference = tiny_actor()
+    ref = score(reference, build_batch(ROWS, AUTHORS), max_tokens=64)[0]
+    # k1 is log behavior - log ref, of the known tokens alone.
+    nats = [-1.0 - ref[0, 1].item() + -2.0 - ref[0, 3].item(), -3.0 - ref[1, 3].item(), 0.0, 0.0]
+    found = made_penalty(run_config(kl=KL), reference)([item.trajectory for item in ROWS])
+    assert [charge.tokens for charge in found] == [2, 1, 0, 0]
+    assert [charge.kl for charge in found] == pytest.approx(nats, rel=1e-6)
+    assert [charge.amount for charge in found] == pytest.approx([COEF * kl for kl in nats], rel=1e-6)
+
+
+def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
+    penalties = {"a": KlPenalty(0.3, 3.0, 2), "b": KlPenalty(0.1, 1.0, 6), "c": KlPenalty()}
+    assert kl_metrics(penalties.values()) == {"actor/reward_kl": (3 + 1) / 8}
+    assert Collected(kl_penalties={"c": KlPenalty()}).metrics() == {}
+    assert kl_metrics([KlPenalty()]) == {}
+
+
+def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
+    """Rewards are all 1; the second episode says what the greedy one says, so nothing sets it apart."""
+    config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])
+    penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=actors.vocab_size))
+    found = collect(actors, [(factory.make_task(random.Random(0)), 2)], config, penalty=penalty)
+    one, same = (found.kl_penalties[trajectory.id] for trajectory in found.trajectories)
+    assert abs(one.amount - same.amount) > 1e-3
+    advantages = [trajectory.record.advantage for trajectory in found.trajectories]
+    assert advantages == pytest.approx([same.amount - one.amount, 0.0], abs=1e-9)
+    assert found.extra_metrics["rollout/greedy_reward"] == 1.0
+    batch = build_batch([BatchRow(t) for t in found.trajectories], AUTHORS)
+    known = batch.behavior_log_probs[batch.response_mask]
+    assert known.tolist() == [LOG_PROB] * (one.tokens + same.tokens)

@@ -55,8 +55,8 @@ def test_a_concurrent_episode_goes_on_while_another_waits() -> None:
     assert shown(play([waiting, quick], concurrent=True)[0]) == ["True"]
 
 
-def test_a_tool_that_never_returns_costs_its_own_call_alone(tool: str = "never") -> None:
-    scripts = [[call(tool), "done"], *[[call("wait", '{"seconds": 0.01}'), "done"]] * 3]
+def test_a_tool_that_never_returns_costs_its_own_call_alone() -> None:
+    scripts = [NEVER, *[[call("wait", '{"seconds": 0.01}'), "done"]] * 3]
     began = time.monotonic()
     stuck, *others = play(scripts, tool_timeout_s=0.3)
     assert time.monotonic() - began < 5
@@ -65,11 +65,8 @@ def test_a_tool_that_never_returns_costs_its_own_call_alone(tool: str = "never")
 
 
 @pytest.mark.slow
-def test_a_query_that_never_returns_costs_its_own_call_alone() -> None:
-    # In a process of its own, for the query goes on until its process ends.
-    program = "from tests.agentloop.rollouts.test_side_by_side import *; "
-    program += "test_a_tool_that_never_returns_costs_its_own_call_alone('query'); "
-    program += "play([NEVER] * 64, tool_timeout_s=0.2)"  # nor does what never returns hold up the end
+def test_tools_that_never_return_do_not_hold_up_the_end_of_the_process() -> None:
+    program = "from tests.agentloop.rollouts.test_side_by_side import *; play([NEVER] * 64, tool_timeout_s=0.2)"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
 
 

@@ -9,17 +9,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
-from agentloop.environments import load_environment
+from agentloop.environments import EnvironmentFactory, Task, load_environment
 from agentloop.learning.batch import build_batch
 from agentloop.rollouts.trajectories import Collected
-from context import loss_mask
+from context import loss_mask, response_mask
 from replay.records import BatchRow, Trajectory
 from replay.store import ReplayStore
 from tests.agentloop.rollouts.collecting import collect
+from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import policy, run_record
 from tests.fakes.scripted import CHATML, ScriptedGenerator, call, chain_of, scripted_actors
 
@@ -33,19 +35,21 @@ SCRIPT.append(f'The code is "{TASK.payload["code"]}".')
 """The perfect replies: look up each key of the chain, then answer."""
 
 
-def collected(scripts: Sequence[Sequence[str]], **context: Any) -> tuple[Collected, ScriptedGenerator, RunConfig]:
+def collected(
+    scripts: Sequence[Sequence[str]], factory: EnvironmentFactory = FACTORY, task: Task = TASK, **context: Any
+) -> tuple[Collected, ScriptedGenerator, RunConfig]:
     limits = {"max_turns": 6, "max_tokens_per_turn": 200}
     config = RunConfig.model_validate({"rollout": limits, "context": {"max_tokens": 4000, **context}})
     section = config.context
     actors = scripted_actors(
-        FACTORY,
+        factory,
         scripts,
         authors=section.author_table(),
         strategy=make_strategy(section.strategy, section.options),
         control=section.training_control(),
     )
     assert isinstance(actors.generator, ScriptedGenerator)
-    return collect(actors, [(TASK, len(scripts))], config, run=RUN), actors.generator, config
+    return collect(actors, [(task, len(scripts))], config, run=RUN), actors.generator, config
 
 
 @cache
@@ -136,3 +140,35 @@ def test_withheld_turns_and_texts_stay_sampled_and_are_not_trained(tmp_path: Pat
     (row,) = stored(rows, config, tmp_path)
     assert said(row, config) == [f"{SCRIPT[0]}<|im_end|>{SCRIPT[3].removeprefix('The code')}<|im_end|>"]
     assert row.record.num_action_tokens == whole().record.num_action_tokens
+
+
+SPEAKERS = [
+    {"name": "human_edit", "action": True, "trained": True},
+    {"name": "subagent:planner", "action": True},
+    {"name": "judge", "shown": False},
+]
+NAMES = [str(speaker["name"]) for speaker in SPEAKERS]
+
+
+def test_words_of_registered_authors_are_stored_as_theirs_without_log_probs(tmp_path: Path) -> None:
+    table = RunConfig.model_validate({"context": {"authors": SPEAKERS}}).context
+    factory = load_environment(f"{ENVIRONMENTS / 'parity.py'}:Edited", {}, table.registered_authors())
+    rows, _, config = collected([["done"]], factory, factory.make_task(random.Random(0)), authors=SPEAKERS)
+    (row,) = stored(rows, config, tmp_path)
+    authors, tokens = config.context.author_table(), row.segments[0].tokens
+    assert [author.name for author in authors.authors[-3:]] == NAMES
+    edited, planned, sampled = (
+        tokens.authors == authors.code(name) for name in ("human_edit", "subagent:planner", "llm")
+    )
+    planner = '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'
+    spoken = {"Behind 7 comes 8.<|im_end|>": edited, planner: planned, "done<|im_end|>": sampled}
+    assert [CHATML.codec.decode(tokens.token_ids[mask].tolist()) for mask in spoken.values()] == list(spoken)
+    assert (response_mask(tokens, authors) == edited | planned | sampled).all()
+    assert (loss_mask(tokens, authors) == edited | sampled).all()
+    assert (np.isnan(tokens.behavior_log_probs) == ~sampled).all() and (
+        (tokens.policy_versions == -1) == ~sampled
+    ).all()
+    assert "secret" not in CHATML.codec.decode(tokens.token_ids.tolist())
+    assert [row.messages[place].author for place in (1, 3, 6)] == NAMES
+    batch = build_batch([BatchRow(row, advantage=1.0)], authors)
+    assert int(batch.loss_mask.sum()) == int((edited | sampled).sum())

@@ -32,7 +32,7 @@ def counts(factory: EnvironmentFactory) -> Counter[str]:
 
 def loaded(name: str) -> EnvironmentFactory:
     """A class whose counts begin at nothing: the check before a run has started and closed one."""
-    factory = load_environment(f"{ENVIRONMENTS / 'closing.py'}:{name}", {})
+    factory = load_environment(f"{ENVIRONMENTS / 'counted.py'}:{name}", {})
     counts(factory).clear()
     return factory
 
@@ -113,7 +113,7 @@ def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactor
 
 @pytest.mark.parametrize(
     ("fault", "problem"),
-    [("close", "OSError: would not go at closing.py:"), ("slow close", "no end within rollout.tool_timeout_s=0.2 s")],
+    [("close", "OSError: would not go at counted.py:"), ("slow close", "no end within rollout.tool_timeout_s=0.2 s")],
 )
 def test_failing_close_costs_no_episode_is_counted_and_said_once(
     fault: str, problem: str, factory: EnvironmentFactory, caplog: pytest.LogCaptureFixture

@@ -17,9 +17,9 @@ from agentloop.learning.batch import build_batch
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from replay.records import BatchRow
 from tests.fakes.batch_rows import AUTHORS, batch_row, row, segment
-from tests.fakes.environments import reward_functions
+from tests.fakes.environments import functions
 
-FUNCTIONS = Path(reward_functions.__file__)
+FUNCTIONS = Path(functions.__file__)
 
 
 def estimator(algorithm: str = "grpo", turns: Any = None, **sections: Any) -> AdvantageEstimator:

@@ -38,7 +38,7 @@ from tests.fakes.runs import PARITY, ROOT, SilentDisplay, save_llama, small_conf
 
 Given = dict[str, Any]
 """Settings by their dotted keys."""
-GOALS = ENVIRONMENTS / "goals.py"
+GOALS = ENVIRONMENTS / "parity.py"
 FUNCTION, TURN, BPP = {"advantage.function": "a.py:f"}, {"advantage.credit": "turn"}, "reinforce++_baseline"
 POOL = {"environment.task_pool": 8, "replay.fraction": 0.5}
 ROUNDS, SERVE = {"rollout.dynamic_sampling_rounds": 1}, {"engine.serve": True, "rollout.engine": "vllm"}

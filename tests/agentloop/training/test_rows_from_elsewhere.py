@@ -101,7 +101,7 @@ def test_conversations_are_trained_on_with_anchor_old_alone(taught: Path, tmp_pa
     assert "\n" not in str(refused.value)
 
 
-GOALS = ENVIRONMENTS / "goals.py"
+GOALS = ENVIRONMENTS / "parity.py"
 HINDSIGHT = {"enable": True, "min_turns": 1, "advantage": 0.75, "window": 2}
 REPLAY = {"fraction": 0.5, "sources": {"hindsight": 0.5, "self": 0.5}, "hindsight": HINDSIGHT, "shortfall": "shrink"}
 

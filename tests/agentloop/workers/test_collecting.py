@@ -24,7 +24,7 @@ from tests.fakes.worker_runs import IssuedRun, WorkerProgram, issued_run, stop_b
 
 pytestmark = pytest.mark.slow
 
-FAILING = ENVIRONMENTS / "failing.py"
+FAILING = ENVIRONMENTS / "parity.py"
 FUNCTIONS = ENVIRONMENTS / "functions.py"
 
 
@@ -157,11 +157,11 @@ def test_an_engine_is_asked_for_nothing_while_it_is_published_to_and_each_token_
 
 
 def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin, tmp_path: Path) -> None:
-    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Moody"})
     run.issue(1)
     deaths = 0
     while not run.has_ended:
-        with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "poison"}) as worker:
+        with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_MOOD": "poison"}) as worker:
             while not run.has_ended and not worker.ended:
                 time.sleep(0.05)
             deaths += worker.ended
@@ -174,9 +174,9 @@ def test_a_task_that_ends_its_process_fails_alone_after_three_tries(begin: Begin
 
 
 def test_a_worker_on_which_nothing_goes_well_leaves_the_tickets_to_others(begin: Begin, tmp_path: Path) -> None:
-    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Moody"})
     run.issue(2)
-    with WorkerProgram(run.folder, "--concurrency", "8", place={"AGENTLOOP_TEST_FAULT": "raise"}) as sick:
+    with WorkerProgram(run.folder, "--concurrency", "8", place={"AGENTLOOP_TEST_MOOD": "unstarted"}) as sick:
         assert sick.wait() == 2
     assert "episodes must not fail by errors on this worker, got 8 in a row, the last with UserError" in sick.output
     assert run.counts.failed == 8
@@ -205,9 +205,9 @@ def test_functions_in_files_are_tools_and_judges_and_an_episode_without_a_reward
 
 
 def test_a_worker_leaves_though_its_episodes_never_end(begin: Begin, tmp_path: Path) -> None:
-    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Failing"})
+    run, _ = begin(tmp_path / "replay.sqlite", environment={"name": f"{FAILING}:Moody"})
     run.issue(1)
-    with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_FAULT": "endless"}) as worker:
+    with WorkerProgram(run.folder, place={"AGENTLOOP_TEST_MOOD": "endless"}) as worker:
         run.until(lambda counts: counts.leased == 16, worker)
         began = time.monotonic()
         worker.send(signal.SIGINT)

@@ -6,7 +6,6 @@ Several ways have their turn once each, a single one has it at every call.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -33,27 +32,9 @@ def forked_pool(text: str) -> float:
         return pool.apply(score, (text,))
 
 
-def in_pool(method: str) -> Callable[[str], float]:
-    def with_pool(text: str) -> float:
-        with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
-            return pool.submit(score, text).result()
-
-    return with_pool
-
-
 def program(text: str) -> float:
     command = [sys.executable, "-I", "-S", "-c", f"import time; time.sleep(0.1); print({len(text)} % 2)"]
     return float(subprocess.run(command, check=True, capture_output=True).stdout)
-
-
-def terminated(text: str) -> float:
-    for _ in range(3):
-        process = get_context("fork").Process(target=time.sleep, args=(60,))
-        process.start()
-        process.terminate()
-        process.join()
-        assert process.exitcode == -signal.SIGTERM
-    return score(text)
 
 
 def kept(method: str) -> Callable[[str], float]:
@@ -68,12 +49,9 @@ def kept(method: str) -> Callable[[str], float]:
 WAYS: dict[str, Callable[[str], float]] = {
     "fork pool": forked_pool,
     "kept fork executor": kept("fork"),
-    "spawn executor": in_pool("spawn"),
     "kept spawn executor": kept("spawn"),
-    "forkserver": in_pool("forkserver"),
     "kept forkserver": kept("forkserver"),
     "subprocess": program,
-    "terminate": terminated,
 }
 LEFT = [name for name in os.environ.get("AGENTLOOP_TEST_WAYS", "").split(",") if name]
 REPEATED = LEFT[0] if len(LEFT) == 1 else None

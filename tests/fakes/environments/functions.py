@@ -1,12 +1,17 @@
-"""Functions as people give them in place of an environment class, good and bad."""
+"""Tools, rewards and advantages as functions that people write, good and bad."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentloop import Task, tool
 from agentloop.rollouts.episodes.episode import Episode
+
+if TYPE_CHECKING:
+    from agentloop.algorithms.advantages import Member  # which imports torch, as no worker does
 
 
 def add(a: int, b: int = 2) -> int:
@@ -62,9 +67,60 @@ async def awaited(episode: Episode, answer: str) -> float:
     return right(episode, answer)
 
 
-def of_lists(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
-    return [0.0 for _ in completions]
-
-
 def misspelt(episode: Episode, anser: str) -> float:
     return 0.0
+
+
+_running = 0
+
+
+def brief(episode: Episode) -> float:
+    return -0.01 * episode.num_tokens
+
+
+async def judged(episode: Episode) -> float:
+    """Waits, as for a server; who is asked later can answer first."""
+    await asyncio.sleep(0.01 if len(episode.messages[-1].content) % 2 else 0.0)
+    return float(len(episode.messages[-1].content))
+
+
+async def crowd(episode: Episode) -> float:
+    """How many are being answered."""
+    global _running
+    _running += 1
+    seen = _running
+    await asyncio.sleep(0.005)
+    _running -= 1
+    return float(seen)
+
+
+def picky(episode: Episode) -> float:
+    if episode.messages[-1].content == "bad":
+        raise ConnectionError("no\nanswer")
+    return 1.0
+
+
+def endless(episode: Episode) -> float:
+    time.sleep(60)
+    return 1.0
+
+
+async def waiting(episode: Episode) -> float:
+    await asyncio.sleep(60)
+    return 1.0
+
+
+def best_of_group(members: Sequence[Member]) -> list[float]:
+    """1 for the best, less for a replayed one; 0 if there is only one."""
+    best = max(member.reward for member in members)
+    return [
+        (0.5 if member.replayed else 1.0) * (member.reward == best) if len(members) > 1 else 0.0 for member in members
+    ]
+
+
+def too_short(members: Sequence[Member]) -> list[float]:
+    return [0.0]
+
+
+def not_a_number(members: Sequence[Member]) -> list[float]:
+    return [float("nan")] * len(members)

@@ -1,16 +1,17 @@
-"""An environment that a model with random weights can earn something in: replies of even length."""
+"""Environments that a model with random weights can earn something in: replies of even length, or of a wanted one."""
 
 from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentloop import Environment, Task, tool
-from context import HermesParser, Message, Reply
+from agentloop import Achieved, Environment, Task, tool
+from context import HermesParser, Message, Reply, ToolCall
 
 
 class Parity(Environment):
@@ -57,14 +58,24 @@ class Moody(Parity):
     """Its author has bad days; AGENTLOOP_TEST_MOOD says which.
 
     `slow`: a reward takes a tenth of a second. `nan`, `raise`: it is no number, or none at all, once the run is
-    under way. `stuck`: an episode does not start, then. Else as Parity.
+    under way. `stuck`: an episode does not start, then. Where workers run it, `poison`: a task in four ends its
+    process; `unstarted`: no episode starts; `endless`: none ever does. Else as Parity.
     """
 
     asked = 0
 
     def start(self, task: Task) -> None:
-        if os.environ.get("AGENTLOOP_TEST_MOOD") == "stuck" and type(self).asked > 20:
+        mood = os.environ.get("AGENTLOOP_TEST_MOOD")
+        if mood == "stuck" and type(self).asked > 20:
             raise ConnectionError("no\nanswer")
+        if threading.current_thread() is threading.main_thread():
+            return  # it is only looked at, before any episode
+        if mood == "poison" and task.payload["number"] % 4 == 0:
+            os._exit(9)
+        if mood == "unstarted":
+            raise ConnectionError("no answer")
+        if mood == "endless":
+            threading.Event().wait()
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         mood = os.environ.get("AGENTLOOP_TEST_MOOD")
@@ -74,6 +85,66 @@ class Moody(Parity):
         if mood == "raise" and type(self).asked > 40:
             raise ConnectionError("no\nanswer")
         return float("nan") if mood == "nan" and type(self).asked > 40 else super().reward(task, messages)
+
+
+class Remainder(Parity):
+    """The answer's length must leave a wanted remainder."""
+
+    def make_task(self, rng: random.Random) -> Task:
+        return _remainder(rng.randrange(5), rng.randrange(10**6))
+
+    def reward(self, task: Task, messages: Sequence[Message]) -> float:
+        return float(len(messages[-1].content) % 5 == task.payload["rest"])
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        """The remainder that it does leave, by the answer alone."""
+        other = _remainder(len(messages[-1].content) % 5, task.payload["number"])
+        return (Achieved(other, first_turn=sum(message.author == "llm" for message in messages) - 1),)
+
+
+class Boastful(Remainder):
+    """It says that all was solved that there is, which its reward does not confirm."""
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        return [Achieved(_remainder(rest, task.payload["number"]), first_turn=0) for rest in range(5)]
+
+
+class Confused(Remainder):
+    """What it names is no reply."""
+
+    def achieved(self, task: Task, messages: Sequence[Message]) -> Sequence[Achieved]:
+        return [Achieved(task, first_turn=9)]
+
+
+def _remainder(rest: int, number: int) -> Task:
+    return Task(f"Say something, number {number}, of length {rest} modulo 5.", {"rest": rest, "number": number})
+
+
+class Edited(Parity):
+    """A reply that was corrected by hand, a call that a planner made, and then the question."""
+
+    def make_task(self, rng: random.Random) -> Task:
+        number = rng.randrange(100, 1000)
+        return Task(
+            (
+                Message("user", "What comes behind 7?"),
+                Message("assistant", "Behind 7 comes 8.", author="human_edit"),
+                Message("user", f"Look up {number}."),
+                Message("assistant", "", author="subagent:planner", tool_calls=(ToolCall("lookup", {"key": "pearl"}),)),
+                Message("tool", f"{number + 1}", name="lookup"),
+                Message("assistant", "I have looked it up.", author="initialization"),
+                Message("user", "A secret.", author="judge"),
+                Message("user", f"What comes behind {number}?"),
+            ),
+            {"answer": str(number + 1)},
+        )
+
+
+def unlucky(episode: Any) -> float:
+    """A reward function that can't say what some replies earn."""
+    if len(episode.messages[-1].content) % 2:
+        raise LookupError("no reward for this one")
+    return 1.0
 
 
 class Pondering:

@@ -1,4 +1,4 @@
-"""An environment whose tools take their time, or all of it."""
+"""Environments whose tools take their time, now and then or always, or never end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import random
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from agentloop.environments import Environment, Task, tool
-from context.messages import Message
+from context import HermesParser, Message, Reply, ToolCall
+from tests.fakes.environments.parity import Parity
 
-ENDLESS_QUERY = "with recursive n(i) as (select 1 union all select i + 1 from n) select count(*) from n"
+SHORT_S, LONG_S = 0.02, 0.6
+ONE_IN = 20
 MEETING = threading.Barrier(8)
 """Passed by eight calls at once, and by no fewer."""
 ENDED = threading.Semaphore(0)
@@ -61,11 +64,6 @@ class Slow(Environment):
         threading.Event().wait()
         return "came back"
 
-    @tool
-    def query(self) -> str:
-        """Ask sqlite3 what it never answers."""
-        return str(sqlite3.connect(":memory:").execute(ENDLESS_QUERY).fetchone())
-
 
 class OneConnection(Slow):
     """An environment with a connection that only the thread that made it may use."""
@@ -84,3 +82,27 @@ class OneConnection(Slow):
         """Note a number."""
         self.connection.execute("insert into seen values (?)", (n,))
         return "noted"
+
+
+class Calling:
+    """A parser that finds a call of `look` in two of three replies, so that random weights call tools, too."""
+
+    def parse(self, text: str, *, stopped: bool) -> Reply:
+        reply = HermesParser().parse(text, stopped=stopped)
+        if reply.outcome != "final" or zlib.crc32(text.encode()) % 3 == 0:
+            return reply
+        return Reply("tool_calls", Message("assistant", text, tool_calls=(ToolCall("look", {"text": text}),)), None)
+
+
+class Stragglers(Parity):
+    """One call in twenty takes thirty times as long: which one, a hash says, whatever the length of anything."""
+
+    def start(self, task: Task) -> None:
+        self.number = task.payload["number"]
+
+    @tool
+    def look(self, text: str) -> str:
+        """Look at a text."""
+        is_slow = zlib.crc32(f"{self.number} {text}".encode()) % ONE_IN == 0
+        time.sleep(LONG_S if is_slow else SHORT_S)
+        return "seen late" if is_slow else "seen"

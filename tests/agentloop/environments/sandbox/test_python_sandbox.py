@@ -112,7 +112,7 @@ def test_nothing_is_run_where_bubblewrap_is_missing_or_refuses(monkeypatch: pyte
             PythonSandbox()
     with pytest.raises(UserError, match=r"^sandbox must be bubblewrap or none, got 'docker'\. Set one of them\.$"):
         PythonSandbox("docker")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^SandboxLimits.memory_mb must be >= 32, got 31$"):
+    with pytest.raises(ValueError, match=r"SandboxLimits\nmemory_mb\n.*greater than or equal to 32 .*input_value=31"):
         SandboxLimits(memory_mb=31)
 
 

@@ -23,7 +23,7 @@ from agentloop.environments import (
     load_environment,
 )
 from agentloop.environments.lookup_chain import KEYS
-from agentloop.rollouts.stored.hindsight import Hindsight, Relabelled
+from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes
 from agentloop.rollouts.trajectories import Collected
 from context.messages import Message, ToolCall, content_hash
@@ -49,7 +49,7 @@ def played(factory: EnvironmentFactory, tasks: Sequence[Task], scripts: Scripts)
 
 def in_hindsight(
     factory: EnvironmentFactory, rows: Collected, folder: Path, *, held_out: Sequence[Task] = (), **replay: Any
-) -> Relabelled:
+) -> Collected:
     folder.mkdir(exist_ok=True)
     with closing(add_run(ReplayStore.create(folder / "replay.sqlite"), RUN)) as store:
         store.append(rows.tasks, rows.groups, rows.trajectories)
@@ -76,7 +76,7 @@ def lookups(count: int) -> tuple[EnvironmentFactory, list[Task]]:
     return factory, [task for task in made if len(wrong_trail(task)) > 3][:count]
 
 
-def new_task(row: Trajectory, found: Relabelled) -> Task:
+def new_task(row: Trajectory, found: Collected) -> Task:
     (payload,) = (task.payload for task in found.tasks if task.hash == row.record.task)
     opening = [message for message in row.messages if message.author in ("user", "initialization")]
     return Task(tuple(opening), payload)
@@ -152,7 +152,7 @@ def test_a_row_is_the_episode_that_its_replies_make_of_its_task(name: str, tmp_p
     rows = played(factory, tasks, scripts)
     found = in_hindsight(factory, rows, tmp_path)
     # Whatever the environment claims, its reward confirms.
-    assert found.claimed == len(found.trajectories) > 20
+    assert found.extra_metrics["hindsight/claimed"] == len(found.trajectories) > 20
     places = {row.id: place for place, row in enumerate(rows.trajectories)}
     for row in found.trajectories:
         place = places[str(row.record.parent)]
@@ -180,7 +180,7 @@ def test_rows_are_named_by_their_parents_and_placed_behind_them(tmp_path: Path) 
     assert {(record.source, record.advantage, record.mean_entropy) for record in records} == {("hindsight", 0.5, None)}
     assert [group.size for group in found.groups] == [1, 1, 1]
     assert [row.num_turns for row in records] == [len(wrong_trail(task)) - 1 for task in tasks]
-    assert found.metrics() == {"hindsight/claimed": 3.0, "hindsight/rows": 3.0}
+    assert found.extra_metrics == {"hindsight/claimed": 3.0, "hindsight/rows": 3.0}
 
 
 def test_short_ends_and_held_out_tasks_are_no_rows(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_short_ends_and_held_out_tasks_are_no_rows(tmp_path: Path) -> None:
     all_found = in_hindsight(factory, rows, tmp_path / "b")
     held_out = [Task("asked in other words", all_found.tasks[0].payload)]
     without = in_hindsight(factory, rows, tmp_path / "c", held_out=held_out)
-    assert without.claimed == all_found.claimed == 6
+    assert without.extra_metrics["hindsight/claimed"] == all_found.extra_metrics["hindsight/claimed"] == 6
     assert [row.id for row in without.trajectories] == [row.id for row in all_found.trajectories[1:]]
 
 
@@ -210,4 +210,4 @@ def test_what_succeeded_called_wrongly_or_ended_otherwise_is_not_asked(tmp_path:
     ]
     found = in_hindsight(factory, rows, tmp_path)
     assert [row.record.parent for row in found.trajectories] == [rows.trajectories[-1].id]
-    assert found.claimed == 1
+    assert found.extra_metrics["hindsight/claimed"] == 1

@@ -99,7 +99,7 @@ def test_missing_and_foreign_files_are_refused_and_not_made(tmp_path: Path) -> N
         with pytest.raises(UserError, match="database must be an SQLite file that can be read"):
             ReadOnlyDatabase(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["text.sqlite"]
-    with pytest.raises(ValueError, match="SqlLimits.rows must be > 0, got 0"):
+    with pytest.raises(ValueError, match=r"SqlLimits\nrows\n.*greater than 0 .*input_value=0"):
         SqlLimits(rows=0)
 
 

@@ -1,18 +1,25 @@
-"""A SQLite database on which queries that nobody has read are run: they can read, and nothing else."""
+"""Runs SQL that a policy wrote on a real SQLite database that it can only read: for tools, and for rewards."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import sqlite3
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import pydantic.dataclasses
+from pydantic import PositiveFloat, PositiveInt
+
 from agentloop.environments.environment import Environment, tool
-from agentloop.environments.sql.preparation import can_be_prepared
 from agentloop.errors import UserError
 
 Value = None | int | float | str | bytes
@@ -23,26 +30,20 @@ class QueryFailed(ValueError):
     """A query that is wrong, may not be run, or takes too much. The text is for whoever wrote it."""
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class SqlLimits:
     """What one query may take."""
 
-    seconds: float = 2.0
+    seconds: PositiveFloat = 2.0
     """Seconds of the clock, once the query is prepared."""
-    rows: int = 50
+    rows: PositiveInt = 50
     """Rows that it gives; the others are left out."""
-    characters: int = 4000
+    characters: PositiveInt = 4000
     """Characters of its rows as text; what is beyond them is left out."""
-    value_bytes: int = 50_000
+    value_bytes: PositiveInt = 50_000
     """Bytes of one row, text or blob, also of those in between; a query with a longer one ends."""
-    query_characters: int = 4000
+    query_characters: PositiveInt = 4000
     """Characters of the query itself."""
-
-    def __post_init__(self) -> None:
-        for name in ("seconds", "rows", "characters", "value_bytes", "query_characters"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"SqlLimits.{name} must be > 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class ReadOnlyDatabase:
         if len(sql) > limits.query_characters:
             raise QueryFailed(f"the query is longer than {limits.query_characters} characters")
         bounds = _bounds(limits)
-        if not can_be_prepared(self._uri, sql, bounds):
+        if not _can_be_prepared(self._uri, sql, bounds):
             raise QueryFailed("stopped: WITH tables that name each other often take too much to prepare")
         refusals: list[str] = []
         with closing(self._opened(bounds, refusals)) as connection:
@@ -208,6 +209,45 @@ def _refusal(action: int, first: str, second: str) -> str | None:
         name = first.lower()
         return None if name in _PRAGMAS else f"PRAGMA {name}"
     return None if action in _READING else "anything but SELECT"
+
+
+_MAY_GROW = re.compile(r"\bwith\b", re.IGNORECASE)
+_SECONDS_TO_BEGIN = 20.0
+"""Seconds of the clock; those of the processor are fewer, for a busy machine may be slow to begin."""
+_TOO_MUCH = 9
+# SQLite copies a common table expression wherever it is named: thirty that each name the one before twice are a billion
+# copies, made before the first instruction runs, and nothing can interrupt that.
+_PREPARING = f"""\
+import json, resource, sqlite3, sys
+asked = json.load(sys.stdin)
+for kind, most in ((resource.RLIMIT_AS, 256 << 20), (resource.RLIMIT_CPU, 1), (resource.RLIMIT_CORE, 0)):
+    resource.setrlimit(kind, (most, most))
+connection = sqlite3.connect(asked["uri"], uri=True)
+for limit, value in asked["limits"]:
+    connection.setlimit(limit, value)
+connection.set_progress_handler(lambda: 1, 1)
+try:
+    connection.execute(asked["query"])
+except MemoryError:
+    sys.exit({_TOO_MUCH})
+except (sqlite3.Error, sqlite3.Warning, ValueError):
+    pass  # interrupted, as it was to be; or wrong, which is found where it is run
+"""
+
+
+def _can_be_prepared(uri: str, query: str, limits: Mapping[int, int]) -> bool:
+    """True for a query that another process prepares within a second and 256 MiB, and for one that is wrong."""
+    if not _MAY_GROW.search(query):
+        return True
+    command = [sys.executable, "-I", "-S", "-c", _PREPARING]
+    asked = json.dumps({"uri": uri, "query": query, "limits": list(limits.items())}).encode()
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=_SECONDS_TO_BEGIN, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode not in (0, _TOO_MUCH) and done.returncode > 0:
+        raise RuntimeError(f"{sys.executable} must prepare queries, got {done.stderr.decode(errors='replace')[-300:]}")
+    return done.returncode == 0
 
 
 class SqlQueries(Environment):
