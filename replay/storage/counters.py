@@ -8,7 +8,7 @@ it: whoever resumes it takes it over, and the one before can write nothing more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -19,7 +19,6 @@ from replay.storage.format.schema import buffer_state, draws, runs, trajectories
 from replay.storage.statements import execute
 
 Counter = Literal["changed", "draws"]
-COUNTERS: tuple[Counter, ...] = get_args(Counter)
 
 _COUNTER = buffer_state.c.name == sa.bindparam("counter")
 _LAST = sa.select(buffer_state.c.value).where(_COUNTER)

@@ -44,6 +44,7 @@ _text = _columns(ExactText)
 _json = _columns(ExactText, json=True)
 _integer = _columns(sa.BigInteger, range=(-(2**63), 2**63 - 1))
 _size = _columns(sa.BigInteger, range=(1, 2**31))
+_counter = _columns(sa.BigInteger, range=(0, 2**62))
 # Greater ones have no sums.
 _real = _columns(sa.Double, range=(-1e300, 1e300))
 _share = _columns(sa.Double, range=(0, 1))
@@ -328,7 +329,7 @@ workers, engines = (
 )
 
 # Counters: see `replay.storage.counters`.
-buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _integer("value"))
+buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _counter("value"))
 
 schema_version = sa.Table(
     "replay_schema_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)

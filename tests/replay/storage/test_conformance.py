@@ -88,7 +88,7 @@ def without_place(answer: Any) -> Any:
 def test_whole_buffer_is_found_whole(filled: Location) -> None:
     with closing(ReplayStore.open(filled, read_only=True)) as store:
         found = store.verify()
-    assert (found.corrupt, found.dangling, found.damage) == ({}, {}, [])
+    assert (found.corrupt, found.damage) == ({}, [])
 
 
 def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
@@ -229,7 +229,7 @@ def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None
     for table in ("trajectories", "segments", "messages"):
         assert sql(store, f"select count(*) from {table}") == [(8,)]
     assert sql(store, "select count(*), min(state_reason) from reclaimed") == [(8, "forgotten")]
-    assert store.verify().dangling == {}
+    assert store.verify().damage == []
 
 
 def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:
