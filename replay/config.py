@@ -122,8 +122,7 @@ class ReplayConfig(LimitSection, MixSection):
         description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay.md.",
     )
     max_quarantined: Fraction = Field(
-        0.01,
-        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
+        0.01, description="Share of the run's rows found corrupt above which it stops; the first three never stop it."
     )
     redact: str | None = Field(
         None,

@@ -13,16 +13,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
-from replay.records import (
-    EVICTED,
-    REDACTED,
-    REMOVED_TASK,
-    GroupRecord,
-    PolicyRecord,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-)
+from replay.records import EVICTED, REDACTED, REMOVED_TASK, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.encoding import encode_log_probs

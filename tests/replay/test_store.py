@@ -12,17 +12,7 @@ from replay.records import GroupRecord, TaskRecord, Trajectory
 from replay.sampling.samplers import make_sampler
 from replay.storage.validate import summarised
 from replay.storage.write import AppendReport
-from tests.fakes.records import (
-    AUTHORS,
-    SHORT,
-    group,
-    request,
-    run_record,
-    sql,
-    task,
-    tokens,
-    trajectory,
-)
+from tests.fakes.records import AUTHORS, SHORT, group, request, run_record, sql, task, tokens, trajectory
 
 
 def assert_same(found: Trajectory, given: Trajectory) -> None:

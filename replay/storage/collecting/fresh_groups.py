@@ -62,12 +62,7 @@ def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> li
 
 
 def close_groups(
-    connection: sa.Connection,
-    run: str,
-    numbers: Sequence[int],
-    advantages: Mapping[str, float],
-    *,
-    policy_version: int,
+    connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
 ) -> None:
     """Their open rows get their `advantages`, by id, and wait to be fresh once. Closed again, they count as done.
 

@@ -113,10 +113,7 @@ runs = sa.Table(
 )
 
 policies = sa.Table(
-    "policies",
-    metadata,
-    *_fields(PolicyRecord, run=_run_key(), version=_number("version")),
-    _text("created_at"),
+    "policies", metadata, *_fields(PolicyRecord, run=_run_key(), version=_number("version")), _text("created_at")
 )
 
 tasks = sa.Table("tasks", metadata, *_fields(TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
@@ -254,12 +251,7 @@ draws = sa.Table(
 iterations = sa.Table("iterations", metadata, *_fields(IterationRecord, run=_run_key(), iteration=_number("iteration")))
 
 metrics = sa.Table(
-    "metrics",
-    metadata,
-    _run_key(),
-    _number("iteration"),
-    _key("name", primary_key=True),
-    _measured("value", null=True),
+    "metrics", metadata, _run_key(), _number("iteration"), _key("name", primary_key=True), _measured("value", null=True)
 )
 
 sampler_state = sa.Table("sampler_state", metadata, _run_key(), _number("iteration"), _json("state"))
@@ -309,21 +301,12 @@ tickets = sa.Table(
 
 # What each batch that workers collect is to be made of, as it was when its tickets were issued.
 planned_batches = sa.Table(
-    "planned_batches",
-    metadata,
-    *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")),
-    _json("plan"),
+    "planned_batches", metadata, *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")), _json("plan")
 )
 
 workers, engines = (
     sa.Table(
-        name,
-        metadata,
-        _run_key(),
-        _key("id", primary_key=True),
-        _json("facts"),
-        _real("started_at"),
-        _real("seen_at"),
+        name, metadata, _run_key(), _key("id", primary_key=True), _json("facts"), _real("started_at"), _real("seen_at")
     )
     for name in ("workers", "engines")
 )

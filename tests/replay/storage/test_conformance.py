@@ -14,16 +14,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import (
-    CorruptTrajectory,
-    DrawRequest,
-    Limits,
-    Pick,
-    ReplayError,
-    ReplayStore,
-    RunReplaced,
-    make_sampler,
-)
+from replay import CorruptTrajectory, DrawRequest, Limits, Pick, ReplayError, ReplayStore, RunReplaced, make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
