@@ -17,12 +17,12 @@ from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state
 from replay.storage.format.encoding import BlobError, content_hash
-from replay.storage.format.message_json import messages_of
 from replay.storage.format.rows import (
     CHECKED_COLUMNS,
     SEGMENT_COLUMNS,
     check_authors,
     chunked,
+    messages_of,
     record_checksum,
     record_of,
     segment_of,

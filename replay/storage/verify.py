@@ -16,7 +16,7 @@ from replay.storage.draws import USES
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.damage import dangling, misfits, raw, wrong_authors
 from replay.storage.format.encoding import BlobError, content_hash, decode_log_probs
-from replay.storage.format.message_json import messages_of
+from replay.storage.format.rows import messages_of
 from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
 from replay.storage.read import load
 

@@ -17,7 +17,6 @@ from replay.records import EVICTED, REDACTED, REMOVED_TASK, GroupRecord, PolicyR
 from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.encoding import encode_log_probs
-from replay.storage.format.message_json import conversation_row
 from replay.storage.format.rows import (
     GROUP_COLUMNS,
     RECORD_COLUMNS,
@@ -25,6 +24,7 @@ from replay.storage.format.rows import (
     as_read,
     checked_of,
     chunked,
+    conversation_row,
     known,
     now,
     record_checksum,
@@ -33,7 +33,6 @@ from replay.storage.format.rows import (
     segments_checksum,
     without_nan,
 )
-from replay.storage.reclaimed import left_of, remove_unused_tasks
 from replay.storage.statements import insert, selected
 from replay.storage.validate import SUMMARY, Validated, checked, refused, validate
 
@@ -142,15 +141,10 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     insert(connection, schema.groups, [prepared.groups[id] for id in new_groups])
     stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
     new = [prepared.trajectories[id] for id in new_ids]
-    stored: list[Row] = []
-    emptied: list[Row] = []
-    for row in new:
-        state = {"state": EVICTED, "state_reason": REDACTED} if row.is_redacted else {"state_reason": None}
-        is_empty = row.is_redacted and row.messages is None
-        (emptied if is_empty else stored).append({**row.record, **row.derived, **stamp, **state})
-    insert(connection, schema.trajectories, stored)
-    insert(connection, schema.reclaimed, [left_of(row) for row in emptied])
-    remove_unused_tasks(connection, list({row["task"] for row in emptied}))
+    hidden = {"state": EVICTED, "state_reason": REDACTED}
+    states: list[Row] = [hidden if row.is_redacted else {"state_reason": None} for row in new]
+    rows = [{**row.record, **row.derived, **stamp, **state} for row, state in zip(new, states, strict=True)]
+    insert(connection, schema.trajectories, rows)
     insert(connection, schema.segments, [part for row in new for part in row.segments])
     insert(connection, schema.messages, [row.messages for row in new if row.messages is not None])
     return AppendReport(

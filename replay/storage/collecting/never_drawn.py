@@ -12,15 +12,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from context.messages import content_hash
 from replay.records import HeldOutEpisode, ObservationRecord
-from replay.storage.format.message_json import conversation_row
-from replay.storage.format.rows import chunked
+from replay.storage.format.rows import chunked, conversation_row
 from replay.storage.format.schema import held_out, observations
 from replay.storage.statements import insert, selected
 from replay.storage.validate import checked
 
 ALL_RUNS = "*"
 SAID = ("num_messages", "said", "checksum")
-"""Columns that hold the messages: see `message_json.conversation_row`."""
+"""Columns that hold the messages: see `rows.conversation_row`."""
 FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
 _OBSERVED = [observations.c[field.name] for field in fields(ObservationRecord)]
 

@@ -142,12 +142,9 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
         declared = zstandard.frame_content_size(frame)
         if declared != expected:
             raise BlobError(f"{name} in a frame that declares {declared} bytes where {expected} belong")
-        payload = _codec.decompressor.decompress(frame, allow_extra_data=False)
+        return _codec.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlobError(f"{name} in a damaged frame ({error})") from error
-    if len(payload) != expected:
-        raise BlobError(f"{name} of another size than its frame declares")
-    return payload
 
 
 def _array(name: str, payload: bytes, count: int, start: int) -> npt.NDArray[Any]:

@@ -68,7 +68,7 @@ def _blob(name: str) -> sa.Column[bytes]:
 
 
 def _said() -> list[sa.Column[Any]]:
-    """All messages of an episode as one JSON text: see `message_json`. PostgreSQL compresses such a text by itself."""
+    """All messages of an episode as one JSON text: see `rows.to_text`. PostgreSQL compresses such a text by itself."""
     said: sa.Column[Any] = sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False)
     return [_integer("num_messages"), said, _integer("checksum")]
 
