@@ -1,7 +1,7 @@
 """Power cuts at random moments, on disks that keep of unflushed writes what they like.
 
 The programs whose writes are recorded say what is stored as soon as that is acknowledged:
-`python -m tests.soak.test_power_cut append|learn FILE`
+`python -m tests.soak.test_power_cut FILE`
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import closing
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,10 @@ import sqlalchemy as sa
 
 from replay import ReplayStore
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, iterate, new_store, policy, run_record, sql, trajectory
-from tests.replay.storage.writers import begin, check_whole, stored_ids
-from tests.soak.recorded_disk import STRACE, Recording, images, record
+from tests.fakes.records import RUN, iterate, new_store, policy, run_record, sql
+from tests.replay.storage.writers import check_whole, stored_ids
+from tests.soak.recorded_disk import STRACE, images, record
 
-WRITERS = 3
-ROUNDS = 4
-"""A writer closes the file after each, and opens it again."""
-EACH = 4
 ITERATIONS = 8
 PAGES = 60
 """In the log when it is moved into the file: it is filled and emptied several times."""
@@ -39,30 +34,8 @@ def small_log(connection: sa.PoolProxiedConnection, record: object) -> None:
     connection.execute(f"pragma wal_autocheckpoint={PAGES}")
 
 
-def create(path: Path) -> None:
-    """The library's own writes make the file, not a copy's."""
-    ReplayStore.create(path).close()
-
-
-def append(path: Path) -> None:
-    create(path)
-    begin(path)
-    say("begun")
-    with get_context("fork").Pool(WRITERS) as pool:
-        pool.starmap(append_some, [(path, number) for number in range(WRITERS)])
-
-
-def append_some(path: Path, writer: int) -> None:
-    for number in range(ROUNDS):
-        with closing(ReplayStore.open(path)) as store:
-            for each in range(EACH):
-                id = f"{writer}-{number}-{each}"
-                store.append([], [], [trajectory(id)])
-                say(f"stored {id}")
-
-
 def learn(path: Path) -> None:
-    create(path)
+    ReplayStore.create(path).close()  # the library's own writes make the file, not a copy's
     with closing(new_store(path)) as store:
         say("begun")
         for iteration in range(1, ITERATIONS + 1):
@@ -76,12 +49,7 @@ pytestmark = [
 ]
 
 IMAGES = 200
-"""Of each of appending and learning."""
 NAME = "replay.sqlite"
-
-
-def recorded(folder: Path, work: str) -> Recording:
-    return record(folder, [sys.executable, "-m", "tests.soak.test_power_cut", work, str(folder / NAME)])
 
 
 @pytest.fixture
@@ -97,26 +65,6 @@ def check_sound(path: Path) -> None:
         assert store.verify().corrupt == {}
 
 
-def test_power_cut_loses_no_row_that_was_stored(disk: Path, tmp_path: Path) -> None:
-    recording = recorded(disk, "append")
-    assert len(recording.said) == 1 + WRITERS * ROUNDS * EACH
-
-    def check(path: Path, told: list[str]) -> None:
-        if "begun" not in told:
-            begin(path)
-        stored = {line.removeprefix("stored ") for line in told if line.startswith("stored ")}
-        there = stored_ids(path)
-        assert stored <= set(there)
-        assert len(there) - len(stored) <= WRITERS
-        check_whole(path, there)
-        check_sound(path)
-        with closing(ReplayStore.open(path)) as store:
-            store.append([], [], [trajectory("afterwards")])
-        assert set(stored_ids(path)) == {*there, "afterwards"}
-
-    print(len(recording.stretches), "flushes", images(recording, tmp_path, IMAGES, check, name=NAME))
-
-
 def updates(path: Path, last: int) -> list[list[tuple[Any, ...]]]:
     """Everything about them that does not tell the time."""
     draws = (
@@ -128,7 +76,7 @@ def updates(path: Path, last: int) -> list[list[tuple[Any, ...]]]:
 
 
 def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path) -> None:
-    recording = recorded(disk, "learn")
+    recording = record(disk, [sys.executable, "-m", "tests.soak.test_power_cut", str(disk / NAME)])
     assert len(recording.said) == 1 + ITERATIONS
 
     def check(path: Path, told: list[str]) -> None:
@@ -152,4 +100,4 @@ def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path
 
 if __name__ == "__main__":
     sa.event.listen(sa.Pool, "connect", small_log)
-    {"append": append, "learn": learn}[sys.argv[1]](Path(sys.argv[2]))
+    learn(Path(sys.argv[1]))
