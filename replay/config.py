@@ -259,8 +259,7 @@ class StoredEnvironment(TaskPool):
 
 
 class StoredConfig(_RunSection):
-    """What of a run's stored configuration decides what its batches are made of; a key that is not there has its
-    default."""
+    """What of a run's stored configuration decides what its batches are made of; a missing key has its default."""
 
     run: RunLength = Field(default_factory=RunLength)
     batch: BatchSize = Field(default_factory=BatchSize)

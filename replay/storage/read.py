@@ -65,10 +65,8 @@ class Loaded:
 
 
 def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
-    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none.
-
-    The row's own checksum is over its record and over the checksums of the frames that its tokens stand in.
-    """
+    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none. A
+    row's checksum is over its record and over the checksums of the frames that its tokens stand in."""
     loaded = Loaded()
     for chunk in chunked(list(dict.fromkeys(ids))):
         parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)

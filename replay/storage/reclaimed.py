@@ -51,10 +51,8 @@ class Forgotten:
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none.
-
-    `held_out`: a run whose episodes of evaluations go too, or ALL_RUNS.
-    """
+    """Remove the content of these rows, and of tasks that no other row has. `held_out`: a run whose episodes of
+    evaluations go too, or ALL_RUNS."""
     ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
     said = used = 0
     mine: Counter[str] = Counter()

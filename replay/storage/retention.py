@@ -77,12 +77,9 @@ Over = Mapping[str, Sequence[StoredRow]]
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """Rows to evict after `iteration`, by rule. Reserved rows, those of the iteration itself and those that are still
-    to be fresh are never among them.
-
+    """Rows to evict after `iteration`, by rule: never those reserved, of the iteration itself or still to be fresh.
     Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
-    go before those that can, and the oldest first.
-    """
+    go before those that can, and the oldest first."""
     if not capacity:
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
@@ -143,10 +140,8 @@ def restore(connection: sa.Connection, run: str, iteration: int) -> None:
 def by_hand(
     connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration.
-
-    Reserved rows and those that are still to be fresh are never among them.
-    """
+    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration;
+    never rows that are reserved or still to be fresh."""
     if rows is not None:
         mine = sa.true() if run is None else _rows.run == run
         found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))

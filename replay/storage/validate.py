@@ -55,11 +55,9 @@ def _adapter(record: type) -> TypeAdapter[Any]:
 
 
 def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]:
-    """The columns of records of one class, each of the type it is annotated with.
-
-    Raises InvalidRecord naming the field, and the record by `kind` and its field `key`. A NumPy scalar becomes the
-    number it is, or is refused: a driver would store it as bytes without a word.
-    """
+    """The columns of records of one class, each of its annotated type. Raises InvalidRecord naming the field, and the
+    record by `kind` and its field `key`. A NumPy scalar becomes a number or is refused: a driver would store its
+    bytes."""
     if not records:
         return []
     try:

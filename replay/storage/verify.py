@@ -45,12 +45,9 @@ class Verification:
 
 
 def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
-    """Read every row: its cells, its checksums and its content hash.
-
-    Rows are read some at a time, each time as they are then: no snapshot is held for long, beside which a database
-    would have to keep all that others write. So the answer is of no one moment. `states` are those at the beginning;
-    a row that is written meanwhile is passed over, as is one that is evicted.
-    """
+    """Read every row: its cells, its checksums and its content hash. Rows are read some at a time, each time as they
+    are then: during a long snapshot a database would have to keep all that others write. `states` are those at the
+    beginning; what is written or evicted meanwhile is passed over."""
     counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
     counts = database.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(counted)})
     found = Verification({state: counts[state] for state in sorted(counts, key=[*STATES, *counts].index)})
@@ -68,8 +65,8 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
 
 def _look_at_cells(connection: sa.Connection, table: sa.Table, found: Verification) -> None:
-    """A line for each column with cells that hold what nobody can have written there. Rows that could not be drawn for
-    it are corrupt: those of trajectories, and the members of groups."""
+    """A line for each column with cells that can't have been written. Rows that could not be drawn for it are
+    corrupt."""
     wrong: Counter[str] = Counter()
     for id, names in misfits(connection, table):
         wrong.update(names)
@@ -96,8 +93,8 @@ def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Ver
 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
-    """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and the scores of a
-    later policy, which `agentloop replay rescore` makes again."""
+    """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and a later policy's
+    scores."""
     score, episode = token_scores.c, held_out.c
     segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)
     scores = sa.select(raw(score.log_probs), raw(segments.c.num_tokens)).join_from(token_scores, segments, segment)

@@ -181,10 +181,8 @@ def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[st
 def _missing(
     connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], rows: Mapping[str, Row]
 ) -> list[str]:
-    """Those not stored; raises where another row has the key.
-
-    A row's state may have moved on. What follows from its tokens is theirs, which have a hash: rounding does not count.
-    """
+    """Those not stored; raises where another row has the key. A row's state may have moved on, and what follows from
+    its tokens may be rounded."""
     stored = _stored(connection, table, columns, list(rows))
     for id, there in stored.items():
         given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}

@@ -64,10 +64,8 @@ def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> li
 def close_groups(
     connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
 ) -> None:
-    """Their open rows get their `advantages`, by id, and wait to be fresh once. Closed again, they count as done.
-
-    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows.
-    """
+    """Their open rows get their `advantages`, by id, and wait to be fresh once; closed again, they count as done.
+    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows."""
     here = (_tickets.run == run) & _tickets.number.in_(numbers)
     listed = connection.execute(sa.select(_tickets.number, _tickets.state, _tickets.closed_at).where(here)).all()
     ended = set(numbers) & {row.number for row in listed} - {row.number for row in listed if row.state in UNENDED}
@@ -117,10 +115,7 @@ class FreshDraw:
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on.
-
-    Damaged rows are set aside, and their groups are smaller by them.
-    """
+    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on."""
     mine = (draws.c.run == request.run) & (draws.c.iteration == request.iteration)
     connection.execute(draws.delete().where(mine, draws.c.state == RESERVED, draws.c.stream == FRESH))
     waiting = [list(rows) for _, rows in groupby(_waiting(connection, request), key=lambda row: int(row.number))]

@@ -74,12 +74,8 @@ def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
 
 
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
-    """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
-
-    One that has been claimed too often fails instead of being given out again, and one in its last try comes by itself:
-    should it end its worker once more, no other one loses a try by it. So fewer may come than there are; none come only
-    where there are none.
-    """
+    """Up to `count` free tickets; one that has been claimed too often fails instead, and one in its last try comes by
+    itself: should it end its worker once more, no other one loses a try by it. None come only where there are none."""
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
     free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
@@ -141,10 +137,8 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
 
 
 def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
-    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does.
-
-    Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
-    """
+    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does;
+    ended ones stay ended, and are not locked: what the learner does with them waits for no worker."""
     runs = {claim.ticket.run for claim in claims}
     if len(runs) > 1:
         raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
@@ -165,10 +159,8 @@ def change(connection: sa.Connection, run: str, places: Any, **values: Any) -> N
 
 
 def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepared, ids: Sequence[str]) -> list[bool]:
-    """Whether each claim's trajectory counts: another one's may have been first, or the ticket revoked.
-
-    `ids` are those of the claims' trajectories among `prepared`. Where one does not count nothing of it is stored.
-    """
+    """Whether each claim's trajectory, by its id in `prepared`, counts: another one may have been first, or the ticket
+    revoked. Nothing of one that does not count is stored."""
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
     found = locked(connection, claims)
@@ -213,10 +205,8 @@ def finish_evaluation(
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
-    """Also where it was stored before, and the answer was lost on its way.
-
-    A claim whose lease is over counts if no other has ended the ticket: its work is as good.
-    """
+    """Whether nobody else has ended the ticket: also where the lease is over, and where the answer was lost on its
+    way."""
     if row is None:
         raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
     if row["state"] == DONE:

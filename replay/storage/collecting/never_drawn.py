@@ -63,8 +63,7 @@ def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) ->
 
 
 def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
-    """All that one environment's tools answered for these tasks; an answer that is not as it was written is left out,
-    and the tool run again."""
+    """What one environment's tools answered for these tasks; a damaged answer is left out, and the tool run again."""
     columns = [*_OBSERVED, observations.c.checksum]
     found = [dict(row._mapping) for row in selected(connection, columns, observations.c.task, tasks)]
     return [

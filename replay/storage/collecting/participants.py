@@ -59,10 +59,8 @@ class Roles:
         return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str) -> RunView:
-        """What a worker looks at: whether there is something to do, and with which engines.
-
-        One statement, for there may be a thousand workers that ask it again and again.
-        """
+        """What a worker looks at, in one statement, for there may be a thousand workers: what to do, and with which
+        engines."""
         free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
         query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
         listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
@@ -82,10 +80,8 @@ class Roles:
         self._write(runs.update().where(runs.c.id == run).values(ended=ended))
 
     def lead(self, run: str, leader: str, *, lease_s: float) -> None:
-        """`leader` is the run's one learner; raises ReplayError while another one's lease is not over.
-
-        Who leads still has to resume the run: that takes the right to write it from the one before (`RunReplaced`).
-        """
+        """Make `leader` the run's one learner; raises ReplayError while another one's lease is not over. Who leads
+        still has to resume the run: that takes the right to write it from the one before (`RunReplaced`)."""
         here = runs.c.id == run
         is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
 

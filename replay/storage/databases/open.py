@@ -16,10 +16,8 @@ Location = str | Path
 
 
 def create_database(location: Location) -> Database:
-    """Open the database for writing; made if there is none.
-
-    Raises DatabaseRefused for a database of something else or of another schema, and leaves it as it is.
-    """
+    """Open the database for writing; made if there is none. Raises DatabaseRefused for one of something else or of
+    another schema, and leaves it as it is."""
     place = parsed(location)
     return sqlite.create(place) if isinstance(place, Path) else postgres.create(place)
 

@@ -137,10 +137,8 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
-        """The machine's failures in one line; statements that are wrong in themselves stay what they are.
-
-        `if_lost`: the outcome where the connection was lost. Final: nobody tries again.
-        """
+        """The machine's failures in one line; wrong statements stay what they are. `if_lost`: the outcome where the
+        connection was lost. Final: nobody tries again."""
         with self.naming_damage():
             try:
                 yield
@@ -256,8 +254,7 @@ def _first_line(error: exc.DBAPIError) -> str:
 
 
 def _fix_column_types(connection: sa.Connection) -> None:
-    """What is left to the server's defaults otherwise: text in byte order, and blobs, which are compressed already, as
-    they are. To try again would cost three times the insert."""
+    """Texts in byte order, whatever the server's default, and blobs, which are compressed already, as they are."""
     quoted = connection.dialect.identifier_preparer.quote
     for table in metadata.sorted_tables:
         for column in table.columns:

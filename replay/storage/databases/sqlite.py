@@ -275,10 +275,8 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
 
 
 def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
-    """The mode that the file can be looked at in.
-
-    Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
-    """
+    """The mode that the file can be looked at in. Refuses what is not ours before anything could change it: even
+    switching to WAL rewrites a file's header."""
     mode: OpenMode = "ro"
     try:
         try:

@@ -51,10 +51,8 @@ def raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 def misfits(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[Any, list[str]]]:
-    """First values of the rows in which some columns can't hold what stands there, with these columns' names.
-
-    Blobs have checksums of their own.
-    """
+    """First values of the rows in which some columns, blobs aside, can't hold what stands there, with these columns'
+    names."""
     columns = [column for column in table.columns if not isinstance(column.type, sa.LargeBinary)]
     for row in connection.execute(sa.select(*map(raw, columns)).execution_options(yield_per=1000)):
         if names := [column.name for column, value in zip(columns, row, strict=True) if not holds(column, value)]:

@@ -107,21 +107,17 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 
 
 def record_checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of the values of CHECKED_COLUMNS as they are read, all but the state, which changes in a row's life.
-
-    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one. Raises TypeError for
-    values of other types than were written.
-    """
+    """CRC-32 of the values of CHECKED_COLUMNS but for the state, which changes. Databases don't keep the sign of a
+    zero, nor whether a real was given as a whole number. Raises TypeError for values of other types than were
+    written."""
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
     others = _BETWEEN.join(map(repr, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
 
 
 def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
-    """CRC-32 of the values of SEGMENT_COLUMNS of all of a trajectory's segments, in order.
-
-    Of the tokens only the end is looked at: it is the frame's own checksum, which whoever opens the frame compares.
-    """
+    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order; of tokens, their frame's own
+    checksum alone, which whoever opens the frame compares."""
     found = 0
     for reason, behavior_context, num_tokens, tokens in rows:
         text = _BETWEEN.join((reason, behavior_context, str(num_tokens)))
@@ -130,8 +126,7 @@ def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
 
 
 def as_read(values: Iterable[Any]) -> list[Any]:
-    """What a database gives back of them: texts of other classes are plain ones, and of two halves of a character one
-    whole is made."""
+    """The values as a database gives them back: plain texts, with one character in place of its two halves."""
     given = list(values)
     texts = [value for value in given if isinstance(value, str)]
     if all(type(text) is str for text in texts) and is_storable("".join(texts)):

@@ -74,8 +74,8 @@ def _said() -> list[sa.Column[Any]]:
 
 
 def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) -> list[sa.Column[Any]]:
-    """Columns for those fields of a record, or for all, that hold one value each; `given` in place of what a field's
-    annotation does not say."""
+    """Columns for these fields of a record, or for all that hold one value; `given` in place of what annotations don't
+    say."""
     kinds = column_types(record)
 
     def column(name: str) -> sa.Column[Any]:
