@@ -14,7 +14,7 @@ from replay.records import HINDSIGHT, OWN_SOURCES, SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
 from replay.setting_types import Fraction, NonNegative, Positive, PositiveFloat, Section
-from replay.storage.databases.open import check_url
+from replay.storage.databases import check_url
 from replay.storage.retention import Capacity
 
 

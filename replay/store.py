@@ -267,8 +267,9 @@ class ReplayStore:
     def purge(self, run: str, iteration: int) -> int:
         """Rows evicted up to `iteration`, which no resume will go back before, go, some at a time; how many."""
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
-        parts = [ids[start : start + _PURGED] for start in range(0, len(ids), _PURGED)]
-        return sum(self._write(partial(retention.purge, ids=part), run) for part in parts)
+        for start in range(0, len(ids), _PURGED):
+            self._write(partial(reclaimed.reclaim, ids=ids[start : start + _PURGED]), run)
+        return len(ids)
 
     def prune(
         self,

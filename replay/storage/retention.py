@@ -19,7 +19,6 @@ from pydantic import Field
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
-from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, policies, runs, trajectories
 from replay.storage.reclaimed import reclaim
 
@@ -107,7 +106,7 @@ def over_capacity(
 
 
 def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
-    """The first step: state and reason. The row stays until `purge`."""
+    """The first step: state and reason. The row stays until `reclaim`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
@@ -116,17 +115,8 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
-    """Rows for the second step, `purge`: those evicted up to `iteration`."""
+    """Rows for the second step, `reclaim`: those evicted up to `iteration`."""
     return [id for id, at, _ in _evicted(connection, run) if at <= iteration]
-
-
-def purge(connection: sa.Connection, ids: Sequence[str]) -> int:
-    """The second step: of rows that are evicted, a few numbers are left. How many rows that were."""
-    still: list[str] = []
-    for chunk in chunked(ids):
-        still += connection.scalars(sa.select(_rows.id).where(_rows.id.in_(chunk), _rows.state == EVICTED))
-    reclaim(connection, still)
-    return len(still)
 
 
 def restore(connection: sa.Connection, run: str, iteration: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from replay.storage.format.rows import (
     without_nan,
 )
 from replay.storage.statements import insert, selected
-from replay.storage.validate import SUMMARY, Validated, checked, refused, validate
+from replay.storage.validate import SUMMARY, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
@@ -45,8 +45,6 @@ class AppendReport:
     inserted: int
     duplicates: int
     """Trajectories that were stored already, with the same content."""
-    clipped: int
-    """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
     redacted: int = 0
     """Inserted rows whose messages were changed: stored without their tokens."""
 
@@ -60,7 +58,6 @@ class PreparedRow:
     """Columns that follow from its tokens and messages."""
     segments: list[Row]
     messages: Row | None
-    clipped: int
     is_redacted: bool
     """Its messages were changed. Tokens can't be, and still be what the policy sampled: none is stored."""
 
@@ -94,21 +91,21 @@ def prepare(
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
     for run in dict.fromkeys(row.record.run for row in rows):
         mine = [row for row in rows if row.record.run == run]
-        for trajectory, found in zip(mine, validate(mine, authors[run]), strict=True):
-            made = _prepared(trajectory, found, redact, compress_text)
+        for trajectory, (found, segments) in zip(mine, validate(mine, authors[run]), strict=True):
+            made = _prepared(replace(trajectory, segments=segments), found, redact, compress_text)
             _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
             prepared.trajectories[trajectory.id] = made
     return prepared
 
 
-def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None, compress_text: bool) -> PreparedRow:
+def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compress_text: bool) -> PreparedRow:
     said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
     is_redacted = said != trajectory.messages
-    record = without_nan(found.row)
+    record = without_nan(found)
     if is_redacted:
         # With the rest of a text known, a hash gives away what was taken out of it.
         record["content_hash"] = ""
-    parts = [] if is_redacted else list(segment_rows(trajectory.id, found.segments))
+    parts = [] if is_redacted else list(segment_rows(trajectory.id, trajectory.segments))
     row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
     checksum = segments_checksum(map(as_read, map(segment_values, parts)))
     derived: Row = {
@@ -117,7 +114,7 @@ def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None,
         "segments_checksum": None if is_redacted else checksum,
     }
     derived["record_checksum"] = record_checksum(as_read(checked_of({**record, **derived})))
-    return PreparedRow(record, derived, parts, row if said else None, found.clipped, is_redacted)
+    return PreparedRow(record, derived, parts, row if said else None, is_redacted)
 
 
 def _json(task: TaskRecord) -> str:
@@ -150,7 +147,6 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
-        clipped=sum(row.clipped for row in new),
         redacted=sum(row.is_redacted for row in new),
     )
 

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
 from replay.staleness import may_be_fresh
 from replay.storage.counters import is_live, set_state
-from replay.storage.draws import reserve
+from replay.storage.draws import reserve, version_after
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
-from replay.storage.format.schema import draws, iterations, tickets, trajectories
+from replay.storage.format.schema import draws, tickets, trajectories
 from replay.storage.read import load, quarantine
 from replay.storage.statements import rows_by_key
 from replay.storage.validate import refused
@@ -159,12 +159,9 @@ def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
 
 def take_back(connection: sa.Connection, run: str, iteration: int) -> int:
     """For a resume, before it rolls draws back: how many rows that were fresh or late since are to be fresh again."""
-    stood = (iterations.c.run == run) & (iterations.c.iteration <= iteration)
-    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(stood))
     of_run = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == FRESH)
     since = sa.exists().where(draws.c.trajectory == _rows.id, of_run, draws.c.iteration > iteration)
-    # An iteration ends with one publish: the run goes on with that version.
-    late = _tickets.late_at > (0 if last is None else last + 1)
+    late = _tickets.late_at > version_after(connection, run, iteration)
     query = sa.select(_rows.id).join_from(tickets, trajectories, _rows.id == _tickets.trajectory)
     query = query.where(_tickets.run == run, _tickets.state == DONE, _rows.state == ELIGIBLE, since | late)
     ids = list(connection.scalars(query.order_by(_rows.iteration, _rows.slot, _rows.id)))

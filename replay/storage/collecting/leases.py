@@ -17,11 +17,11 @@ from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
 from replay.storage.collecting import never_drawn
 from replay.storage.format.rows import Row, chunked
-from replay.storage.format.schema import groups, tasks, tickets, trajectories
+from replay.storage.format.schema import groups, tickets, trajectories
 from replay.storage.read import task_records
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
-from replay.storage.write import Prepared, append
+from replay.storage.write import Prepared, append, prepare
 from replay.ticket_records import (
     DONE,
     EVALUATION,
@@ -44,7 +44,7 @@ UNHELD = {"holder": None, "due": None}
 
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
     """How many are new; one that was issued before must be the same again."""
-    _remember(connection, given)
+    append(connection, prepare(given, [], [], {}, compress_text=False))
     rows = checked(records, "ticket", "number")
     known: dict[tuple[Any, ...], Row] = {}
     for run in {row["run"] for row in rows}:
@@ -62,15 +62,6 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
         issued_at = connection.scalar(sa.select(seconds_now()))
         insert(connection, tickets, [{**row, "state": QUEUED, "issued_at": issued_at} for row in new])
     return len(new)
-
-
-def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
-    """Their payloads, also of tasks that went with their last row."""
-    for row, task in zip(checked(given, "task", "hash"), given, strict=True):
-        values = {**row, "payload": canonical_json(task.payload)}
-        known = connection.execute(tasks.update().where(tasks.c.hash == task.hash).values(values)).rowcount
-        if not known:
-            insert(connection, tasks, [values])
 
 
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
@@ -233,24 +224,11 @@ def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
         query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == id)
         outcomes = [(row.reward, row.success) for row in connection.execute(query)]
         outcomes += [(each["reward"], each["success"]) for each in members]
-        first = members[0]
-        statistics = group_statistics(outcomes)
-        _store_group(connection, GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics))
-
-
-def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
-    """In place of what was known of the group before."""
-    (row,) = checked([record], "group", "id")
-    here = groups.c.id == record.id
-    place = {name: row.pop(name) for name in ("id", "run", "task", "iteration")}
-    known = connection.execute(sa.select(*(groups.c[name] for name in place)).where(here)).mappings().one_or_none()
-    if known is None:
-        insert(connection, groups, [{**place, **row}])
-        return
-    for name, value in place.items():
-        if known[name] != value:
-            raise refused(name, f"be the stored {known[name]!r} of the same id", value, f"group {record.id}")
-    connection.execute(groups.update().where(here).values(row))
+        first, statistics = members[0], group_statistics(outcomes)
+        made = GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics)
+        (row,) = checked([made], "group", "id")
+        if not connection.execute(groups.update().where(groups.c.id == id).values(statistics)).rowcount:
+            insert(connection, groups, [row])
 
 
 def _end(connection: sa.Connection, claim: Claim, **values: Any) -> None:

@@ -87,9 +87,7 @@ class Roles:
 
         def work(connection: sa.Connection) -> None:
             found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
-            if found is None:
-                raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
-            if found.leader not in (None, leader) and found.is_alive:
+            if found is not None and found.leader not in (None, leader) and found.is_alive:
                 raise ReplayError(
                     f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or "
                     "wait until its lease is over."
