@@ -56,8 +56,6 @@ class CorruptTrajectory(ReplayError):
             f"trajectory {trajectory} must read back as it was written, got {reason}. "
             "It is never drawn again; its iteration can be collected anew."
         )
-        self.trajectory = trajectory
-        self.reason = reason
 
 
 class DamagedDatabase(ReplayError):
@@ -79,7 +77,6 @@ class ContentGone(ReplayError):
             f"trajectory {trajectory} must still have its tokens, got an evicted one ({reason or 'no reason known'}). "
             "See its numbers: agentloop replay lineage ID"
         )
-        self.trajectory = trajectory
 
 
 class RunReplaced(ReplayError):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -55,6 +54,11 @@ class ReplayStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.url, self.path = database.url, database.path
+        """Where the experience stands, for people, without a password; and the file, where it is one."""
+        self.reading, self.size, self.close = database.reading, database.size, database.close
+        self.naming_damage = database.naming_damage
+        """For who works on with what was read."""
         self._authors: dict[str, AuthorTable] = {}
         self._newest: RunDraws | None = None
         """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
@@ -73,16 +77,6 @@ class ReplayStore:
     def open(cls, location: Location, *, read_only: bool = False) -> ReplayStore:
         """Open what exists; raises DatabaseRefused where there is nothing."""
         return cls(open_database(location, read_only=read_only))
-
-    @property
-    def url(self) -> str:
-        """Where the experience stands, for people: a path, or a URL without its password."""
-        return self._database.url
-
-    @property
-    def path(self) -> Path | None:
-        """The file of a SQLite database."""
-        return self._database.path
 
     def add_run(self, run: RunRecord) -> None:
         """Once per run; a known run must have the same authors, and gets this configuration. A store that adds a run
@@ -303,10 +297,6 @@ class ReplayStore:
             return self._database.read(lambda connection: reclaimed.forget(connection, rows, held_out, dry_run=True))
         return self._database.erase(lambda connection: reclaimed.forget(connection, rows, held_out))
 
-    def naming_damage(self) -> AbstractContextManager[None]:
-        """For who works on with what was read: see `Database.naming_damage`."""
-        return self._database.naming_damage()
-
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""
         return verify(self._database, sa.true() if wanted is None else wanted)
@@ -314,17 +304,6 @@ class ReplayStore:
     def quarantine(self, reasons: Mapping[str, str]) -> None:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
         self._write(lambda connection: read.quarantine(connection, reasons))
-
-    def size(self, connection: sa.Connection) -> int:
-        """Bytes of the database on disk."""
-        return self._database.size(connection)
-
-    def reading(self) -> AbstractContextManager[sa.Connection]:
-        """A consistent view for questions (`replay.questions`)."""
-        return self._database.reading()
-
-    def close(self) -> None:
-        self._database.close()
 
     @contextmanager
     def _writing(self, *runs: str) -> Iterator[sa.Connection]:

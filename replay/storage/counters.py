@@ -1,9 +1,6 @@
-"""Counters of the database, which order what happened: no clock is asked, and none could be trusted.
-
-A transaction that raises a counter ends before the next one begins. So a number that can be read has no smaller one
-still in flight, and "everything after the last number seen" misses nothing. A run's epoch tells which process writes
-it: whoever resumes it takes it over, and the one before can write nothing more.
-"""
+"""Counters of the database, which order what happened: no clock is asked. Write transactions come one after another, so
+that a number that can be read has no smaller one still in flight. A run's epoch tells which process writes it: whoever
+resumes it takes it over, and the one before can write nothing more."""
 
 from __future__ import annotations
 

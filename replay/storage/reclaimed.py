@@ -1,8 +1,5 @@
-"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went.
-
-Draws name it for ever, so that lineage still says which updates it fed: weights that learned from it are not changed by
-forgetting it. Everything else of it is deleted, and the payload of a task goes with the last row of it.
-"""
+"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went. Draws name it
+for ever, so that lineage still says which updates it fed; the payload of a task goes with its last row."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`).
-
-A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. The row
-goes once every checkpoint that a resume could start from is newer: until then a resume gives it back its state, so that
-a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of the database: the oldest go
-first, by (iteration, slot). All that is asked of a run looks at rows that are still there, however many went before.
-"""
+"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`), the oldest first,
+by (iteration, slot). At the end of an iteration their state becomes `evicted`: no later draw takes them. They go once
+every checkpoint that a resume could start from is newer: until then a resume gives them back their state, so that a
+resumed run draws what the uninterrupted one did."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What may enter the buffer. Everything is checked before anything is written, and every error names its field.
-
-The numbers of a record that follow from its tokens are computed here and nowhere else. Tokens are looked at all at
-once: one trajectory after another takes longer than storing them.
-"""
+"""What may enter the buffer: everything is checked before anything is written, and every error names its field. The
+numbers that follow from tokens are computed here alone, for all rows at once: one after another takes longer than
+storing them."""
 
 from __future__ import annotations
 

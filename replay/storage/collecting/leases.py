@@ -1,9 +1,6 @@
-"""Tickets and their leases: who collects which episode, until when, and how it ends.
-
-The database's clock ends a lease. Claims and heartbeats write nothing but tickets, and need not wait for those who
-store rows: a server's rows are locked one by one, always in the order of their place, so that no two wait for each
-other. A ticket ends in the transaction that stores its row, and whoever is first counts.
-"""
+"""Tickets and their leases: who collects which episode, until when by the database's clock, and how it ends. Claims and
+heartbeats write nothing but tickets, and wait for nobody who stores rows: a server's rows are locked one by one, in the
+order of their place. A ticket ends in the transaction that stores its row, and whoever is first counts."""
 
 from __future__ import annotations
 
@@ -47,10 +44,9 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     append(connection, prepare(given, [], [], {}, compress_text=False))
     rows = checked(records, "ticket", "number")
     known: dict[tuple[Any, ...], Row] = {}
-    for run in {row["run"] for row in rows}:
-        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
-            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
-            known |= {(run, *_place(dict(row))): dict(row) for row in connection.execute(here).mappings()}
+    for chunk in chunked(sorted({row["number"] for row in rows})):
+        here = tickets.select().where(_tickets.run.in_({row["run"] for row in rows}), _tickets.number.in_(chunk))
+        known |= {(row["run"], *_place(dict(row))): dict(row) for row in connection.execute(here).mappings()}
     new = [row for row in rows if (row["run"], *_place(row)) not in known]
     for row in rows:
         stored = known.get((row["run"], *_place(row)), row)

@@ -1,7 +1,5 @@
-"""Who takes part in a run: its one learner, and the workers and engines that report themselves.
-
-A silence is measured by the database's clock. It says who is gone; it never decides which rows an update learns from.
-"""
+"""Who takes part in a run: its one learner, and the workers and engines that report themselves. A silence, measured by
+the database's clock, says who is gone; it never decides which rows an update learns from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""`Tickets`: the episodes that workers collect for a run, as a part of the store.
-
-The learner issues them, closes groups and draws fresh ones; workers claim, extend and finish. A learner's writes check
-that nobody else has resumed the run, a worker's check its claim.
-"""
+"""The episodes that workers collect for a run, as a part of the store. The learner issues them, closes groups and draws
+fresh ones, checked against a resume by others; workers claim, extend and finish, checked against their claim."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""A buffer on a server: every PostgreSQL particular of the project stands here.
-
-A write transaction begins with the buffer's lock, so that writers come one after another as they do in SQLite, and each
-sees what those before it committed (READ COMMITTED takes a snapshot per statement). Text is compared by its bytes,
-whatever the collation of the server, as SQLite and Python do.
-"""
+"""A buffer on a server: every PostgreSQL particular of the project. A write transaction begins with the buffer's lock,
+so that writers come one after another, each seeing what those before it committed (READ COMMITTED takes a snapshot per
+statement). Text is compared by its bytes, whatever the server's collation, as SQLite and Python do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A buffer in a file: every SQLite particular of the project stands here.
-
-A write transaction begins with BEGIN IMMEDIATE. A deferred one that reads before it writes would lose updates or fail
-with "database is locked", which no timeout mends.
-"""
+"""A buffer in a file: every SQLite particular of the project. A write transaction begins with BEGIN IMMEDIATE: a
+deferred one that reads first would lose updates or fail with "database is locked", which no timeout mends."""
 
 from __future__ import annotations
 

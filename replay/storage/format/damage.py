@@ -1,9 +1,6 @@
-"""What can't have been written: the one place that turns whatever a damaged database raises into one line.
-
-No value is checked when it is read. What a trajectory is made of stands under checksums, which whoever loads it
-compares; what any other damaged cell leads to is an exception somewhere, and then, or when `verify` is asked, it is
-looked for here.
-"""
+"""The one place that turns whatever a damaged database raises into one line. No value is checked when it is read:
+trajectories have checksums, which whoever loads them compares; what any other damaged cell raises, or `verify` asks
+for, is looked for here."""
 
 from __future__ import annotations
 

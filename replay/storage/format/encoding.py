@@ -1,13 +1,8 @@
-"""Arrays and texts at rest: zstd frames with checksum. Little-endian on every machine.
-
-Before a frame of arrays stands a header: two magic bytes, a kind, a format number, and the count of tokens. The
-size a frame declares is compared with what the header implies, or with a limit, before anything is decompressed, so
-that no stored frame can inflate beyond what it may hold.
-
-The four arrays of a segment share one frame: opening one costs more than what it holds. Log-probs are written with NaN
-where no policy sampled the token: these compress to almost nothing, and only the action tokens' float32 values take
-room.
-"""
+"""Arrays and texts at rest: little-endian zstd frames with checksum. Before a frame of arrays stands a header: two
+magic bytes, a kind, a format number, and the count of tokens. The size a frame declares is compared with what the
+header implies, or with a limit, before anything is decompressed. A segment's four arrays share one frame: opening one
+costs more than what it holds. Log-probs are NaN where no policy sampled the token, which compresses to almost
+nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Records as table rows, and back.
-
-What was said in a trajectory is one JSON text with a checksum. A text no database can hold as it is (see
-`column_types.to_storable`) stands in the JSON as it would in a column, so that SQL can search every value in it.
-"""
+"""Records as table rows, and back. What was said in a trajectory is one JSON text with a checksum, in which a text that
+no database can hold stands as it would in a column (`column_types.to_storable`): SQL can search every value in it."""
 
 from __future__ import annotations
 

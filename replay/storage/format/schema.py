@@ -1,9 +1,6 @@
-"""The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
-
-A table that holds records has a column for each of their fields. Metadata, payload and text stand in tables of their
-own, so that questions about rewards never read a token.
-A database of another `REVISION` is refused: whoever changes a table, or a record, raises it.
-"""
+"""The tables. Facts are columns, one per field of a record; arrays are typed blobs. Metadata, payload and text stand in
+tables of their own, so that questions about rewards never read a token. A database of another `REVISION` is refused:
+whoever changes a table, or a record, raises it."""
 
 from __future__ import annotations
 
