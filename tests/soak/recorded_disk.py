@@ -21,10 +21,10 @@ SECTOR = 512
 STYLES = ("flushed only", "all", "some", "torn", "reordered")
 """What is kept of unflushed changes: none, all, whole ones, sectors of them, and those in any order."""
 
-_CALLS = "openat,write,pwrite64,fsync,fdatasync,ftruncate,rename,unlink"
+_CALLS = "openat,write,pwrite64,fsync,fdatasync,ftruncate,unlink"
 _OTHERS = (
     "open,creat,writev,pwritev,pwritev2,truncate,fallocate,copy_file_range,sendfile,sync,syncfs,sync_file_range,"
-    "renameat,renameat2,unlinkat,link,linkat,symlink"
+    "rename,renameat,renameat2,unlinkat,link,linkat,symlink"
 )
 """What a recording must not hold of these files: nothing here says what it leaves."""
 _NAMED = re.compile(r"\w+\(\d+<((?:\\x\w\w)*)>")
@@ -164,9 +164,6 @@ def _apply(recording: Recording, names: dict[str, File], folder: Path, moment: i
         names[name].changes.append((moment, int(text.rpartition(")")[0].rpartition(",")[2]), strings[-1]))
     elif call == "ftruncate":
         names[name].changes.append((moment, int(text.rpartition(")")[0].rpartition(",")[2]), None))
-    elif call == "rename":
-        _rename(recording, names, moment, inside[1].name, names[name])
-        _rename(recording, names, moment, name, None)
     elif call == "unlink":
         _rename(recording, names, moment, name, None)
     else:

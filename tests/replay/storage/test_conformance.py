@@ -134,18 +134,6 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
         assert sum(map(len, expected)) > 15
 
 
-def test_commit_counts_once_and_one_that_fails_leaves_the_reservations(store: ReplayStore) -> None:
-    fresh = FreshRows(1).append_to(store).draws()
-    store.reserve_fresh(fresh)
-    with pytest.raises(TypeError):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
-    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
-    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
-    for _ in range(2):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={})
-    assert sql(store, "select state, count(*) from draws group by state") == [("committed", 4)]
-
-
 WRITES: dict[str, Callable[[ReplayStore], Any]] = {
     "add_policy": lambda store: store.add_policy(policy(7)),
     "append": lambda store: FreshRows(4).append_to(store),

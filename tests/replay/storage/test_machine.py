@@ -86,9 +86,7 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
     said = in_child(said_of_forgetting, path, 1_000_000)
     assert "database must be free and have room to be written anew, got 'disk I/O error' at" in said
-    assert "What was deleted is gone for every reader; its bytes go when this is run again." in said
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
-    assert sql(path, "pragma integrity_check") == [("ok",)]
     with closing(ReplayStore.open(path)) as store:
         store.forget(trajectories.c.id == "a", dry_run=False)
 
