@@ -158,14 +158,14 @@ class SqliteDatabase(Database):
                     raise
                 # It is written where others would find it after a crash, and may or may not be on the disk.
                 is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
-                outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
-                raise self._failed(outcome, *_cause(error)) from error
-
-    def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
-        return DatabaseFailed(
-            f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
-            f"{outcome}; what was stored before is safe. {remedy}"
-        )
+                outcome = "Nothing of the transaction was stored"
+                if is_unsure:
+                    outcome = "Whether the transaction was stored is not known"
+                found, remedy = _cause(error)
+                raise DatabaseFailed(
+                    f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
+                    f"{outcome}; what was stored before is safe. {remedy}"
+                ) from error
 
     def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
         return ReplayError(
@@ -174,7 +174,6 @@ class SqliteDatabase(Database):
         )
 
 
-_NOTHING = "Nothing of the transaction was stored"
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
@@ -279,11 +278,8 @@ def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> Ope
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return "plain"
     whole = os.path.realpath(path)
-    sides = [f"{whole}{side}" for side in ("-wal", "-journal")]
-    if writes or os.access(os.path.dirname(whole), os.W_OK) or any(map(_has_content, sides)):
+    sides = [Path(f"{whole}{side}") for side in ("-wal", "-journal")]
+    has_log = any(side.is_file() and side.stat().st_size for side in sides)
+    if writes or os.access(os.path.dirname(whole), os.W_OK) or has_log:
         raise error
     return "immutable"
-
-
-def _has_content(path: str) -> bool:
-    return os.path.isfile(path) and os.path.getsize(path) > 0

@@ -10,19 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import (
-    OWN_SOURCES,
-    RESERVED,
-    DrawRecord,
-    GroupRecord,
-    HeldOutEpisode,
-    IterationRecord,
-    ObservationRecord,
-    PolicyRecord,
-    RunRecord,
-    TaskRecord,
-    TrajectoryRecord,
-)
+from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
@@ -96,7 +84,7 @@ metadata = sa.MetaData()
 runs = sa.Table(
     "runs",
     metadata,
-    *_fields(RunRecord, id=_key("id", primary_key=True)),
+    *_fields(records.RunRecord, id=_key("id", primary_key=True)),
     _json("config"),
     _json("fingerprint", null=True),
     _text("started_at"),
@@ -110,15 +98,18 @@ runs = sa.Table(
 )
 
 policies = sa.Table(
-    "policies", metadata, *_fields(PolicyRecord, run=_run_key(), version=_number("version")), _text("created_at")
+    "policies",
+    metadata,
+    *_fields(records.PolicyRecord, run=_run_key(), version=_number("version")),
+    _text("created_at"),
 )
 
-tasks = sa.Table("tasks", metadata, *_fields(TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
+tasks = sa.Table("tasks", metadata, *_fields(records.TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
 
 observations = sa.Table(
     "observations",
     metadata,
-    *_fields(ObservationRecord, id=_key("id", primary_key=True), task=_key("task", "tasks.hash")),
+    *_fields(records.ObservationRecord, id=_key("id", primary_key=True), task=_key("task", "tasks.hash")),
     _text("arguments"),
     _text("checksum"),
     sa.Index("observations_by_task", "task"),
@@ -128,7 +119,7 @@ observations = sa.Table(
 held_out = sa.Table(
     "held_out",
     metadata,
-    *_fields(HeldOutEpisode, run=_run_key(), iteration=_number("iteration"), number=_number("number")),
+    *_fields(records.HeldOutEpisode, run=_run_key(), iteration=_number("iteration"), number=_number("number")),
     *_said(),
     sa.Index("held_out_by_task", "run", "task", "iteration"),
 )
@@ -137,7 +128,7 @@ groups = sa.Table(
     "groups",
     metadata,
     *_fields(
-        GroupRecord,
+        records.GroupRecord,
         id=_key("id", primary_key=True),
         run=_key("run", "runs.id"),
         task=_key("task", "tasks.hash"),
@@ -156,7 +147,7 @@ _LOOKED_AT = (
 )
 """What lists are sorted by, and what statistics count, of all rows of a run."""
 
-IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
+IMPORTED = " and ".join(f"source <> '{source}'" for source in records.OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
 
 
@@ -169,7 +160,7 @@ trajectories = sa.Table(
     "trajectories",
     metadata,
     *_fields(
-        TrajectoryRecord,
+        records.TrajectoryRecord,
         id=_key("id", primary_key=True),
         run=_key("run", "runs.id"),
         group=_group(),
@@ -210,7 +201,7 @@ FACTS = (
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
-    *_fields(TrajectoryRecord, FACTS, id=_key("id", primary_key=True), group=_group()),
+    *_fields(records.TrajectoryRecord, FACTS, id=_key("id", primary_key=True), group=_group()),
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
@@ -234,7 +225,7 @@ draws = sa.Table(
     metadata,
     # The trajectory is one of `trajectories`, or of `reclaimed` once it was evicted.
     *_fields(
-        DrawRecord,
+        records.DrawRecord,
         run=_run_key(),
         iteration=_number("iteration"),
         slot=_number("slot"),
@@ -242,10 +233,12 @@ draws = sa.Table(
     ),
     _integer("sequence", server_default="0"),
     sa.Index("draws_by_trajectory", "trajectory"),
-    sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{RESERVED}'")),
+    sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{records.RESERVED}'")),
 )
 
-iterations = sa.Table("iterations", metadata, *_fields(IterationRecord, run=_run_key(), iteration=_number("iteration")))
+iterations = sa.Table(
+    "iterations", metadata, *_fields(records.IterationRecord, run=_run_key(), iteration=_number("iteration"))
+)
 
 metrics = sa.Table(
     "metrics", metadata, _run_key(), _number("iteration"), _key("name", primary_key=True), _measured("value", null=True)

@@ -48,7 +48,7 @@ def filled(location: Location) -> Location:
     return location
 
 
-def test_the_same_calls_leave_the_same_rows(filled: Location, tmp_path: Path) -> None:
+def test_the_same_calls_leave_the_same_rows_and_answers(filled: Location, tmp_path: Path) -> None:
     fill(tmp_path / "file.sqlite")
     # A file holds messages compressed.
     there, in_a_file = (contents(each, but=frozenset({"said"})) for each in (filled, tmp_path / "file.sqlite"))
@@ -58,10 +58,6 @@ def test_the_same_calls_leave_the_same_rows(filled: Location, tmp_path: Path) ->
     with closing(ReplayStore.open(filled, read_only=True)) as store:
         found = store.verify()
     assert (found.corrupt, found.damage) == ({}, [])
-
-
-def test_the_same_questions_are_answered_alike(filled: Location, tmp_path: Path) -> None:
-    fill(tmp_path / "file.sqlite")
     answers = []
     for location in (filled, tmp_path / "file.sqlite"):
         with closing(ReplayStore.open(location, read_only=True)) as store:
