@@ -25,10 +25,8 @@ def shortened(value: object) -> str:
 
 
 def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
-    """Where it is, what it must do, and what was found in short, for `<field> must <rule>, got <value>`.
-
-    What a row has and should not have comes before what it lacks: it may be the same, spelled otherwise.
-    """
+    """Where it is, what it must do, and what was found, in short. What a row has and should not have comes before what
+    it lacks: it may be the same, spelled otherwise."""
     found = error.errors(include_url=False)
     first = min(found, key=lambda problem: problem["type"] == "missing")
     (*within, name), kind = first["loc"] or ("",), first["type"]

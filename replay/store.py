@@ -158,12 +158,9 @@ class ReplayStore:
             yield run_draws.trial(connection, request, sampler, sources)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
-        """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
-
-        Advances the sampler's random state. A corrupt row is quarantined, logged and replaced by another draw.
-        `measure` is needed by a sampler that chooses by the current policy; it is called outside any transaction.
-        Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows.
-        """
+        """Select and reserve, in the order of the picks; fewer than asked if there are not enough. A corrupt row is
+        quarantined and another drawn. `measure` is called outside any transaction, for a sampler that chooses by the
+        current policy. Raises ReplayError for a source that is named and can't be compared with the run's own rows."""
         begun = sampler.state()
 
         def drawn() -> list[BatchRow]:

@@ -66,8 +66,7 @@ def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> N
 
 
 def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
-    """What was reserved for these slots is free again: a draw that is done again, because nobody knows whether the
-    first was stored, comes out the same."""
+    """Free what was reserved for these slots: a draw done again, as after a lost answer, comes out the same."""
     reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
     again = sorted(set(reserved).intersection(slots))
     here = (draws.c.run == run) & (draws.c.iteration == iteration)

@@ -77,8 +77,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 
 
 def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Columns by name, of at least one row. SQLAlchemy's own lookup of every value takes longer than the database
-    does."""
+    """Columns by name, of at least one row. SQLAlchemy's own lookup of every value takes longer than the insert."""
     statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)
     values = zip(*(bind[name](columns[name]) for name in names), strict=True)

@@ -41,9 +41,8 @@ def _adapter(record: type) -> TypeAdapter[Any]:
 
 
 def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]:
-    """The columns of records of one class, each of its annotated type. Raises InvalidRecord naming the field, and the
-    record by `kind` and its field `key`. A NumPy scalar becomes a number or is refused: a driver would store its
-    bytes."""
+    """The columns of records of one class, each of its annotated type: of a NumPy scalar, a driver would store the
+    bytes. Raises InvalidRecord naming the field, and the record by `kind` and its field `key`."""
     if not records:
         return []
     try:
@@ -117,10 +116,8 @@ def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list
 def validate(
     trajectories: Sequence[Trajectory], authors: AuthorTable
 ) -> list[tuple[dict[str, Any], tuple[Segment, ...]]]:
-    """Each one's record, with what follows from its tokens, and its segments, with log-probs of at most 0.
-
-    Raises InvalidRecord for trajectories of one run that disagree with themselves or the run's author table.
-    """
+    """The record of each trajectory of one run, with what follows from its tokens, and its segments, with log-probs of
+    at most 0. Raises InvalidRecord for one that disagrees with itself or the run's author table."""
     if not trajectories:
         return []
     for trajectory in trajectories:

@@ -65,7 +65,7 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
 
 
 def _look_at_cells(connection: sa.Connection, table: sa.Table, found: Verification) -> None:
-    """A line for each column with cells that can't have been written. Rows that could not be drawn for it are
+    """A line for each column with cells that can't have been written; rows that could not be drawn for it are
     corrupt."""
     wrong: Counter[str] = Counter()
     for id, names in misfits(connection, table):
@@ -93,7 +93,7 @@ def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Ver
 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
-    """What is drawn by nobody, so that there is nothing to quarantine: episodes of evaluations, and a later policy's
+    """What is never drawn, so that there is nothing to quarantine: episodes of evaluations, and a later policy's
     scores."""
     score, episode = token_scores.c, held_out.c
     segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)

@@ -177,8 +177,7 @@ def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[st
 def _missing(
     connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], rows: Mapping[str, Row]
 ) -> list[str]:
-    """Those not stored; raises where another row has the key. A row's state may have moved on, and what follows from
-    its tokens may be rounded."""
+    """Those not stored; raises where another row has the key, but for its state and rounded numbers of its tokens."""
     stored = _stored(connection, table, columns, list(rows))
     for id, there in stored.items():
         given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}

@@ -84,10 +84,8 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
 
 
 def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
-    """Those that nobody holds, or whose lease is over: evaluations first, then the oldest.
-
-    It is the order of the index of unclosed tickets; without one SQLite looks at every ticket there ever was.
-    """
+    """Tickets that nobody holds, or whose lease is over, in the order of the index of unclosed tickets: evaluations
+    first, then the oldest. In another order SQLite looks at every ticket there ever was."""
     # A subquery looks at the clock once, not at every ticket.
     now = sa.select(seconds_now()).scalar_subquery()
     is_over = (_tickets.state == LEASED) & (_tickets.due < now)
@@ -192,8 +190,7 @@ def finish_evaluation(
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
-    """Whether nobody else has ended the ticket: also where the lease is over, and where the answer was lost on its
-    way."""
+    """Whether nobody else has ended the ticket: also after its lease, and where the answer was lost on its way."""
     if row is None:
         raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
     if row["state"] == DONE:

@@ -57,8 +57,7 @@ class Roles:
         return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str) -> RunView:
-        """What a worker looks at, in one statement, for there may be a thousand workers: what to do, and with which
-        engines."""
+        """What a worker looks at, in one statement, for there may be a thousand: what to do, and with which engines."""
         free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
         query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
         listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)

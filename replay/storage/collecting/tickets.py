@@ -57,8 +57,7 @@ class Tickets:
     def issue(
         self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord], batch: PlannedBatch | None = None
     ) -> int:
-        """How many are new. A group is issued whole, its number greater than all before; a `batch` stays as first
-        issued."""
+        """How many are new. A group is issued whole, its number above all before; a `batch` stays as first issued."""
         runs = {ticket.run for ticket in tickets} | ({batch.run} if batch else set())
 
         def work(connection: sa.Connection) -> int:

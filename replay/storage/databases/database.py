@@ -22,11 +22,8 @@ _MOST_TRIES = 8
 
 
 class Database(ABC):
-    """Connections to one database; transactions that read one snapshot or write all or nothing.
-
-    Write transactions come one after another, from their first statement to their commit: what one of them reads, no
-    other changes meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does.
-    """
+    """Connections to one database. Write transactions come one after another: what one of them reads, no other changes
+    meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does."""
 
     url: str
     """For people: the path, or the URL without its password."""
@@ -59,8 +56,8 @@ class Database(ABC):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Raises DamagedDatabase in place of what can't have been written has raised. Every other exception stays what
-        it is: only after one is the database looked through, which takes long."""
+        """Raises DamagedDatabase in place of an exception that damage led to. Every other one stays what it is: only
+        after one is the database looked through, which takes long."""
         try:
             yield
         except ReplayError:

@@ -270,11 +270,9 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
 
 
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
-    """How to look at a file that the ordinary way fails for; raises the error where there is no other.
-
-    What was killed while it made the file only who writes can undo, and SQLite does. In a folder where nobody can
-    write, SQLite can't make its side files, and needs none where all is in the file itself.
-    """
+    """How to look at a file that the ordinary way fails for; raises the error where there is no other. Only who writes
+    can undo what was killed while it made the file. In a folder where nobody can write, SQLite can't make its side
+    files, and needs none where all is in the file itself."""
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return "plain"
     whole = os.path.realpath(path)

@@ -31,11 +31,9 @@ def types_in(annotation: Any) -> set[Any]:
 
 
 class ExactText(sa.types.TypeDecorator[str]):
-    """Any Python string, returned as it came.
-
-    Databases refuse NUL or lone surrogates, which models and tools do write: such a text is stored as JSON behind a
-    private-use mark, every other one as it is. Reading raises ValueError for what can't have been stored so.
-    """
+    """Any Python string, returned as it came. Databases refuse NUL or lone surrogates, which models and tools do write:
+    such a text is stored as JSON behind a private-use mark. Reading raises ValueError for what can't have been stored
+    so."""
 
     impl = sa.Text
     cache_ok = True

@@ -48,7 +48,7 @@ def raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 
 
 def misfits(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[Any, list[str]]]:
-    """First values of the rows in which some columns, blobs aside, can't hold what stands there, with these columns'
+    """First values of the rows in which columns other than blobs can't hold what stands there, with these columns'
     names."""
     columns = [column for column in table.columns if not isinstance(column.type, sa.LargeBinary)]
     for row in connection.execute(sa.select(*map(raw, columns)).execution_options(yield_per=1000)):

@@ -104,9 +104,8 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 
 
 def record_checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of the values of CHECKED_COLUMNS but for the state, which changes. Databases don't keep the sign of a
-    zero, nor whether a real was given as a whole number. Raises TypeError for values of other types than were
-    written."""
+    """CRC-32 of the values of CHECKED_COLUMNS but for the state, which changes; databases don't keep the sign of a
+    zero, nor whether a real was given as a whole number. Raises TypeError for values of other types."""
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
     others = _BETWEEN.join(map(repr, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))

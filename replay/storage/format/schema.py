@@ -59,8 +59,7 @@ def _said() -> list[sa.Column[Any]]:
 
 
 def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) -> list[sa.Column[Any]]:
-    """Columns for these fields of a record, or for all that hold one value; `given` in place of what annotations don't
-    say."""
+    """Columns for these fields of a record, or all of one value; `given` in place of what annotations don't say."""
     kinds = column_types(record)
 
     def column(name: str) -> sa.Column[Any]:
