@@ -1,7 +1,6 @@
 """Power cuts at random moments, on disks that keep of unflushed writes what they like.
 
-The programs whose writes are recorded say what is stored as soon as that is acknowledged:
-`python -m tests.soak.test_power_cut FILE`
+The program whose writes are recorded, `python -m tests.soak.test_power_cut FILE`, says what is committed.
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ PAGES = 60
 
 def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
-
-
-def small_log(connection: sa.PoolProxiedConnection, record: object) -> None:
-    connection.execute(f"pragma wal_autocheckpoint={PAGES}")
 
 
 def learn(path: Path) -> None:
@@ -99,5 +94,6 @@ def test_power_cut_loses_no_update_that_was_committed(disk: Path, tmp_path: Path
 
 
 if __name__ == "__main__":
-    sa.event.listen(sa.Pool, "connect", small_log)
+    small_log = f"pragma wal_autocheckpoint={PAGES}"
+    sa.event.listen(sa.Pool, "connect", lambda connection, _: connection.execute(small_log))
     learn(Path(sys.argv[1]))
