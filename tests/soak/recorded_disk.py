@@ -21,10 +21,10 @@ SECTOR = 512
 STYLES = ("flushed only", "all", "some", "torn", "reordered")
 """What is kept of unflushed changes: none, all, whole ones, sectors of them, and those in any order."""
 
-_CALLS = "openat,write,pwrite64,fsync,fdatasync,ftruncate,unlink"
+_CALLS = "openat,write,pwrite64,fsync,fdatasync,ftruncate,rename,unlink"
 _OTHERS = (
     "open,creat,writev,pwritev,pwritev2,truncate,fallocate,copy_file_range,sendfile,sync,syncfs,sync_file_range,"
-    "rename,renameat,renameat2,unlinkat,link,linkat,symlink"
+    "renameat,renameat2,unlinkat,link,linkat,symlink"
 )
 """What a recording must not hold of these files: nothing here says what it leaves."""
 _NAMED = re.compile(r"\w+\(\d+<((?:\\x\w\w)*)>")
@@ -32,15 +32,18 @@ _STRING = re.compile(r'"((?:\\x\w\w)*)"')
 _MEMORY = "-shm"
 """Ends the names of files that are shared memory: a machine that starts has none."""
 
+Span = tuple[int, int]
+"""The moments at which a call began and ended."""
+
 
 @dataclass(eq=False)
 class File:
     """One file, whatever its name, with what was done to it."""
 
     was: bytes = b""
-    changes: list[tuple[int, int, bytes | None]] = field(default_factory=list)
-    """When, a place and what was written there; nothing: the file was cut there."""
-    flushes: list[int] = field(default_factory=list)
+    changes: list[tuple[Span, int, bytes | None]] = field(default_factory=list)
+    """A place and what was written there; nothing: the file was cut there."""
+    flushes: list[Span] = field(default_factory=list)
 
 
 @dataclass
@@ -49,9 +52,9 @@ class Recording:
 
     were: dict[str, File] = field(default_factory=dict)
     """The files by name in the beginning."""
-    renamings: list[tuple[int, str, File | None]] = field(default_factory=list)
-    """When, a name and the file it stands for from then on."""
-    flushes: list[int] = field(default_factory=list)
+    renamings: list[tuple[Span, str, File | None]] = field(default_factory=list)
+    """A name and the file it stands for from then on."""
+    flushes: list[Span] = field(default_factory=list)
     """Of the folder."""
     said: list[tuple[int, str]] = field(default_factory=list)
     """What the programs printed, and when."""
@@ -72,16 +75,16 @@ class Recording:
                 (folder / name).write_bytes(_content(found, moment, style, chance))
 
 
-Change = TypeVar("Change", bound=tuple[int, object, object])
+Change = TypeVar("Change", bound=tuple[object, ...])
 
 
 def _kept(
-    changes: Sequence[Change], flushes: Sequence[int], moment: int, style: str, chance: random.Random
+    changes: Sequence[Change], flushes: Sequence[Span], moment: int, style: str, chance: random.Random
 ) -> tuple[list[Change], list[Change]]:
     """What is sure to be there, and what of the rest there is."""
-    flushed = max((when for when in flushes if when < moment), default=-1)
-    sure = [change for change in changes if change[0] < flushed]
-    unsure = [change for change in changes if flushed <= change[0] < moment]
+    flushed = max((begun for begun, ended in flushes if ended < moment), default=-1)
+    sure = [change for change in changes if change[0][1] < flushed]  # type: ignore[index]
+    unsure = [change for change in changes if change[0][1] >= flushed and change[0][0] < moment]  # type: ignore[index]
     share = {"flushed only": 0.0, "all": 1.0}.get(style, chance.random())
     kept = [change for change in unsure if chance.random() < share]
     if style == "reordered":
@@ -102,49 +105,58 @@ def _content(file: File, moment: int, style: str, chance: random.Random) -> byte
     return bytes(content)
 
 
-def _sectors(change: tuple[int, int, bytes | None]) -> Iterator[tuple[int, int, bytes | None]]:
-    moment, place, data = change
+def _sectors(change: tuple[Span, int, bytes | None]) -> Iterator[tuple[Span, int, bytes | None]]:
+    span, place, data = change
     if data is None:
         yield change
         return
     start = 0
     while start < len(data):
         end = start + SECTOR - (place + start) % SECTOR
-        yield moment, place + start, data[start:end]
+        yield span, place + start, data[start:end]
         start = end
 
 
 def record(folder: Path, program: Sequence[str]) -> Recording:
-    """Run a program of one process that writes into the folder alone what matters."""
+    """Run a program that writes into the folder alone what matters."""
     recording = Recording({file.name: File(file.read_bytes()) for file in folder.iterdir()})
     trace = folder.with_name(f"{folder.name}.trace")
-    options = ["-y", "-xx", "-qq", "-s", str(1 << 20), "-e", "signal=none", "-e", f"trace={_CALLS},{_OTHERS}"]
+    options = ["-f", "-y", "-xx", "-qq", "-s", str(1 << 20), "-e", "signal=none", "-e", f"trace={_CALLS},{_OTHERS}"]
     subprocess.run([str(STRACE), *options, "-o", str(trace), *program], check=True, stdout=subprocess.DEVNULL)
     names = dict(recording.were)
-    for moment, text in _calls(trace):
-        if _apply(recording, names, folder, moment, text):
-            recording.stretches[-1] += [moment, moment + 1]
+    for span, text in _calls(trace):
+        if _apply(recording, names, folder, span, text):
+            recording.stretches[-1] += [span[0], span[1] + 1]
             if not text.startswith(("pwrite64", "ftruncate")):
-                recording.stretches.append([moment + 1])
+                recording.stretches.append([span[1] + 1])
     trace.unlink()
     return recording
 
 
-def _calls(trace: Path) -> Iterator[tuple[int, str]]:
-    """Each call of the one process that succeeded, with its moment."""
+def _calls(trace: Path) -> Iterator[tuple[Span, str]]:
+    """Each call that succeeded, with its moments, in the order of their ends."""
+    begun: dict[str, tuple[int, str]] = {}
     with trace.open(encoding="ascii") as lines:
         for moment, line in enumerate(lines):
-            text = line.strip()
+            process, _, text = line.strip().partition(" ")
+            text = text.lstrip()
+            start = moment
+            if text.endswith("<unfinished ...>"):
+                begun[process] = moment, text.removesuffix("<unfinished ...>")
+                continue
+            if text.startswith("<... "):
+                start, head = begun.pop(process)
+                text = head + text.partition(" resumed>")[2]
             if not text.rpartition(" = ")[2].startswith("-1"):
-                yield moment, text
+                yield (start, moment), text
 
 
-def _apply(recording: Recording, names: dict[str, File], folder: Path, moment: int, text: str) -> bool:
+def _apply(recording: Recording, names: dict[str, File], folder: Path, span: Span, text: str) -> bool:
     """Whether it was about these files."""
     call = text.partition("(")[0]
     strings = [_decoded(string) for string in _STRING.findall(text)]
     if call == "write" and text.startswith("write(1<"):
-        recording.said += [(moment, line) for line in strings[0].decode().splitlines()]
+        recording.said += [(span[0], line) for line in strings[0].decode().splitlines()]
         return True
     named = _NAMED.match(text)
     paths = [_decoded(named[1])] if named else strings
@@ -156,23 +168,26 @@ def _apply(recording: Recording, names: dict[str, File], folder: Path, moment: i
     name = inside[0].name
     if call == "openat":
         if name not in names:
-            _rename(recording, names, moment, name, File())
+            _rename(recording, names, span, name, File())
         assert "O_TRUNC" not in text or not names[name].was
     elif call in ("fsync", "fdatasync"):
-        (recording if inside[0] == folder else names[name]).flushes.append(moment)
+        (recording if inside[0] == folder else names[name]).flushes.append(span)
     elif call == "pwrite64":
-        names[name].changes.append((moment, int(text.rpartition(")")[0].rpartition(",")[2]), strings[-1]))
+        names[name].changes.append((span, int(text.rpartition(")")[0].rpartition(",")[2]), strings[-1]))
     elif call == "ftruncate":
-        names[name].changes.append((moment, int(text.rpartition(")")[0].rpartition(",")[2]), None))
+        names[name].changes.append((span, int(text.rpartition(")")[0].rpartition(",")[2]), None))
+    elif call == "rename":
+        _rename(recording, names, span, inside[1].name, names[name])
+        _rename(recording, names, span, name, None)
     elif call == "unlink":
-        _rename(recording, names, moment, name, None)
+        _rename(recording, names, span, name, None)
     else:
         raise AssertionError(f"nothing is known of {call}")
     return True
 
 
-def _rename(recording: Recording, names: dict[str, File], moment: int, name: str, file: File | None) -> None:
-    recording.renamings.append((moment, name, file))
+def _rename(recording: Recording, names: dict[str, File], span: Span, name: str, file: File | None) -> None:
+    recording.renamings.append((span, name, file))
     if file is None:
         del names[name]
     else:
