@@ -14,7 +14,7 @@ from replay.records import HINDSIGHT, OWN_SOURCES, SOURCE_NAME, RunRecord
 from replay.sampling.compatibility import MISMATCHES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, make_sampler
 from replay.setting_types import Fraction, NonNegative, Positive, PositiveFloat, Section
-from replay.storage.databases.open import check_url
+from replay.storage.databases import check_url
 from replay.storage.retention import Capacity
 
 
@@ -122,8 +122,7 @@ class ReplayConfig(LimitSection, MixSection):
         description="What the buffer has room for; null everywhere: it keeps everything. See docs/replay.md.",
     )
     max_quarantined: Fraction = Field(
-        0.01,
-        description="Share of the run's rows found corrupt above which it stops; the first three never stop it.",
+        0.01, description="Share of the run's rows found corrupt above which it stops; the first three never stop it."
     )
     redact: str | None = Field(
         None,
@@ -260,8 +259,7 @@ class StoredEnvironment(TaskPool):
 
 
 class StoredConfig(_RunSection):
-    """What of a run's stored configuration decides what its batches are made of; a key that is not there has its
-    default."""
+    """What of a run's stored configuration decides what its batches are made of; a missing key has its default."""
 
     run: RunLength = Field(default_factory=RunLength)
     batch: BatchSize = Field(default_factory=BatchSize)

@@ -25,10 +25,8 @@ def shortened(value: object) -> str:
 
 
 def first_problem(error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
-    """Where it is, what it must do, and what was found in short, for `<field> must <rule>, got <value>`.
-
-    What a row has and should not have comes before what it lacks: it may be the same, spelled otherwise.
-    """
+    """Where it is, what it must do, and what was found, in short. What a row has and should not have comes before what
+    it lacks: it may be the same, spelled otherwise."""
     found = error.errors(include_url=False)
     first = min(found, key=lambda problem: problem["type"] == "missing")
     (*within, name), kind = first["loc"] or ("",), first["type"]
@@ -56,8 +54,6 @@ class CorruptTrajectory(ReplayError):
             f"trajectory {trajectory} must read back as it was written, got {reason}. "
             "It is never drawn again; its iteration can be collected anew."
         )
-        self.trajectory = trajectory
-        self.reason = reason
 
 
 class DamagedDatabase(ReplayError):
@@ -79,7 +75,6 @@ class ContentGone(ReplayError):
             f"trajectory {trajectory} must still have its tokens, got an evicted one ({reason or 'no reason known'}). "
             "See its numbers: agentloop replay lineage ID"
         )
-        self.trajectory = trajectory
 
 
 class RunReplaced(ReplayError):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from context.tokens.codec import TokenCodec
 from replay.errors import ReplayError
-from replay.storage.databases.open import Location
+from replay.storage.databases import Location
 
 DATABASE = "replay.sqlite"
 """The database's name in a run folder whose configuration names no other."""

@@ -1,7 +1,5 @@
-"""Frozen dataclasses, one per table row. Facts only; what is derived is asked of `questions`.
-
-The annotation of a field is also its rule: the store and the files of `replay.exchange` check records by it.
-"""
+"""Frozen dataclasses, one per table row: facts only, what is derived is asked of `questions`. A field's annotation is
+also its rule, by which the store and the files of `replay.exchange` check records."""
 
 from __future__ import annotations
 

@@ -46,12 +46,7 @@ def rule_in_words(schema: Mapping[str, Any]) -> str:
     return {"string": text, "boolean": "true or false", "null": "null", "object": "a mapping"}[str(kind)]
 
 
-_BOUNDS = {
-    "minimum": "of at least",
-    "maximum": "of at most",
-    "exclusiveMinimum": "above",
-    "exclusiveMaximum": "below",
-}
+_BOUNDS = {"minimum": "of at least", "maximum": "of at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 
 
 def _number_rule(noun: str, schema: Mapping[str, Any]) -> str:

@@ -27,8 +27,5 @@ def may_be_replayed(limits: Limits, known: Mask, staleness: npt.NDArray[Any]) ->
 
 
 def may_be_fresh(staleness: Iterable[int], bound: int) -> bool:
-    """Whether a group whose members are so stale feeds an update as fresh, by `collection.max_staleness`.
-
-    A group beyond the bound is late: its rows wait for replay.
-    """
+    """Whether a group so stale feeds an update as fresh, by `collection.max_staleness`; if not, it waits for replay."""
     return max(map(abs, staleness)) <= bound

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -50,13 +49,16 @@ _PURGED = 2_000
 
 
 class ReplayStore:
-    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises.
-
-    Where a disk or a server fails at the very end it may be done though it raised: DatabaseFailed says so.
-    """
+    """Experience at rest. Every method is one transaction: done when it returns, not begun when it raises; where a disk
+    or a server fails at the very end it may be done though it raised: DatabaseFailed says so."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.url, self.path = database.url, database.path
+        """Where the experience stands, for people, without a password; and the file, where it is one."""
+        self.reading, self.size, self.close = database.reading, database.size, database.close
+        self.naming_damage = database.naming_damage
+        """For who works on with what was read."""
         self._authors: dict[str, AuthorTable] = {}
         self._newest: RunDraws | None = None
         """The draws of the run that was asked for last: each holds every row in memory, and they must not pile up."""
@@ -76,21 +78,9 @@ class ReplayStore:
         """Open what exists; raises DatabaseRefused where there is nothing."""
         return cls(open_database(location, read_only=read_only))
 
-    @property
-    def url(self) -> str:
-        """Where the experience stands, for people: a path, or a URL without its password."""
-        return self._database.url
-
-    @property
-    def path(self) -> Path | None:
-        """The file of a SQLite database."""
-        return self._database.path
-
     def add_run(self, run: RunRecord) -> None:
-        """Once per run; a run that is known already must have the same authors, and gets this configuration.
-
-        A store that adds a run which nobody has resumed yet is refused when somebody has: see `resume`.
-        """
+        """Once per run; a known run must have the same authors, and gets this configuration. A store that adds a run
+        which nobody has resumed yet is refused when somebody has: see `resume`."""
         if self._write(lambda connection: write.add_run(connection, run)) == 0:
             self._epochs.setdefault(run.id, 0)
 
@@ -117,11 +107,8 @@ class ReplayStore:
         *,
         redact: Redactor | None = None,
     ) -> AppendReport:
-        """Store whole trajectories with their groups and tasks.
-
-        Idempotent by id: a row that is there already counts as a duplicate, another one under its id is an error.
-        Raises InvalidRecord naming the field; then nothing has been stored.
-        """
+        """Store whole trajectories with their groups and tasks; one that is there already counts as a duplicate. Raises
+        InvalidRecord naming the field, also for another row under the same id; then nothing has been stored."""
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
         prepared = write.prepare(tasks, groups, trajectories, tables, redact=redact, compress_text=compressed)
@@ -149,10 +136,7 @@ class ReplayStore:
         return self._database.read(lambda connection: never_drawn.remembered(connection, environment, tasks))
 
     def read(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Whole trajectories in the order asked.
-
-        A row that is not what was written is quarantined and raises CorruptTrajectory; it is never returned.
-        """
+        """Whole trajectories in the order asked; a damaged one is quarantined and raises CorruptTrajectory."""
         loaded = self._database.read(lambda connection: read.load(connection, ids))
         if loaded.corrupt and not self._database.read_only:
             self.quarantine(loaded.corrupt)
@@ -169,20 +153,14 @@ class ReplayStore:
 
     @contextmanager
     def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
-        """The moment before a draw: nothing that is drawn there is reserved. Nobody else draws for the run meanwhile.
-
-        `sources` are those that picks will name.
-        """
+        """The moment before a draw, of which nothing is reserved. `sources` are those that picks will name."""
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
             yield run_draws.trial(connection, request, sampler, sources)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
-        """Select and reserve, in the order of the picks; fewer than asked if there are not enough.
-
-        Advances the sampler's random state. A corrupt row is quarantined, logged and replaced by another draw.
-        `measure` is needed by a sampler that chooses by the current policy; it is called outside any transaction.
-        Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows.
-        """
+        """Select and reserve, in the order of the picks; fewer than asked if there are not enough. A corrupt row is
+        quarantined and another drawn. `measure` is called outside any transaction, for a sampler that chooses by the
+        current policy. Raises ReplayError for a source that is named and can't be compared with the run's own rows."""
         begun = sampler.state()
 
         def drawn() -> list[BatchRow]:
@@ -231,9 +209,7 @@ class ReplayStore:
         self, iteration: IterationRecord, records: Sequence[DrawRecord], *, sampler_state: Mapping[str, Any]
     ) -> None:
         """What an update did: its draws with their statistics, its iteration and metrics, the sampler after it.
-
-        `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done.
-        """
+        `records` are exactly the iteration's reserved draws, in any order. Committed again, they count as done."""
         self._write(
             lambda connection: draws.commit(connection, iteration, records, sampler_state=sampler_state), iteration.run
         )
@@ -243,17 +219,13 @@ class ReplayStore:
         self._write(lambda connection: write.add_metrics(connection, run, iteration, metrics), run)
 
     def add_scores(self, run: str, version: int, scores: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
-        """Log-probs of stored segments, by (trajectory, position), under policy `version` of `run`.
-
-        [T] float32 nats, NaN where no token was sampled. They take the place of earlier ones.
-        """
+        """Log-probs of stored segments, by (trajectory, position), under policy `version` of `run`, in place of earlier
+        ones: [T] float32 nats, NaN where no token was sampled."""
         self._write(lambda connection: write.add_scores(connection, run, version, scores), run)
 
     def resume(self, run: str, iteration: int) -> ResumeReport:
-        """Back to the state the run had after committing `iteration`, whatever a crash left behind.
-
-        The run is this store's from now on: whoever wrote it before is refused with RunReplaced.
-        """
+        """Back to the state the run had after committing `iteration`, whatever a crash left behind. The run is this
+        store's from now on: whoever wrote it before is refused with RunReplaced."""
         with self._lock:
             # It has read groups that are undone now.
             self._newest = None
@@ -273,10 +245,8 @@ class ReplayStore:
             self._database.read(lambda connection: counters.refuse_replaced(connection, run, self._epochs[run]))
 
     def evict(self, run: str, iteration: int, *, policy_version: int, capacity: Capacity) -> dict[str, float]:
-        """What `run` has no room for after `iteration` is never drawn again; metrics of what is kept and what is not.
-
-        It is there until `purge`, for a resume from an earlier iteration to take it back.
-        """
+        """Never draw again what `run` has no room for after `iteration`: metrics of what is kept and what is not. Rows
+        are there until `purge`, for a resume from an earlier iteration to take them back."""
 
         def work(connection: sa.Connection) -> dict[str, float]:
             over = retention.over_capacity(connection, run, iteration, policy_version=policy_version, capacity=capacity)
@@ -288,8 +258,9 @@ class ReplayStore:
     def purge(self, run: str, iteration: int) -> int:
         """Rows evicted up to `iteration`, which no resume will go back before, go, some at a time; how many."""
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
-        parts = [ids[start : start + _PURGED] for start in range(0, len(ids), _PURGED)]
-        return sum(self._write(partial(retention.purge, ids=part), run) for part in parts)
+        for start in range(0, len(ids), _PURGED):
+            self._write(partial(reclaimed.reclaim, ids=ids[start : start + _PURGED]), run)
+        return len(ids)
 
     def prune(
         self,
@@ -317,17 +288,11 @@ class ReplayStore:
         self._write(work, run)
 
     def forget(self, rows: sa.ColumnElement[bool], *, held_out: str | None = None, dry_run: bool) -> Forgotten:
-        """Remove content for good, with the database written again without it; or only count it.
-
-        `held_out`: the run whose held-out episodes go too, or "*" for those of all.
-        """
+        """Remove content for good, with the database written again without it; or only count it. `held_out`: the run
+        whose held-out episodes go too, or "*" for those of all."""
         if dry_run:
             return self._database.read(lambda connection: reclaimed.forget(connection, rows, held_out, dry_run=True))
         return self._database.erase(lambda connection: reclaimed.forget(connection, rows, held_out))
-
-    def naming_damage(self) -> AbstractContextManager[None]:
-        """For who works on with what was read: see `Database.naming_damage`."""
-        return self._database.naming_damage()
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""
@@ -337,23 +302,10 @@ class ReplayStore:
         """Rows found to be corrupt, with the reason by id: never drawn again."""
         self._write(lambda connection: read.quarantine(connection, reasons))
 
-    def size(self, connection: sa.Connection) -> int:
-        """Bytes of the database on disk."""
-        return self._database.size(connection)
-
-    def reading(self) -> AbstractContextManager[sa.Connection]:
-        """A consistent view for questions (`replay.questions`)."""
-        return self._database.reading()
-
-    def close(self) -> None:
-        self._database.close()
-
     @contextmanager
     def _writing(self, *runs: str) -> Iterator[sa.Connection]:
-        """The transaction of everything that is written of these runs.
-
-        Raises RunReplaced where this store began or resumed one of them and somebody else has resumed it since.
-        """
+        """The transaction of everything that is written of these runs; raises RunReplaced where this store began or
+        resumed one of them and somebody else has resumed it since."""
         with self._database.writing() as connection:
             for run in self._epochs.keys() & set(runs):
                 counters.refuse_replaced(connection, run, self._epochs[run])

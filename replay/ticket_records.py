@@ -94,10 +94,8 @@ class EndedGroup:
 
 @dataclass(frozen=True)
 class TicketCounts:
-    """Training tickets of a run by state, and the rows of those that are done by what became of them.
-
-    The rows are counted in tables of their own: `done` is their sum at every moment, or something was lost.
-    """
+    """Training tickets of a run by state, and the rows of those that are done, counted in tables of their own: their
+    sum is `done` at every moment, or something was lost."""
 
     queued: int
     leased: int

@@ -20,7 +20,7 @@ from agentloop.config.config_file import load_plain, to_plain
 from agentloop.errors import UserError
 from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
-from replay.storage.databases.open import Location
+from replay.storage.databases import Location
 
 COMPLETE = "COMPLETE"
 """Written last into a folder: one without it is not whole."""

@@ -37,8 +37,6 @@ class ImportReport:
     inserted: int = 0
     duplicates: int = 0
     """Rows that were stored already, with the same content, or stand in the file more than once."""
-    clipped: int = 0
-    """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
     bad: int = 0
     """Rows left out because something is wrong with them."""
     problems: list[str] = field(default_factory=list)
@@ -228,4 +226,3 @@ def _store(store: ReplayStore, bundles: Sequence[Bundle], report: ImportReport) 
     report.without_log_probs += sum(math.isnan(row.trajectory.record.mean_behavior_log_prob) for row in bundles)
     report.inserted += appended.inserted
     report.duplicates += appended.duplicates
-    report.clipped += appended.clipped

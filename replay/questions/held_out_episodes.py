@@ -10,7 +10,7 @@ from replay.questions.filters.query import QueryResult
 from replay.questions.trajectory import NONE, in_few_words
 from replay.storage.collecting.never_drawn import FACTS, SAID
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.message_json import messages_of
+from replay.storage.format.rows import messages_of
 from replay.storage.format.schema import held_out as episodes
 from replay.store import ReplayStore
 

@@ -18,8 +18,7 @@ from replay.sampling.samplers import successes
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.message_json import messages_of
-from replay.storage.format.rows import chunked
+from replay.storage.format.rows import chunked, messages_of
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
 from replay.storage.reclaimed import with_collected
 from replay.storage.statements import selected

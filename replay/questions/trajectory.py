@@ -24,8 +24,7 @@ from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
-from replay.storage.format.message_json import messages_of
-from replay.storage.format.rows import known
+from replay.storage.format.rows import known, messages_of
 from replay.storage.format.schema import (
     FACTS,
     draws,

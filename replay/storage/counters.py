@@ -1,14 +1,11 @@
-"""Counters of the database, which order what happened: no clock is asked, and none could be trusted.
-
-A transaction that raises a counter ends before the next one begins. So a number that can be read has no smaller one
-still in flight, and "everything after the last number seen" misses nothing. A run's epoch tells which process writes
-it: whoever resumes it takes it over, and the one before can write nothing more.
-"""
+"""Counters of the database, which order what happened: no clock is asked. Write transactions come one after another, so
+that a number that can be read has no smaller one still in flight. A run's epoch tells which process writes it: whoever
+resumes it takes it over, and the one before can write nothing more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -19,7 +16,6 @@ from replay.storage.format.schema import buffer_state, draws, runs, trajectories
 from replay.storage.statements import execute
 
 Counter = Literal["changed", "draws"]
-COUNTERS: tuple[Counter, ...] = get_args(Counter)
 
 _COUNTER = buffer_state.c.name == sa.bindparam("counter")
 _LAST = sa.select(buffer_state.c.value).where(_COUNTER)

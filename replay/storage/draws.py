@@ -66,10 +66,7 @@ def reserve_given(connection: sa.Connection, records: Sequence[DrawRecord]) -> N
 
 
 def release(connection: sa.Connection, run: str, iteration: int, slots: Sequence[int], *, stream: str) -> None:
-    """What was reserved for these slots is free again, as if they had never been asked for.
-
-    So what is done again, because nobody knows whether the first time was stored, comes out the same.
-    """
+    """Free what was reserved for these slots: a draw done again, as after a lost answer, comes out the same."""
     reserved = execute(connection, _RESERVED, run=run, iteration=iteration, stream=stream).scalars()
     again = sorted(set(reserved).intersection(slots))
     here = (draws.c.run == run) & (draws.c.iteration == iteration)
@@ -179,10 +176,8 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     _count_uses(connection, used_later)
     for table in (iterations, schema.metrics, schema.sampler_state, schema.held_out):
         connection.execute(table.delete().where(table.c.run == run, table.c.iteration > iteration))
-    # An iteration ends with one publish: what came after the last one kept is gone.
-    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(iterations.c.run == run))
     published = schema.policies.c
-    lost = (published.run == run) & (published.version > (0 if last is None else last + 1))
+    lost = (published.run == run) & (published.version > version_after(connection, run, iteration))
     connection.execute(schema.policies.delete().where(lost))
     # What workers collected is not collected again: its ticket is done.
     by_workers = sa.exists().where(schema.tickets.c.trajectory == _rows.id)
@@ -194,6 +189,13 @@ def resume(connection: sa.Connection, run: str, iteration: int) -> ResumeReport:
     stored = connection.scalar(sa.select(saved.state).where(saved.run == run, saved.iteration == iteration))
     sampler = None if stored is None else json.loads(stored)
     return ResumeReport(released, rolled_back, orphaned, _next_attempt(connection, run), sampler)
+
+
+def version_after(connection: sa.Connection, run: str, iteration: int) -> int:
+    """The policy version that a run goes on with after an iteration, which ends with one publish."""
+    stood = (iterations.c.run == run) & (iterations.c.iteration <= iteration)
+    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(stood))
+    return 0 if last is None else int(last) + 1
 
 
 def _next_attempt(connection: sa.Connection, run: str) -> int:

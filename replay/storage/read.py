@@ -16,27 +16,17 @@ from context.messages import Message
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state
+from replay.storage.format import rows
 from replay.storage.format.encoding import BlobError, content_hash
-from replay.storage.format.message_json import messages_of
-from replay.storage.format.rows import (
-    CHECKED_COLUMNS,
-    SEGMENT_COLUMNS,
-    check_authors,
-    chunked,
-    record_checksum,
-    record_of,
-    segment_of,
-    segments_checksum,
-)
 from replay.storage.format.schema import messages, runs, segments, tasks, trajectories
 from replay.storage.reclaimed import reasons
 from replay.storage.statements import rows_by_key, selected
 
-_RECORDS = (*CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
-_SEGMENTS = (segments.c.trajectory, *SEGMENT_COLUMNS)
+_RECORDS = (*rows.CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
+_SEGMENTS = (segments.c.trajectory, *rows.SEGMENT_COLUMNS)
 _SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
 _NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
-    CHECKED_COLUMNS.index(trajectories.c[name]) for name in ("num_messages", "segments_checksum")
+    rows.CHECKED_COLUMNS.index(trajectories.c[name]) for name in ("num_messages", "segments_checksum")
 )
 
 
@@ -65,12 +55,10 @@ class Loaded:
 
 
 def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool = True) -> Loaded:
-    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none.
-
-    The row's own checksum is over its record and over the checksums of the frames that its tokens stand in.
-    """
+    """Read and compare checksums; corrupt rows are named, not returned. Messages are for people: training reads none. A
+    row's checksum is over its record and over the checksums of the frames that its tokens stand in."""
     loaded = Loaded()
-    for chunk in chunked(list(dict.fromkeys(ids))):
+    for chunk in rows.chunked(list(dict.fromkeys(ids))):
         parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         for id, *part in rows_by_key(connection, _SEGMENTS, chunk, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
             parts[id].append(tuple(part))
@@ -100,22 +88,22 @@ def _whole(
     *values, checksum, _ = row
     # Who changes a row on purpose takes its checksum away: docs/running-the-buffer.md.
     is_checked = checksum is not None
-    if is_checked and record_checksum(values) != checksum:
+    if is_checked and rows.record_checksum(values) != checksum:
         raise BlobError("a record of another checksum: it was changed since it was written")
-    record = record_of(values)
+    record = rows.record_of(values)
     said: tuple[Message, ...] = ()
     if messages_of_rows is not None:
         conversation = messages_of_rows.get(record.id)
-        said = () if conversation is None else messages_of(*conversation)
+        said = () if conversation is None else rows.messages_of(*conversation)
         if is_checked and len(said) != (values[_NUM_MESSAGES] or 0):
             raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
     if record.state == EVICTED and not blobs:
         return Trajectory(record, (), said)
-    parts = tuple(map(segment_of, blobs))
+    parts = tuple(map(rows.segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:
         raise BlobError("tokens of another content hash")
-    if expected is not None and segments_checksum(blobs) != expected:
+    if expected is not None and rows.segments_checksum(blobs) != expected:
         raise BlobError("other segments than were written")
     return Trajectory(record, parts, said)
 
@@ -131,7 +119,7 @@ def author_table(connection: sa.Connection, run: str) -> AuthorTable:
     row = connection.execute(sa.select(runs.c.authors, runs.c.authors_hash).where(runs.c.id == run)).one_or_none()
     if row is None:
         raise ReplayError(f"run must be a stored one, got {run!r}. See what names it: agentloop replay verify")
-    check_authors(run, *row)
+    rows.check_authors(run, *row)
     return AuthorTable.from_json(row.authors)
 
 

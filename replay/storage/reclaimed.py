@@ -1,13 +1,10 @@
-"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went.
-
-Draws name it for ever, so that lineage still says which updates it fed: weights that learned from it are not changed by
-forgetting it. Everything else of it is deleted, and the payload of a task goes with the last row of it.
-"""
+"""What is left of a row that is evicted for good or forgotten: who it was, how it ended, and why it went. Draws name it
+for ever, so that lineage still says which updates it fed; the payload of a task goes with its last row."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +13,7 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, EVICTED, FORGOTTEN, REMOVED_TASK
 from replay.storage.collecting.never_drawn import forget_observations, remove_episodes
 from replay.storage.counters import next_number
-from replay.storage.format.rows import Row, chunked
+from replay.storage.format.rows import chunked
 from replay.storage.format.schema import (
     FACTS,
     draws,
@@ -51,10 +48,8 @@ class Forgotten:
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
-    """Remove the content of these rows, and of tasks that no other row has; what is left of evicted ones has none.
-
-    `held_out`: a run whose episodes of evaluations go too, or ALL_RUNS.
-    """
+    """Remove the content of these rows, and of tasks that no other row has. `held_out`: a run whose episodes of
+    evaluations go too, or ALL_RUNS."""
     ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
     said = used = 0
     mine: Counter[str] = Counter()
@@ -91,10 +86,10 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         for table in (segments, messages, token_scores):
             connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
         connection.execute(trajectories.delete().where(mine))
-        remove_unused_tasks(connection, named)
+        _remove_unused_tasks(connection, named)
 
 
-def remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
+def _remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> None:
     """The payloads of those tasks of which no row is stored or expected. One that comes again is known again."""
     used = sa.exists().where(_rows.task == tasks.c.hash)
     # Workers are still to be given it.
@@ -109,11 +104,6 @@ def remove_unused_tasks(connection: sa.Connection, hashes: Sequence[str]) -> Non
             connection.execute(replaced)
         else:
             connection.execute(tasks.update().where(unused).values(payload=REMOVED_TASK))
-
-
-def left_of(row: Mapping[str, Any]) -> Row:
-    """What would be left of a row of `trajectories`."""
-    return {**{name: row[name] for name in FACTS}, "state_reason": row["state_reason"], "changed": row["changed"]}
 
 
 def reasons(connection: sa.Connection, ids: Sequence[str]) -> dict[str, str]:

@@ -1,10 +1,7 @@
-"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`).
-
-A row is evicted in two steps. At the end of an iteration its state becomes `evicted`: no later draw takes it. The row
-goes once every checkpoint that a resume could start from is newer: until then a resume gives it back its state, so that
-a resumed run draws what the uninterrupted one did. No clock is asked, and no row order of the database: the oldest go
-first, by (iteration, slot). All that is asked of a run looks at rows that are still there, however many went before.
-"""
+"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`), the oldest first,
+by (iteration, slot). At the end of an iteration their state becomes `evicted`: no later draw takes them. They go once
+every checkpoint that a resume could start from is newer: until then a resume gives them back their state, so that a
+resumed run draws what the uninterrupted one did."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from pydantic import Field
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
-from replay.storage.format.rows import chunked
 from replay.storage.format.schema import draws, policies, runs, trajectories
 from replay.storage.reclaimed import reclaim
 
@@ -77,12 +73,9 @@ Over = Mapping[str, Sequence[StoredRow]]
 def over_capacity(
     connection: sa.Connection, run: str, iteration: int, *, policy_version: int, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """Rows to evict after `iteration`, by rule. Reserved rows, those of the iteration itself and those that are still
-    to be fresh are never among them.
-
+    """Rows to evict after `iteration`, by rule: never those reserved, of the iteration itself or still to be fresh.
     Orphaned rows go first and count for nothing: no uninterrupted run has any. Of the others those that can't be drawn
-    go before those that can, and the oldest first.
-    """
+    go before those that can, and the oldest first."""
     if not capacity:
         return {}
     may_go = sa.and_(_kept(run), _rows.iteration < iteration, ~_IS_RESERVED, ~_TO_BE_FRESH)
@@ -110,7 +103,7 @@ def over_capacity(
 
 
 def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
-    """The first step: state and reason. The row stays until `purge`."""
+    """The first step: state and reason. The row stays until `reclaim`."""
     for rule, rows in over.items():
         for state in dict.fromkeys(row.state for row in rows):
             reason = f"capacity.{rule} at iteration {iteration}, was {state}"
@@ -119,17 +112,8 @@ def evict(connection: sa.Connection, over: Over, *, iteration: int) -> Evicted:
 
 
 def evicted_through(connection: sa.Connection, run: str, iteration: int) -> list[str]:
-    """Rows for the second step, `purge`: those evicted up to `iteration`."""
+    """Rows for the second step, `reclaim`: those evicted up to `iteration`."""
     return [id for id, at, _ in _evicted(connection, run) if at <= iteration]
-
-
-def purge(connection: sa.Connection, ids: Sequence[str]) -> int:
-    """The second step: of rows that are evicted, a few numbers are left. How many rows that were."""
-    still: list[str] = []
-    for chunk in chunked(ids):
-        still += connection.scalars(sa.select(_rows.id).where(_rows.id.in_(chunk), _rows.state == EVICTED))
-    reclaim(connection, still)
-    return len(still)
 
 
 def restore(connection: sa.Connection, run: str, iteration: int) -> None:
@@ -143,10 +127,8 @@ def restore(connection: sa.Connection, run: str, iteration: int) -> None:
 def by_hand(
     connection: sa.Connection, run: str | None, rows: sa.ColumnElement[bool] | None, capacity: Capacity
 ) -> dict[str, list[StoredRow]]:
-    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration.
-
-    Reserved rows and those that are still to be fresh are never among them.
-    """
+    """What a person wants gone of `run`, or of every run: `rows`, or what is over a capacity after its last iteration;
+    never rows that are reserved or still to be fresh."""
     if rows is not None:
         mine = sa.true() if run is None else _rows.run == run
         found = list(_streamed(connection, mine, _HAS_CONTENT, ~_IS_RESERVED, ~_TO_BE_FRESH, rows))

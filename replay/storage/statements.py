@@ -17,8 +17,7 @@ _Convert = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class seconds_now(sa.ColumnElement[float]):
-    """Seconds since 1970 of the database's clock, which every machine that asks it shares, at the moment it evaluates
-    this. It ends leases, and orders nothing."""
+    """Seconds since 1970 of the database's clock when it evaluates this: it ends leases, and orders nothing."""
 
     type = sa.Double()
     inherit_cache = True
@@ -78,10 +77,7 @@ def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> N
 
 
 def insert_columns(connection: sa.Connection, table: sa.Table, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Columns by name, of at least one row.
-
-    SQLAlchemy would look up every column of every row again, which takes longer than the database does.
-    """
+    """Columns by name, of at least one row. SQLAlchemy's own lookup of every value takes longer than the insert."""
     statement, positions, bind = _compiled_insert(table, tuple(columns), connection.dialect)
     names = positions or list(bind)
     values = zip(*(bind[name](columns[name]) for name in names), strict=True)

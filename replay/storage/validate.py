@@ -1,8 +1,6 @@
-"""What may enter the buffer. Everything is checked before anything is written, and every error names its field.
-
-The numbers of a record that follow from its tokens are computed here and nowhere else. Tokens are looked at all at
-once: one trajectory after another takes longer than storing them.
-"""
+"""What may enter the buffer: everything is checked before anything is written, and every error names its field. The
+numbers that follow from tokens are computed here alone, for all rows at once: one after another takes longer than
+storing them."""
 
 from __future__ import annotations
 
@@ -34,18 +32,6 @@ SUMMARY = (
 """Fields of `TrajectoryRecord` that follow from its tokens."""
 
 
-@dataclass(frozen=True)
-class Validated:
-    """What the store keeps of a trajectory besides its messages."""
-
-    row: dict[str, Any]
-    """Its record, with what follows from its tokens filled in."""
-    segments: tuple[Segment, ...]
-    """With log-probs clipped to 0."""
-    clipped: int
-    """Log-probs that rounding had put above 0."""
-
-
 @cache
 def _adapter(record: type) -> TypeAdapter[Any]:
     config = ConfigDict(strict=True, from_attributes=True)
@@ -55,11 +41,8 @@ def _adapter(record: type) -> TypeAdapter[Any]:
 
 
 def checked(records: Sequence[Any], kind: str, key: str) -> list[dict[str, Any]]:
-    """The columns of records of one class, each of the type it is annotated with.
-
-    Raises InvalidRecord naming the field, and the record by `kind` and its field `key`. A NumPy scalar becomes the
-    number it is, or is refused: a driver would store it as bytes without a word.
-    """
+    """The columns of records of one class, each of its annotated type: of a NumPy scalar, a driver would store the
+    bytes. Raises InvalidRecord naming the field, and the record by `kind` and its field `key`."""
     if not records:
         return []
     try:
@@ -130,8 +113,11 @@ def summarised(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list
     return [replace(row, record=replace(row.record, **facts)) for row, facts in found]
 
 
-def validate(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[Validated]:
-    """Check trajectories of one run against themselves and the run's author table; raises InvalidRecord."""
+def validate(
+    trajectories: Sequence[Trajectory], authors: AuthorTable
+) -> list[tuple[dict[str, Any], tuple[Segment, ...]]]:
+    """The record of each trajectory of one run, with what follows from its tokens, and its segments, with log-probs of
+    at most 0. Raises InvalidRecord for one that disagrees with itself or the run's author table."""
     if not trajectories:
         return []
     for trajectory in trajectories:
@@ -141,11 +127,10 @@ def validate(trajectories: Sequence[Trajectory], authors: AuthorTable) -> list[V
     _check_tokens(tokens, authors, trajectories)
     rows = checked([trajectory.record for trajectory in trajectories], "trajectory", "id")
     trained = np.logical_or.reduceat(authors.is_trained(tokens.sequence.authors), tokens.starts).tolist()
-    clipped = np.add.reduceat(tokens.sequence.behavior_log_probs > 0, tokens.starts, dtype=np.int64).tolist()
-    found = zip(trajectories, rows, _summaries(tokens), tokens.starts, trained, clipped, strict=True)
+    found = zip(trajectories, rows, _summaries(tokens), tokens.starts, trained, strict=True)
     return [
-        _validated(trajectory, row | facts, tokens.log_probs[start:], is_trained, count)
-        for trajectory, row, facts, start, is_trained, count in found
+        _validated(trajectory, row | facts, tokens.log_probs[start:], is_trained)
+        for trajectory, row, facts, start, is_trained in found
     ]
 
 
@@ -183,8 +168,8 @@ def _place(trajectories: Sequence[Trajectory], at: int) -> tuple[Trajectory, int
 
 
 def _validated(
-    trajectory: Trajectory, row: dict[str, Any], log_probs: npt.NDArray[np.float32], trained: bool, clipped: int
-) -> Validated:
+    trajectory: Trajectory, row: dict[str, Any], log_probs: npt.NDArray[np.float32], trained: bool
+) -> tuple[dict[str, Any], tuple[Segment, ...]]:
     where = f"trajectory {trajectory.id}"
     segments = tuple(_with_log_probs(trajectory.segments, log_probs))
     digest = content_hash(segments)
@@ -193,7 +178,7 @@ def _validated(
     state = ELIGIBLE if trained else UNTRAINABLE
     if row["state"] not in (ELIGIBLE, state):
         raise refused("state", f"be {state!r} for a new row with these tokens", row["state"], where)
-    return Validated({**row, "content_hash": digest, "state": state}, segments, clipped)
+    return {**row, "content_hash": digest, "state": state}, segments
 
 
 def _with_log_probs(segments: Sequence[Segment], log_probs: npt.NDArray[np.float32]) -> Iterator[Segment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,10 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
-from replay.records import (
-    EVICTED,
-    REDACTED,
-    REMOVED_TASK,
-    GroupRecord,
-    PolicyRecord,
-    RunRecord,
-    TaskRecord,
-    Trajectory,
-)
+from replay.records import EVICTED, REDACTED, REMOVED_TASK, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.counters import next_number
 from replay.storage.format import schema
 from replay.storage.format.encoding import encode_log_probs
-from replay.storage.format.message_json import conversation_row
 from replay.storage.format.rows import (
     GROUP_COLUMNS,
     RECORD_COLUMNS,
@@ -34,6 +24,7 @@ from replay.storage.format.rows import (
     as_read,
     checked_of,
     chunked,
+    conversation_row,
     known,
     now,
     record_checksum,
@@ -42,9 +33,8 @@ from replay.storage.format.rows import (
     segments_checksum,
     without_nan,
 )
-from replay.storage.reclaimed import left_of, remove_unused_tasks
 from replay.storage.statements import insert, selected
-from replay.storage.validate import SUMMARY, Validated, checked, refused, validate
+from replay.storage.validate import SUMMARY, checked, refused, validate
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
@@ -55,8 +45,6 @@ class AppendReport:
     inserted: int
     duplicates: int
     """Trajectories that were stored already, with the same content."""
-    clipped: int
-    """Log-probs of the inserted rows that rounding had put above 0, stored as 0."""
     redacted: int = 0
     """Inserted rows whose messages were changed: stored without their tokens."""
 
@@ -70,7 +58,6 @@ class PreparedRow:
     """Columns that follow from its tokens and messages."""
     segments: list[Row]
     messages: Row | None
-    clipped: int
     is_redacted: bool
     """Its messages were changed. Tokens can't be, and still be what the policy sampled: none is stored."""
 
@@ -104,21 +91,21 @@ def prepare(
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
     for run in dict.fromkeys(row.record.run for row in rows):
         mine = [row for row in rows if row.record.run == run]
-        for trajectory, found in zip(mine, validate(mine, authors[run]), strict=True):
-            made = _prepared(trajectory, found, redact, compress_text)
+        for trajectory, (found, segments) in zip(mine, validate(mine, authors[run]), strict=True):
+            made = _prepared(replace(trajectory, segments=segments), found, redact, compress_text)
             _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
             prepared.trajectories[trajectory.id] = made
     return prepared
 
 
-def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None, compress_text: bool) -> PreparedRow:
+def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compress_text: bool) -> PreparedRow:
     said = trajectory.messages if redact is None else tuple(redact(trajectory.messages) or ())
     is_redacted = said != trajectory.messages
-    record = without_nan(found.row)
+    record = without_nan(found)
     if is_redacted:
         # With the rest of a text known, a hash gives away what was taken out of it.
         record["content_hash"] = ""
-    parts = [] if is_redacted else list(segment_rows(trajectory.id, found.segments))
+    parts = [] if is_redacted else list(segment_rows(trajectory.id, trajectory.segments))
     row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
     checksum = segments_checksum(map(as_read, map(segment_values, parts)))
     derived: Row = {
@@ -127,7 +114,7 @@ def _prepared(trajectory: Trajectory, found: Validated, redact: Redactor | None,
         "segments_checksum": None if is_redacted else checksum,
     }
     derived["record_checksum"] = record_checksum(as_read(checked_of({**record, **derived})))
-    return PreparedRow(record, derived, parts, row if said else None, found.clipped, is_redacted)
+    return PreparedRow(record, derived, parts, row if said else None, is_redacted)
 
 
 def _json(task: TaskRecord) -> str:
@@ -151,21 +138,15 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     insert(connection, schema.groups, [prepared.groups[id] for id in new_groups])
     stamp = {"created_at": now(), "changed": next_number(connection, "changed")}
     new = [prepared.trajectories[id] for id in new_ids]
-    stored: list[Row] = []
-    emptied: list[Row] = []
-    for row in new:
-        state = {"state": EVICTED, "state_reason": REDACTED} if row.is_redacted else {"state_reason": None}
-        is_empty = row.is_redacted and row.messages is None
-        (emptied if is_empty else stored).append({**row.record, **row.derived, **stamp, **state})
-    insert(connection, schema.trajectories, stored)
-    insert(connection, schema.reclaimed, [left_of(row) for row in emptied])
-    remove_unused_tasks(connection, list({row["task"] for row in emptied}))
+    hidden = {"state": EVICTED, "state_reason": REDACTED}
+    states: list[Row] = [hidden if row.is_redacted else {"state_reason": None} for row in new]
+    rows = [{**row.record, **row.derived, **stamp, **state} for row, state in zip(new, states, strict=True)]
+    insert(connection, schema.trajectories, rows)
     insert(connection, schema.segments, [part for row in new for part in row.segments])
     insert(connection, schema.messages, [row.messages for row in new if row.messages is not None])
     return AppendReport(
         inserted=len(new),
         duplicates=len(prepared.trajectories) - len(new) + prepared.repeated,
-        clipped=sum(row.clipped for row in new),
         redacted=sum(row.is_redacted for row in new),
     )
 
@@ -196,10 +177,7 @@ def missing_rows(connection: sa.Connection, prepared: Prepared) -> tuple[list[st
 def _missing(
     connection: sa.Connection, table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], rows: Mapping[str, Row]
 ) -> list[str]:
-    """Those not stored; raises where another row has the key.
-
-    A row's state may have moved on. What follows from its tokens is theirs, which have a hash: rounding does not count.
-    """
+    """Those not stored; raises where another row has the key, but for its state and rounded numbers of its tokens."""
     stored = _stored(connection, table, columns, list(rows))
     for id, there in stored.items():
         given = rows[id] | {name: there[name] for name in ("state", *SUMMARY) if name in there}

@@ -103,11 +103,7 @@ MESSAGES = (
     Message("user", "Where is the key?"),
     Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": "k1"}, "call-0"),), reasoning="k1"),
     Message(
-        "tool",
-        "line one\nNUL \x00, half \ud83d, mark \ue000json:x",
-        author="env",
-        name="lookup",
-        tool_call_id="call-0",
+        "tool", "line one\nNUL \x00, half \ud83d, mark \ue000json:x", author="env", name="lookup", tool_call_id="call-0"
     ),
     Message("assistant", "in the drawer", author="llm"),
 )

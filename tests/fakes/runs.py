@@ -22,7 +22,7 @@ from transformers import (
 
 from agentloop.config import RunConfig
 from replay.locate import run_identity
-from replay.storage.databases.open import Location
+from replay.storage.databases import Location
 from tests.fakes import families as fakes
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.records import sql

@@ -180,8 +180,6 @@ def _import_text(report: ImportReport, file: Path, refused: int) -> str:
             f"{refused:,} rows have no log-probs, and the run's loss refuses them: set loss.replay.anchor: old, or "
             "loss.replay.missing_log_probs"
         )
-    if report.clipped:
-        lines.append(f"log-probs just above 0 stored as 0: {report.clipped:,}")
     lines += report.problems
     if isinstance(report, TeacherReport):
         lines += _about_conversations(report)

@@ -48,7 +48,7 @@ def verify(
     yes: Annotated[bool, typer.Option("--yes", help="Quarantine the corrupt rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every row and check it against its hashes and numbers; with a model, its log-probs too.
+    """Read every row and check it against its checksums; with a model, its log-probs too.
 
     Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, or if a recomputed log-prob
     is further off than --tolerance.
@@ -60,7 +60,7 @@ def verify(
         check = None
         if log_probs or policy is not None:
             check = _check_log_probs(buffer, filter, found, policy)
-    failed = found.corrupt_share > limit or bool(found.dangling or found.damage)
+    failed = found.corrupt_share > limit or bool(found.damage)
     failed = failed or (check is not None and check.worst > tolerance)
     if as_json:
         models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
@@ -165,7 +165,6 @@ def _verification_text(found: Verification, *, done: bool) -> str:
     lines += [f"  {id}: {reason}" for id, reason in found.corrupt.items()]
     if found.corrupt:
         lines.append("quarantined" if done else "nothing was changed; add --yes to quarantine them")
-    lines += [f"{count:,} rows of {name} name what is not there" for name, count in found.dangling.items()]
     lines += [f"damaged: {line}" for line in found.damage]
     return "\n".join(lines)
 

@@ -165,7 +165,7 @@ class WorkerCollection(Collection):
 
     def append(self, fresh: Collected) -> AppendReport:
         """Rows that workers have stored."""
-        return AppendReport(inserted=0, duplicates=len(fresh.trajectories), clipped=0)
+        return AppendReport(inserted=0, duplicates=len(fresh.trajectories))
 
     def reserve(self, request: DrawRequest, fresh: Collected) -> list[BatchRow]:
         """Rows that were reserved when they were taken."""

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from replay.records import COMMITTED, ELIGIBLE, FRESH, OPEN_GROUP, RESERVED, WAITING, BatchRow, DrawRecord, Trajectory
 from replay.staleness import may_be_fresh
 from replay.storage.counters import is_live, set_state
-from replay.storage.draws import reserve
+from replay.storage.draws import reserve, version_after
 from replay.storage.format.rows import CHECKED_COLUMNS, Row, chunked, record_checksum
-from replay.storage.format.schema import draws, iterations, tickets, trajectories
+from replay.storage.format.schema import draws, tickets, trajectories
 from replay.storage.read import load, quarantine
 from replay.storage.statements import rows_by_key
 from replay.storage.validate import refused
@@ -62,17 +62,10 @@ def _open_ids(connection: sa.Connection, run: str, numbers: Sequence[int]) -> li
 
 
 def close_groups(
-    connection: sa.Connection,
-    run: str,
-    numbers: Sequence[int],
-    advantages: Mapping[str, float],
-    *,
-    policy_version: int,
+    connection: sa.Connection, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
 ) -> None:
-    """Their open rows get their `advantages`, by id, and wait to be fresh once. Closed again, they count as done.
-
-    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows.
-    """
+    """Their open rows get their `advantages`, by id, and wait to be fresh once; closed again, they count as done.
+    Raises InvalidRecord, and changes nothing, where a member has not ended or the advantages are of other rows."""
     here = (_tickets.run == run) & _tickets.number.in_(numbers)
     listed = connection.execute(sa.select(_tickets.number, _tickets.state, _tickets.closed_at).where(here)).all()
     ended = set(numbers) & {row.number for row in listed} - {row.number for row in listed if row.state in UNENDED}
@@ -122,10 +115,7 @@ class FreshDraw:
 
 
 def draw_fresh(connection: sa.Connection, request: FreshRequest) -> FreshDraw:
-    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on.
-
-    Damaged rows are set aside, and their groups are smaller by them.
-    """
+    """Reserve the groups whose staleness is within the bound; the others are eligible for replay from now on."""
     mine = (draws.c.run == request.run) & (draws.c.iteration == request.iteration)
     connection.execute(draws.delete().where(mine, draws.c.state == RESERVED, draws.c.stream == FRESH))
     waiting = [list(rows) for _, rows in groupby(_waiting(connection, request), key=lambda row: int(row.number))]
@@ -169,12 +159,9 @@ def _waiting(connection: sa.Connection, request: FreshRequest) -> list[Any]:
 
 def take_back(connection: sa.Connection, run: str, iteration: int) -> int:
     """For a resume, before it rolls draws back: how many rows that were fresh or late since are to be fresh again."""
-    stood = (iterations.c.run == run) & (iterations.c.iteration <= iteration)
-    last = connection.scalar(sa.select(sa.func.max(iterations.c.policy_version)).where(stood))
     of_run = (draws.c.run == run) & (draws.c.state == COMMITTED) & (draws.c.stream == FRESH)
     since = sa.exists().where(draws.c.trajectory == _rows.id, of_run, draws.c.iteration > iteration)
-    # An iteration ends with one publish: the run goes on with that version.
-    late = _tickets.late_at > (0 if last is None else last + 1)
+    late = _tickets.late_at > version_after(connection, run, iteration)
     query = sa.select(_rows.id).join_from(tickets, trajectories, _rows.id == _tickets.trajectory)
     query = query.where(_tickets.run == run, _tickets.state == DONE, _rows.state == ELIGIBLE, since | late)
     ids = list(connection.scalars(query.order_by(_rows.iteration, _rows.slot, _rows.id)))

@@ -1,9 +1,6 @@
-"""Tickets and their leases: who collects which episode, until when, and how it ends.
-
-The database's clock ends a lease. Claims and heartbeats write nothing but tickets, and need not wait for those who
-store rows: a server's rows are locked one by one, always in the order of their place, so that no two wait for each
-other. A ticket ends in the transaction that stores its row, and whoever is first counts.
-"""
+"""Tickets and their leases: who collects which episode, until when by the database's clock, and how it ends. Claims and
+heartbeats write nothing but tickets, and wait for nobody who stores rows: a server's rows are locked one by one, in the
+order of their place. A ticket ends in the transaction that stores its row, and whoever is first counts."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from context.messages import canonical_json
 from replay.records import ELIGIBLE, OPEN_GROUP, GroupRecord, HeldOutEpisode, TaskRecord, group_statistics
 from replay.storage.collecting import never_drawn
 from replay.storage.format.rows import Row, chunked
-from replay.storage.format.schema import groups, tasks, tickets, trajectories
+from replay.storage.format.schema import groups, tickets, trajectories
 from replay.storage.read import task_records
 from replay.storage.statements import insert, seconds_now
 from replay.storage.validate import checked, refused
-from replay.storage.write import Prepared, append
+from replay.storage.write import Prepared, append, prepare
 from replay.ticket_records import (
     DONE,
     EVALUATION,
@@ -44,13 +41,12 @@ UNHELD = {"holder": None, "due": None}
 
 def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Sequence[TicketRecord]) -> int:
     """How many are new; one that was issued before must be the same again."""
-    _remember(connection, given)
+    append(connection, prepare(given, [], [], {}, compress_text=False))
     rows = checked(records, "ticket", "number")
     known: dict[tuple[Any, ...], Row] = {}
-    for run in {row["run"] for row in rows}:
-        for chunk in chunked(sorted({row["number"] for row in rows if row["run"] == run})):
-            here = tickets.select().where(_tickets.run == run, _tickets.number.in_(chunk))
-            known |= {(run, *_place(dict(row))): dict(row) for row in connection.execute(here).mappings()}
+    for chunk in chunked(sorted({row["number"] for row in rows})):
+        here = tickets.select().where(_tickets.run.in_({row["run"] for row in rows}), _tickets.number.in_(chunk))
+        known |= {(row["run"], *_place(dict(row))): dict(row) for row in connection.execute(here).mappings()}
     new = [row for row in rows if (row["run"], *_place(row)) not in known]
     for row in rows:
         stored = known.get((row["run"], *_place(row)), row)
@@ -64,22 +60,9 @@ def issue(connection: sa.Connection, given: Sequence[TaskRecord], records: Seque
     return len(new)
 
 
-def _remember(connection: sa.Connection, given: Sequence[TaskRecord]) -> None:
-    """Their payloads, also of tasks that went with their last row."""
-    for row, task in zip(checked(given, "task", "hash"), given, strict=True):
-        values = {**row, "payload": canonical_json(task.payload)}
-        known = connection.execute(tasks.update().where(tasks.c.hash == task.hash).values(values)).rowcount
-        if not known:
-            insert(connection, tasks, [values])
-
-
 def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease_s: float) -> list[Claim]:
-    """Up to `count` tickets that nobody holds, or whose lease is over: evaluations first, then the oldest.
-
-    One that has been claimed too often fails instead of being given out again, and one in its last try comes by itself:
-    should it end its worker once more, no other one loses a try by it. So fewer may come than there are; none come only
-    where there are none.
-    """
+    """Up to `count` free tickets; one that has been claimed too often fails instead, and one in its last try comes by
+    itself: should it end its worker once more, no other one loses a try by it. None come only where there are none."""
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
     free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
@@ -101,10 +84,8 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
 
 
 def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
-    """Those that nobody holds, or whose lease is over: evaluations first, then the oldest.
-
-    It is the order of the index of unclosed tickets; without one SQLite looks at every ticket there ever was.
-    """
+    """Tickets that nobody holds, or whose lease is over, in the order of the index of unclosed tickets: evaluations
+    first, then the oldest. In another order SQLite looks at every ticket there ever was."""
     # A subquery looks at the clock once, not at every ticket.
     now = sa.select(seconds_now()).scalar_subquery()
     is_over = (_tickets.state == LEASED) & (_tickets.due < now)
@@ -141,10 +122,8 @@ def revoke(connection: sa.Connection, run: str, purpose: str, reason: str) -> in
 
 
 def locked(connection: sa.Connection, claims: Sequence[Claim]) -> dict[Place, Row]:
-    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does.
-
-    Ended ones stay ended. They are not locked: what the learner does with them waits for no worker.
-    """
+    """The tickets of claims for one run. Nobody else changes those that have not ended before the transaction does;
+    ended ones stay ended, and are not locked: what the learner does with them waits for no worker."""
     runs = {claim.ticket.run for claim in claims}
     if len(runs) > 1:
         raise ValueError(f"claims must be for one run, got {sorted(runs)}. Call once for each.")
@@ -165,10 +144,8 @@ def change(connection: sa.Connection, run: str, places: Any, **values: Any) -> N
 
 
 def finish(connection: sa.Connection, claims: Sequence[Claim], prepared: Prepared, ids: Sequence[str]) -> list[bool]:
-    """Whether each claim's trajectory counts: another one's may have been first, or the ticket revoked.
-
-    `ids` are those of the claims' trajectories among `prepared`. Where one does not count nothing of it is stored.
-    """
+    """Whether each claim's trajectory, by its id in `prepared`, counts: another one may have been first, or the ticket
+    revoked. Nothing of one that does not count is stored."""
     for claim, id in zip(claims, ids, strict=True):
         _check_agreed(claim, prepared.trajectories[id].record)
     found = locked(connection, claims)
@@ -213,10 +190,7 @@ def finish_evaluation(
 
 
 def _is_first(row: Row | None, claim: Claim, id: str | None) -> bool:
-    """Also where it was stored before, and the answer was lost on its way.
-
-    A claim whose lease is over counts if no other has ended the ticket: its work is as good.
-    """
+    """Whether nobody else has ended the ticket: also after its lease, and where the answer was lost on its way."""
     if row is None:
         raise refused("ticket", "be an issued one", claim.place, f"run {claim.ticket.run}")
     if row["state"] == DONE:
@@ -243,24 +217,11 @@ def _count_members(connection: sa.Connection, records: Iterable[Row]) -> None:
         query = sa.select(trajectories.c.reward, trajectories.c.success).where(trajectories.c.group == id)
         outcomes = [(row.reward, row.success) for row in connection.execute(query)]
         outcomes += [(each["reward"], each["success"]) for each in members]
-        first = members[0]
-        statistics = group_statistics(outcomes)
-        _store_group(connection, GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics))
-
-
-def _store_group(connection: sa.Connection, record: GroupRecord) -> None:
-    """In place of what was known of the group before."""
-    (row,) = checked([record], "group", "id")
-    here = groups.c.id == record.id
-    place = {name: row.pop(name) for name in ("id", "run", "task", "iteration")}
-    known = connection.execute(sa.select(*(groups.c[name] for name in place)).where(here)).mappings().one_or_none()
-    if known is None:
-        insert(connection, groups, [{**place, **row}])
-        return
-    for name, value in place.items():
-        if known[name] != value:
-            raise refused(name, f"be the stored {known[name]!r} of the same id", value, f"group {record.id}")
-    connection.execute(groups.update().where(here).values(row))
+        first, statistics = members[0], group_statistics(outcomes)
+        made = GroupRecord(id, first["run"], first["task"], first["iteration"], **statistics)
+        (row,) = checked([made], "group", "id")
+        if not connection.execute(groups.update().where(groups.c.id == id).values(statistics)).rowcount:
+            insert(connection, groups, [row])
 
 
 def _end(connection: sa.Connection, claim: Claim, **values: Any) -> None:

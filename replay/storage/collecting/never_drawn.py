@@ -12,15 +12,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from context.messages import content_hash
 from replay.records import HeldOutEpisode, ObservationRecord
-from replay.storage.format.message_json import conversation_row
-from replay.storage.format.rows import chunked
+from replay.storage.format.rows import chunked, conversation_row
 from replay.storage.format.schema import held_out, observations
 from replay.storage.statements import insert, selected
 from replay.storage.validate import checked
 
 ALL_RUNS = "*"
 SAID = ("num_messages", "said", "checksum")
-"""Columns that hold the messages: see `message_json.conversation_row`."""
+"""Columns that hold the messages: see `rows.conversation_row`."""
 FACTS = tuple(field.name for field in fields(HeldOutEpisode) if field.name != "messages")
 _OBSERVED = [observations.c[field.name] for field in fields(ObservationRecord)]
 
@@ -64,8 +63,7 @@ def remember(connection: sa.Connection, records: Sequence[ObservationRecord]) ->
 
 
 def remembered(connection: sa.Connection, environment: str, tasks: Sequence[str]) -> list[ObservationRecord]:
-    """All that one environment's tools answered for these tasks; an answer that is not as it was written is left out,
-    and the tool run again."""
+    """What one environment's tools answered for these tasks; a damaged answer is left out, and the tool run again."""
     columns = [*_OBSERVED, observations.c.checksum]
     found = [dict(row._mapping) for row in selected(connection, columns, observations.c.task, tasks)]
     return [

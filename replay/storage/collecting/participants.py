@@ -1,7 +1,5 @@
-"""Who takes part in a run: its one learner, and the workers and engines that report themselves.
-
-A silence is measured by the database's clock. It says who is gone; it never decides which rows an update learns from.
-"""
+"""Who takes part in a run: its one learner, and the workers and engines that report themselves. A silence, measured by
+the database's clock, says who is gone; it never decides which rows an update learns from."""
 
 from __future__ import annotations
 
@@ -59,10 +57,7 @@ class Roles:
         return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
     def view(self, run: str) -> RunView:
-        """What a worker looks at: whether there is something to do, and with which engines.
-
-        One statement, for there may be a thousand workers that ask it again and again.
-        """
+        """What a worker looks at, in one statement, for there may be a thousand: what to do, and with which engines."""
         free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
         query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
         listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
@@ -82,18 +77,14 @@ class Roles:
         self._write(runs.update().where(runs.c.id == run).values(ended=ended))
 
     def lead(self, run: str, leader: str, *, lease_s: float) -> None:
-        """`leader` is the run's one learner; raises ReplayError while another one's lease is not over.
-
-        Who leads still has to resume the run: that takes the right to write it from the one before (`RunReplaced`).
-        """
+        """Make `leader` the run's one learner; raises ReplayError while another one's lease is not over. Who leads
+        still has to resume the run: that takes the right to write it from the one before (`RunReplaced`)."""
         here = runs.c.id == run
         is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
 
         def work(connection: sa.Connection) -> None:
             found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()
-            if found is None:
-                raise ReplayError(f"run must be one that the database knows, got {run!r}. Add it first.")
-            if found.leader not in (None, leader) and found.is_alive:
+            if found is not None and found.leader not in (None, leader) and found.is_alive:
                 raise ReplayError(
                     f"run must have one learner, got {leader!r} while {found.leader!r} leads {run}. Stop that one, or "
                     "wait until its lease is over."

@@ -1,8 +1,5 @@
-"""`Tickets`: the episodes that workers collect for a run, as a part of the store.
-
-The learner issues them, closes groups and draws fresh ones; workers claim, extend and finish. A learner's writes check
-that nobody else has resumed the run, a worker's check its claim.
-"""
+"""The episodes that workers collect for a run, as a part of the store. The learner issues them, closes groups and draws
+fresh ones, checked against a resume by others; workers claim, extend and finish, checked against their claim."""
 
 from __future__ import annotations
 
@@ -60,10 +57,7 @@ class Tickets:
     def issue(
         self, tasks: Sequence[TaskRecord], tickets: Sequence[TicketRecord], batch: PlannedBatch | None = None
     ) -> int:
-        """How many are new. A group is issued whole, its number greater than all before.
-
-        `batch` is what the tickets are for; it stays as it was first issued.
-        """
+        """How many are new. A group is issued whole, its number above all before; a `batch` stays as first issued."""
         runs = {ticket.run for ticket in tickets} | ({batch.run} if batch else set())
 
         def work(connection: sa.Connection) -> int:
@@ -116,10 +110,8 @@ class Tickets:
         return self._change_held(claims, state=FAILED, reason=reason, due=None, ended_at=seconds_now())
 
     def finish(self, finished: Sequence[tuple[Claim, Trajectory]]) -> list[bool]:
-        """Store what was collected, and end the tickets; whether each counts, or another was first.
-
-        A trajectory has the run, task, iteration and member of its ticket. One that does not count is not stored.
-        """
+        """Store what was collected for the run, task, iteration and member of each ticket; whether each counts, or
+        another was first: then it is not stored."""
         if not finished:
             return []
         claims, rows = [claim for claim, _ in finished], [row for _, row in finished]
@@ -153,10 +145,7 @@ class Tickets:
     def close_groups(
         self, run: str, numbers: Sequence[int], advantages: Mapping[str, float], *, policy_version: int
     ) -> None:
-        """Give the open rows of these groups their advantages, by id: from now on they wait to be fresh once.
-
-        Raises InvalidRecord where a member has not ended.
-        """
+        """Give the open rows of ended groups their advantages, by id: from now on they wait to be fresh once."""
 
         def work(connection: sa.Connection) -> None:
             fresh_groups.close_groups(connection, run, numbers, advantages, policy_version=policy_version)

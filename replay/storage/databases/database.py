@@ -22,11 +22,8 @@ _MOST_TRIES = 8
 
 
 class Database(ABC):
-    """Connections to one database; transactions that read one snapshot or write all or nothing.
-
-    Write transactions come one after another, from their first statement to their commit: what one of them reads, no
-    other changes meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does.
-    """
+    """Connections to one database. Write transactions come one after another: what one of them reads, no other changes
+    meanwhile. Every transaction raises DamagedDatabase as `naming_damage` does."""
 
     url: str
     """For people: the path, or the URL without its password."""
@@ -42,10 +39,8 @@ class Database(ABC):
 
     @abstractmethod
     def writing(self) -> AbstractContextManager[sa.Connection]:
-        """One transaction: committed when the block ends, rolled back when it raises.
-
-        A commit that returned survives the machine. Raises ConnectionLost where the server went away meanwhile.
-        """
+        """One transaction: committed when the block ends, rolled back when it raises. A commit that returned survives
+        the machine. Raises ConnectionLost where the server went away meanwhile."""
 
     @abstractmethod
     def locking_rows(self) -> AbstractContextManager[sa.Connection]:
@@ -61,10 +56,8 @@ class Database(ABC):
 
     @contextmanager
     def naming_damage(self) -> Iterator[None]:
-        """Raises DamagedDatabase in place of an exception that comes of what can't have been written.
-
-        Every other exception stays what it is: only after one is the database looked through, which takes long.
-        """
+        """Raises DamagedDatabase in place of an exception that damage led to. Every other one stays what it is: only
+        after one is the database looked through, which takes long."""
         try:
             yield
         except ReplayError:
@@ -98,10 +91,8 @@ class Database(ABC):
 
     @abstractmethod
     def erase(self, work: Callable[[sa.Connection], Result]) -> Result:
-        """`work` in one write transaction, and then the database written again without what it deleted.
-
-        Raises ReplayError where others who use the database keep it from being written again.
-        """
+        """`work` in one write transaction, and then the database written again without what it deleted; raises
+        ReplayError where others who use the database keep it from being written again."""
 
     def damage(self, connection: sa.Connection) -> list[str]:
         """What the database itself finds wrong with its pages and indexes, where it can be asked."""

@@ -13,12 +13,8 @@ _NETWORK = (
 
 
 def network_file_system(folder: Path) -> str | None:
-    """The type of the network file system the folder stands on; None: a local one, or one that is not known.
-
-    SQLite can't rely on the locks and the shared memory of these: https://www.sqlite.org/faq.html#q5
-
-    Linux lists mounts for everybody; other systems have no list that needs no privileges.
-    """
+    """The type of the network file system a folder stands on, whose locks and shared memory SQLite can't rely on
+    (https://www.sqlite.org/faq.html#q5); None: a local one, or unknown: only Linux lists mounts for everybody."""
     try:
         device = os.stat(folder).st_dev
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()

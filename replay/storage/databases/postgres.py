@@ -1,9 +1,6 @@
-"""A buffer on a server: every PostgreSQL particular of the project stands here.
-
-A write transaction begins with the buffer's lock, so that writers come one after another as they do in SQLite, and each
-sees what those before it committed (READ COMMITTED takes a snapshot per statement). Text is compared by its bytes,
-whatever the collation of the server, as SQLite and Python do.
-"""
+"""A buffer on a server: every PostgreSQL particular of the project. A write transaction begins with the buffer's lock,
+so that writers come one after another, each seeing what those before it committed (READ COMMITTED takes a snapshot per
+statement). Text is compared by its bytes, whatever the server's collation, as SQLite and Python do."""
 
 from __future__ import annotations
 
@@ -137,10 +134,8 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def _explained(self, outcome: str, *, if_lost: str = "", final: bool = False) -> Iterator[None]:
-        """The machine's failures in one line; statements that are wrong in themselves stay what they are.
-
-        `if_lost`: the outcome where the connection was lost. Final: nobody tries again.
-        """
+        """The machine's failures in one line; wrong statements stay what they are. `if_lost`: the outcome where the
+        connection was lost. Final: nobody tries again."""
         with self.naming_damage():
             try:
                 yield
@@ -256,8 +251,7 @@ def _first_line(error: exc.DBAPIError) -> str:
 
 
 def _fix_column_types(connection: sa.Connection) -> None:
-    """What is left to the server's defaults otherwise: text in byte order, and blobs, which are compressed already, as
-    they are. To try again would cost three times the insert."""
+    """Texts in byte order, whatever the server's default, and blobs, which are compressed already, as they are."""
     quoted = connection.dialect.identifier_preparer.quote
     for table in metadata.sorted_tables:
         for column in table.columns:

@@ -1,8 +1,5 @@
-"""A buffer in a file: every SQLite particular of the project stands here.
-
-A write transaction begins with BEGIN IMMEDIATE. A deferred one that reads before it writes would lose updates or fail
-with "database is locked", which no timeout mends.
-"""
+"""A buffer in a file: every SQLite particular of the project. A write transaction begins with BEGIN IMMEDIATE: a
+deferred one that reads first would lose updates or fail with "database is locked", which no timeout mends."""
 
 from __future__ import annotations
 
@@ -55,7 +52,9 @@ class _Cursor(sqlite3.Cursor):
             code = getattr(error, "sqlite_errorcode", 0)
             if code != sqlite3.SQLITE_CORRUPT_INDEX or not self.connection.in_transaction:
                 raise
-            _log.warning("database has rows that differ from its indexes, which are made anew: agentloop replay verify")
+            _log.warning(
+                "database has rows that differ from its indexes, which are made again: agentloop replay verify"
+            )
         super().execute("REINDEX")
         return super().execute(sql, parameters)
 
@@ -188,14 +187,14 @@ class SqliteDatabase(Database):
                     raise
                 # It is written where others would find it after a crash, and may or may not be on the disk.
                 is_unsure = getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_FSYNC
-                outcome = "Whether the transaction was stored is not known" if is_unsure else _NOTHING
-                raise self._failed(outcome, *_cause(error)) from error
-
-    def _failed(self, outcome: str, found: str, remedy: str) -> DatabaseFailed:
-        return DatabaseFailed(
-            f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
-            f"{outcome}; what was stored before is safe. {remedy}"
-        )
+                outcome = "Nothing of the transaction was stored"
+                if is_unsure:
+                    outcome = "Whether the transaction was stored is not known"
+                found, remedy = _cause(error)
+                raise DatabaseFailed(
+                    f"database must be intact and accessible, got {found!r} at {self.path}{_room(self.path)}. "
+                    f"{outcome}; what was stored before is safe. {remedy}"
+                ) from error
 
     def _not_rewritten(self, found: str, remedy: str) -> ReplayError:
         return ReplayError(
@@ -204,7 +203,6 @@ class SqliteDatabase(Database):
         )
 
 
-_NOTHING = "Nothing of the transaction was stored"
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "Make room on its disk and run this again; a run goes on with --resume.",
     sqlite3.SQLITE_IOERR: "Look for a failing disk, or a limit on the size of files (ulimit -f).",
@@ -275,10 +273,8 @@ def open_existing(path: Path, *, read_only: bool) -> SqliteDatabase:
 
 
 def _check_revision(path: Path, *, writes: bool, creates: bool = False) -> OpenMode:
-    """The mode that the file can be looked at in.
-
-    Refuse what is not ours before anything could change it: even switching to WAL rewrites a file's header.
-    """
+    """The mode that the file can be looked at in. Refuses what is not ours before anything could change it: even
+    switching to WAL rewrites a file's header."""
     mode: OpenMode = "ro"
     try:
         try:
@@ -303,19 +299,14 @@ def _revision(path: Path, mode: OpenMode) -> str | None:
 
 
 def _other_mode(path: Path, error: exc.OperationalError, *, writes: bool) -> OpenMode:
-    """How to look at a file that the ordinary way fails for; raises the error where there is no other.
-
-    What was killed while it made the file only who writes can undo, and SQLite does. In a folder where nobody can
-    write, SQLite can't make its side files, and needs none where all is in the file itself.
-    """
+    """How to look at a file that the ordinary way fails for; raises the error where there is no other. Only who writes
+    can undo what was killed while it made the file. In a folder where nobody can write, SQLite can't make its side
+    files, and needs none where all is in the file itself."""
     if writes and getattr(error.orig, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return "plain"
     whole = os.path.realpath(path)
-    sides = [f"{whole}{side}" for side in ("-wal", "-journal")]
-    if writes or os.access(os.path.dirname(whole), os.W_OK) or any(map(_has_content, sides)):
+    sides = [Path(f"{whole}{side}") for side in ("-wal", "-journal")]
+    has_log = any(side.is_file() and side.stat().st_size for side in sides)
+    if writes or os.access(os.path.dirname(whole), os.W_OK) or has_log:
         raise error
     return "immutable"
-
-
-def _has_content(path: str) -> bool:
-    return os.path.isfile(path) and os.path.getsize(path) > 0

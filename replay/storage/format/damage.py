@@ -1,13 +1,10 @@
-"""What can't have been written: the one place that turns whatever a damaged database raises into one line.
-
-No value is checked when it is read. What a trajectory is made of stands under checksums, which whoever loads it
-compares; what any other damaged cell leads to is an exception somewhere, and then, or when `verify` is asked, it is
-looked for here.
-"""
+"""The one place that turns whatever a damaged database raises into one line. No value is checked when it is read:
+trajectories have checksums, which whoever loads them compares; what any other damaged cell raises, or `verify` asks
+for, is looked for here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -29,23 +26,20 @@ RAISED_BY_DAMAGE = (
 def first_damage(connection: sa.Connection) -> str | None:
     """The first thing found that can't have been written, in words; None: there is none."""
     for table in metadata.sorted_tables:
-        columns = readable(table)
-        for row in connection.execute(sa.select(*map(raw, columns)).execution_options(yield_per=1000)):
-            for column in misfits(columns, row):
-                return f"a value that nobody can have written in {table.name}.{column.name}"
-        for name, count in dangling(connection, table).items():
-            return f"{count} rows whose {name} names a missing one"
-    try:
-        for row in connection.execute(sa.select(runs.c.id, runs.c.authors, runs.c.authors_hash)):
+        for _, names in misfits(connection, table):
+            return f"a value that nobody can have written in {table.name}.{names[0]}"
+        for line in dangling(connection, table):
+            return line
+    return next(wrong_authors(connection), None)
+
+
+def wrong_authors(connection: sa.Connection) -> Iterator[str]:
+    """A line for each run with another table of authors than was written."""
+    for row in connection.execute(sa.select(raw(runs.c.id), raw(runs.c.authors), raw(runs.c.authors_hash))):
+        try:
             check_authors(*row)
-    except DamagedDatabase as error:
-        return error.found
-    return None
-
-
-def readable(table: sa.Table) -> list[sa.Column[Any]]:
-    """All columns but blobs, which have checksums of their own."""
-    return [column for column in table.columns if not isinstance(column.type, sa.LargeBinary)]
+        except DamagedDatabase as error:
+            yield error.found
 
 
 def raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
@@ -53,17 +47,20 @@ def raw(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     return sa.type_coerce(column, sa.types.NullType()).label(column.name)
 
 
-def misfits(columns: Sequence[sa.Column[Any]], row: Sequence[Any]) -> Iterator[sa.Column[Any]]:
-    """The columns that can't hold what stands in a row of them."""
-    for column, value in zip(columns, row, strict=False):
-        if not holds(column, value):
-            yield column
+def misfits(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[Any, list[str]]]:
+    """First values of the rows in which columns other than blobs can't hold what stands there, with these columns'
+    names."""
+    columns = [column for column in table.columns if not isinstance(column.type, sa.LargeBinary)]
+    for row in connection.execute(sa.select(*map(raw, columns)).execution_options(yield_per=1000)):
+        if names := [column.name for column, value in zip(columns, row, strict=True) if not holds(column, value)]:
+            yield row[0], names
 
 
-def dangling(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
-    """How many rows of the table name one that is not there, by `table.column`; a file may be written by anything."""
-    counts = {name: connection.scalar(query) for name, query in _references(table).items()}
-    return {name: int(count) for name, count in counts.items() if count}
+def dangling(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
+    """A line for each column in which rows name one that is not there; a file may be written by anything."""
+    for name, query in _references(table).items():
+        if count := connection.scalar(query):
+            yield f"{count:,} rows whose {name} names a missing one"
 
 
 @cache

@@ -1,13 +1,8 @@
-"""Arrays and texts at rest: zstd frames with checksum. Little-endian on every machine.
-
-Before a frame of arrays stands a header: two magic bytes, a kind, a format number, and the count of tokens. The
-size a frame declares is compared with what the header implies, or with a limit, before anything is decompressed, so
-that no stored frame can inflate beyond what it may hold.
-
-The four arrays of a segment share one frame: opening one costs more than what it holds. Log-probs are written with NaN
-where no policy sampled the token: these compress to almost nothing, and only the action tokens' float32 values take
-room.
-"""
+"""Arrays and texts at rest: little-endian zstd frames with checksum. Before a frame of arrays stands a header: two
+magic bytes, a kind, a format number, and the count of tokens. The size a frame declares is compared with what the
+header implies, or with a limit, before anything is decompressed. A segment's four arrays share one frame: opening one
+costs more than what it holds. Log-probs are NaN where no policy sampled the token, which compresses to almost
+nothing."""
 
 from __future__ import annotations
 
@@ -142,12 +137,9 @@ def _decode(name: str, kind: int, blob: bytes, count: int, *, size: int) -> byte
         declared = zstandard.frame_content_size(frame)
         if declared != expected:
             raise BlobError(f"{name} in a frame that declares {declared} bytes where {expected} belong")
-        payload = _codec.decompressor.decompress(frame, allow_extra_data=False)
+        return _codec.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlobError(f"{name} in a damaged frame ({error})") from error
-    if len(payload) != expected:
-        raise BlobError(f"{name} of another size than its frame declares")
-    return payload
 
 
 def _array(name: str, payload: bytes, count: int, start: int) -> npt.NDArray[Any]:

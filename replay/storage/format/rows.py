@@ -1,4 +1,5 @@
-"""Records as table rows, and back."""
+"""Records as table rows, and back. What was said in a trajectory is one JSON text with a checksum, in which a text that
+no database can hold stands as it would in a column (`column_types.to_storable`): SQL can search every value in it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -15,11 +16,19 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay.errors import DamagedDatabase
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
 from replay.storage.format.column_types import from_storable, is_storable, to_storable
-from replay.storage.format.encoding import FRAME_CHECKSUM_BYTES, decode_tokens, encode_tokens
+from replay.storage.format.encoding import (
+    FRAME_CHECKSUM_BYTES,
+    BlobError,
+    compress_text,
+    decode_tokens,
+    decompress_text,
+    encode_tokens,
+)
 from replay.storage.format.schema import groups, runs, segments, trajectories
 
 Row = dict[str, Any]
@@ -44,6 +53,8 @@ _BETWEEN = "\x1f"
 RUN_COLUMNS = [runs.c[field.name] for field in fields(RunRecord)]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
 SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", "tokens")]
+_OPTIONAL_PARTS = ("name", "tool_call_id", "reasoning")
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
 
 
@@ -93,21 +104,16 @@ def record_of(row: Sequence[Any]) -> TrajectoryRecord:
 
 
 def record_checksum(values: Sequence[Any]) -> int:
-    """CRC-32 of the values of CHECKED_COLUMNS as they are read, all but the state, which changes in a row's life.
-
-    Databases don't keep the sign of a zero, nor whether a real number was given as a whole one. Raises TypeError for
-    values of other types than were written.
-    """
+    """CRC-32 of the values of CHECKED_COLUMNS but for the state, which changes; databases don't keep the sign of a
+    zero, nor whether a real was given as a whole number. Raises TypeError for values of other types."""
     reals = [math.nan if value is None else value + 0.0 for value in _reals_of(values)]
     others = _BETWEEN.join(map(repr, _others_of(values)))
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
 
 
 def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
-    """CRC-32 of the values of SEGMENT_COLUMNS of all of a trajectory's segments, in order.
-
-    Of the tokens only the end is looked at: it is the frame's own checksum, which whoever opens the frame compares.
-    """
+    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order; of tokens, their frame's own
+    checksum alone, which whoever opens the frame compares."""
     found = 0
     for reason, behavior_context, num_tokens, tokens in rows:
         text = _BETWEEN.join((reason, behavior_context, str(num_tokens)))
@@ -116,8 +122,7 @@ def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
 
 
 def as_read(values: Iterable[Any]) -> list[Any]:
-    """What a database gives back of them: texts of other classes are plain ones, and of two halves of a character one
-    whole is made."""
+    """The values as a database gives them back: plain texts, with one character in place of its two halves."""
     given = list(values)
     texts = [value for value in given if isinstance(value, str)]
     if all(type(text) is str for text in texts) and is_storable("".join(texts)):
@@ -141,3 +146,63 @@ def segment_of(row: Sequence[Any]) -> Segment:
     """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
     reason, behavior_context, count, blob = row
     return Segment(decode_tokens(blob, count), reason, behavior_context)
+
+
+def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:
+    """A row of the table `messages`, compressed where the database does not do it by itself, and the bytes it takes."""
+    text = to_text(messages)
+    frame = compress_text(text)
+    row = {
+        "trajectory": trajectory,
+        "num_messages": len(messages),
+        "said": frame if compressed else text,
+        "checksum": zlib.crc32(text.encode()),
+    }
+    return row, len(frame)
+
+
+def messages_of(num_messages: int, said: bytes | str, checksum: int) -> tuple[Message, ...]:
+    """From a row of the table; raises BlobError where it is not what was written."""
+    text = plain_text(said)
+    if zlib.crc32(text.encode()) != checksum:
+        raise BlobError("messages of another checksum")
+    try:
+        found = tuple(_message_of(row) for row in json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise BlobError(f"messages that can't be read ({error!r})") from error
+    if len(found) != num_messages:
+        raise BlobError("another number of messages than were written")
+    return found
+
+
+def plain_text(said: bytes | str) -> str:
+    """The JSON, however it is stored; raises BlobError for a damaged frame."""
+    return said if isinstance(said, str) else decompress_text(said)
+
+
+def to_text(messages: Sequence[Message]) -> str:
+    rows = [_message_row(message) for message in messages]
+    if not is_storable("".join(value for row in rows for value in row.values())):
+        rows = [{name: str(to_storable(value)) for name, value in row.items()} for row in rows]
+    return _encode(rows)
+
+
+def _message_row(message: Message) -> dict[str, str]:
+    row = {"author": message.author, "role": message.role, "content": message.content}
+    if message.tool_calls:
+        # A text of its own, with the name of each call first: a search compares it as it was written.
+        calls = [{"name": c.name, "arguments": dict(c.arguments), "id": c.id} for c in message.tool_calls]
+        row["tool_calls"] = json.dumps(calls, separators=(",", ":"))
+    for name in _OPTIONAL_PARTS:
+        value = getattr(message, name)
+        if value is not None:
+            row[name] = value
+    if message.note:
+        row["note"] = message.note
+    return row
+
+
+def _message_of(row: Mapping[str, str]) -> Message:
+    values = {name: from_storable(value) for name, value in row.items()}
+    calls = values.pop("tool_calls", None)
+    return Message(**{**values, "tool_calls": tuple(ToolCall(**call) for call in json.loads(calls or "[]"))})  # type: ignore[arg-type]

@@ -1,9 +1,6 @@
-"""The tables. Facts are columns, arrays are typed blobs; nothing is ordered by wall clock.
-
-A table that holds records has a column for each of their fields. Metadata, payload and text stand in tables of their
-own, so that questions about rewards never read a token.
-A database of another `REVISION` is refused: whoever changes a table, or a record, raises it.
-"""
+"""The tables. Facts are columns, one per field of a record; arrays are typed blobs. Metadata, payload and text stand in
+tables of their own, so that questions about rewards never read a token. A database of another `REVISION` is refused:
+whoever changes a table, or a record, raises it."""
 
 from __future__ import annotations
 
@@ -13,19 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import (
-    OWN_SOURCES,
-    RESERVED,
-    DrawRecord,
-    GroupRecord,
-    HeldOutEpisode,
-    IterationRecord,
-    ObservationRecord,
-    PolicyRecord,
-    RunRecord,
-    TaskRecord,
-    TrajectoryRecord,
-)
+from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
@@ -44,6 +29,7 @@ _text = _columns(ExactText)
 _json = _columns(ExactText, json=True)
 _integer = _columns(sa.BigInteger, range=(-(2**63), 2**63 - 1))
 _size = _columns(sa.BigInteger, range=(1, 2**31))
+_counter = _columns(sa.BigInteger, range=(0, 2**62))
 # Greater ones have no sums.
 _real = _columns(sa.Double, range=(-1e300, 1e300))
 _share = _columns(sa.Double, range=(0, 1))
@@ -67,14 +53,13 @@ def _blob(name: str) -> sa.Column[bytes]:
 
 
 def _said() -> list[sa.Column[Any]]:
-    """All messages of an episode as one JSON text: see `message_json`. PostgreSQL compresses such a text by itself."""
+    """All messages of an episode as one JSON text: see `rows.to_text`. PostgreSQL compresses such a text by itself."""
     said: sa.Column[Any] = sa.Column("said", sa.LargeBinary().with_variant(sa.Text(), "postgresql"), nullable=False)
     return [_integer("num_messages"), said, _integer("checksum")]
 
 
 def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) -> list[sa.Column[Any]]:
-    """Columns for those fields of a record, or for all, that hold one value each; `given` in place of what a field's
-    annotation does not say."""
+    """Columns for these fields of a record, or all of one value; `given` in place of what annotations don't say."""
     kinds = column_types(record)
 
     def column(name: str) -> sa.Column[Any]:
@@ -98,7 +83,7 @@ metadata = sa.MetaData()
 runs = sa.Table(
     "runs",
     metadata,
-    *_fields(RunRecord, id=_key("id", primary_key=True)),
+    *_fields(records.RunRecord, id=_key("id", primary_key=True)),
     _json("config"),
     _json("fingerprint", null=True),
     _text("started_at"),
@@ -114,16 +99,16 @@ runs = sa.Table(
 policies = sa.Table(
     "policies",
     metadata,
-    *_fields(PolicyRecord, run=_run_key(), version=_number("version")),
+    *_fields(records.PolicyRecord, run=_run_key(), version=_number("version")),
     _text("created_at"),
 )
 
-tasks = sa.Table("tasks", metadata, *_fields(TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
+tasks = sa.Table("tasks", metadata, *_fields(records.TaskRecord, hash=_key("hash", primary_key=True)), _json("payload"))
 
 observations = sa.Table(
     "observations",
     metadata,
-    *_fields(ObservationRecord, id=_key("id", primary_key=True), task=_key("task", "tasks.hash")),
+    *_fields(records.ObservationRecord, id=_key("id", primary_key=True), task=_key("task", "tasks.hash")),
     _text("arguments"),
     _text("checksum"),
     sa.Index("observations_by_task", "task"),
@@ -133,7 +118,7 @@ observations = sa.Table(
 held_out = sa.Table(
     "held_out",
     metadata,
-    *_fields(HeldOutEpisode, run=_run_key(), iteration=_number("iteration"), number=_number("number")),
+    *_fields(records.HeldOutEpisode, run=_run_key(), iteration=_number("iteration"), number=_number("number")),
     *_said(),
     sa.Index("held_out_by_task", "run", "task", "iteration"),
 )
@@ -142,7 +127,7 @@ groups = sa.Table(
     "groups",
     metadata,
     *_fields(
-        GroupRecord,
+        records.GroupRecord,
         id=_key("id", primary_key=True),
         run=_key("run", "runs.id"),
         task=_key("task", "tasks.hash"),
@@ -161,7 +146,7 @@ _LOOKED_AT = (
 )
 """What lists are sorted by, and what statistics count, of all rows of a run."""
 
-IMPORTED = " and ".join(f"source <> '{source}'" for source in OWN_SOURCES)
+IMPORTED = " and ".join(f"source <> '{source}'" for source in records.OWN_SOURCES)
 """SQL of rows of `trajectories`: an index of a part of a table is found by the text of its condition."""
 
 
@@ -174,7 +159,7 @@ trajectories = sa.Table(
     "trajectories",
     metadata,
     *_fields(
-        TrajectoryRecord,
+        records.TrajectoryRecord,
         id=_key("id", primary_key=True),
         run=_key("run", "runs.id"),
         group=_group(),
@@ -215,7 +200,7 @@ FACTS = (
 reclaimed = sa.Table(
     "reclaimed",
     metadata,
-    *_fields(TrajectoryRecord, FACTS, id=_key("id", primary_key=True), group=_group()),
+    *_fields(records.TrajectoryRecord, FACTS, id=_key("id", primary_key=True), group=_group()),
     _text("state_reason"),
     _integer("changed"),
     sa.Index("reclaimed_by_change", "changed"),
@@ -239,7 +224,7 @@ draws = sa.Table(
     metadata,
     # The trajectory is one of `trajectories`, or of `reclaimed` once it was evicted.
     *_fields(
-        DrawRecord,
+        records.DrawRecord,
         run=_run_key(),
         iteration=_number("iteration"),
         slot=_number("slot"),
@@ -247,18 +232,15 @@ draws = sa.Table(
     ),
     _integer("sequence", server_default="0"),
     sa.Index("draws_by_trajectory", "trajectory"),
-    sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{RESERVED}'")),
+    sa.Index("reservations_by_sequence", "sequence", **_part(f"state = '{records.RESERVED}'")),
 )
 
-iterations = sa.Table("iterations", metadata, *_fields(IterationRecord, run=_run_key(), iteration=_number("iteration")))
+iterations = sa.Table(
+    "iterations", metadata, *_fields(records.IterationRecord, run=_run_key(), iteration=_number("iteration"))
+)
 
 metrics = sa.Table(
-    "metrics",
-    metadata,
-    _run_key(),
-    _number("iteration"),
-    _key("name", primary_key=True),
-    _measured("value", null=True),
+    "metrics", metadata, _run_key(), _number("iteration"), _key("name", primary_key=True), _measured("value", null=True)
 )
 
 sampler_state = sa.Table("sampler_state", metadata, _run_key(), _number("iteration"), _json("state"))
@@ -308,27 +290,18 @@ tickets = sa.Table(
 
 # What each batch that workers collect is to be made of, as it was when its tickets were issued.
 planned_batches = sa.Table(
-    "planned_batches",
-    metadata,
-    *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")),
-    _json("plan"),
+    "planned_batches", metadata, *_fields(PlannedBatch, run=_run_key(), iteration=_number("iteration")), _json("plan")
 )
 
 workers, engines = (
     sa.Table(
-        name,
-        metadata,
-        _run_key(),
-        _key("id", primary_key=True),
-        _json("facts"),
-        _real("started_at"),
-        _real("seen_at"),
+        name, metadata, _run_key(), _key("id", primary_key=True), _json("facts"), _real("started_at"), _real("seen_at")
     )
     for name in ("workers", "engines")
 )
 
 # Counters: see `replay.storage.counters`.
-buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _integer("value"))
+buffer_state = sa.Table("buffer_state", metadata, _key("name", primary_key=True), _counter("value"))
 
 schema_version = sa.Table(
     "replay_schema_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)

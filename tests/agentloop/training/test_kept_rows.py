@@ -17,7 +17,7 @@ from agentloop.config import RunConfig
 from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.train import train
 from replay import ReplayStore, questions
-from replay.storage.format.message_json import plain_text
+from replay.storage.format.rows import plain_text
 from tests.fakes.processes import assert_same_bits, assert_same_weights
 from tests.fakes.runs import SilentDisplay, rows, small_config
 

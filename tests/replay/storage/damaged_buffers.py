@@ -126,25 +126,23 @@ class Asked:
         self._looking.close()
         self._database.close()
 
-    def again(self, chance: random.Random) -> tuple[str, list[str]]:
-        """A draw, `verify` and some questions; what became of them, and what is wrong.
+    def again(self, chance: random.Random) -> tuple[bool, list[str]]:
+        """A draw, `verify` and some questions: whether the damage was noticed, and what is wrong.
 
-        It is raw, different, quarantined, refused, found (by `verify` alone) or same. Wrong is what was raised that is
-        not the project's own error, or has more than one line, or was refused though `verify` finds nothing; and rows
-        that were drawn or read otherwise than they were written.
+        Wrong is what was raised that is not the project's own error, or has more than one line, or was refused though
+        `verify` finds nothing; and rows that were drawn or read otherwise than they were written.
         """
-        raw: dict[str, BaseException] = {}
-        refused: dict[str, str] = {}
+        wrong: list[str] = []
+        refused: list[str] = []
 
         def ask(name: str, question: Callable[[], Any]) -> Any:
             try:
                 return question()
             except ReplayError as error:
-                refused[name] = str(error)
-                if "\n" in str(error):
-                    raw[name] = error
+                refused.append(str(error))
+                wrong.extend([f"{name}: {error!r}"] if "\n" in str(error) else [])
             except Exception as error:  # noqa: BLE001  whatever is raised is what is looked for
-                raw[name] = error
+                wrong.append(f"{name}: {error!r}")
             return None
 
         exported = self._path.with_name("exported.jsonl")
@@ -152,10 +150,7 @@ class Asked:
         for name in chance.sample(list(questions), 2):
             ask(name, lambda: questions[name](self._looking))  # noqa: B023  asked at once
         page = chance.choice(PAGES)
-        try:
-            self._pages.get(page)  # raises what the app raises
-        except Exception as error:  # noqa: BLE001
-            raw[page] = error
+        ask(page, lambda: self._pages.get(page))  # raises what the app raises
         ask("open", lambda: ReplayStore.open(self._path).close())
         # As a trainer that has just been started: nothing of earlier draws is in memory.
         store = ReplayStore(self._database)
@@ -163,21 +158,17 @@ class Asked:
             rows = ask("draw", lambda: _drawn(store)) or []
             for id in chance.sample(self.ids, 2):
                 rows += ask(f"read {id}", lambda: store.read([id])) or []  # noqa: B023
-            verified = ask("verify", lambda: store.verify())
+            verified = ask("verify", store.verify)
             if verified is not None:
                 ask("quarantine", lambda: store.quarantine(verified.corrupt))
                 # What verify names is no reason to stop any more.
                 rows += ask("draw again", lambda: _drawn(store)) or []
             quarantined = ask("quarantined", lambda: _quarantined(store)) or []
-        different = sorted({row.id for row in rows if not self._is_as_written(row)})
-        found = verified is None or bool(verified.corrupt or verified.damage or verified.dangling)
+        wrong += [f"{row.id} is not what was written" for row in rows if not self._is_as_written(row)]
+        found = verified is None or bool(verified.corrupt or verified.damage)
         if not (found or quarantined):
-            unfounded = {name: why for name, why in refused.items() if "replay verify" in why}
-            raw |= {name: AssertionError(f"verify finds nothing: {why}") for name, why in unfounded.items()}
-        kinds = {"raw": raw, "different": different, "quarantined": quarantined, "refused": refused, "found": found}
-        wrong = [f"{name}: {error!r}" for name, error in raw.items()]
-        wrong += [f"{id} is not what was written" for id in different]
-        return next((kind for kind, any in kinds.items() if any), "same"), wrong
+            wrong += [f"verify finds nothing: {why}" for why in refused if "replay verify" in why]
+        return bool(refused or quarantined or found), wrong
 
     def _is_as_written(self, row: Trajectory) -> bool:
         """Drawn rows have no messages."""

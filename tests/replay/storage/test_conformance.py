@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from replay import (
-    CorruptTrajectory,
-    DrawRequest,
-    Limits,
-    Pick,
-    ReplayError,
-    ReplayStore,
-    RunReplaced,
-    make_sampler,
-)
+from replay import CorruptTrajectory, Limits, ReplayError, ReplayStore, RunReplaced, make_sampler
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.retention import Capacity
@@ -58,17 +48,16 @@ def filled(location: Location) -> Location:
     return location
 
 
-def test_the_same_calls_leave_the_same_rows(filled: Location, tmp_path: Path) -> None:
+def test_the_same_calls_leave_the_same_rows_and_answers(filled: Location, tmp_path: Path) -> None:
     fill(tmp_path / "file.sqlite")
     # A file holds messages compressed.
     there, in_a_file = (contents(each, but=frozenset({"said"})) for each in (filled, tmp_path / "file.sqlite"))
     assert {name for name, rows in there.items() if not rows} == set()
     for name, rows in in_a_file.items():
         assert there[name] == rows, name
-
-
-def test_the_same_questions_are_answered_alike(filled: Location, tmp_path: Path) -> None:
-    fill(tmp_path / "file.sqlite")
+    with closing(ReplayStore.open(filled, read_only=True)) as store:
+        found = store.verify()
+    assert (found.corrupt, found.damage) == ({}, [])
     answers = []
     for location in (filled, tmp_path / "file.sqlite"):
         with closing(ReplayStore.open(location, read_only=True)) as store:
@@ -83,12 +72,6 @@ def without_place(answer: Any) -> Any:
         left_out = {"database", "bytes", "started_at", "created_at", "seconds_since"}
         return {name: without_place(value) for name, value in answer.items() if name not in left_out}
     return [without_place(each) for each in answer] if isinstance(answer, list) else answer
-
-
-def test_whole_buffer_is_found_whole(filled: Location) -> None:
-    with closing(ReplayStore.open(filled, read_only=True)) as store:
-        found = store.verify()
-    assert (found.corrupt, found.dangling, found.damage) == ({}, {}, [])
 
 
 def test_any_text_is_stored_and_drawn_as_it_is(store: ReplayStore) -> None:
@@ -147,18 +130,6 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
         assert sum(map(len, expected)) > 15
 
 
-def test_commit_counts_once_and_one_that_fails_leaves_the_reservations(store: ReplayStore) -> None:
-    fresh = FreshRows(1).append_to(store).draws()
-    store.reserve_fresh(fresh)
-    with pytest.raises(TypeError):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={"not": {"json"}})
-    assert sql(store, "select state, count(*) from draws group by state") == [("reserved", 4)]
-    assert sql(store, "select (select count(*) from iterations), (select count(*) from metrics)") == [(0, 0)]
-    for _ in range(2):
-        store.commit(iteration_record(1, replay=0), fresh, sampler_state={})
-    assert sql(store, "select state, count(*) from draws group by state") == [("committed", 4)]
-
-
 WRITES: dict[str, Callable[[ReplayStore], Any]] = {
     "add_policy": lambda store: store.add_policy(policy(7)),
     "append": lambda store: FreshRows(4).append_to(store),
@@ -196,40 +167,6 @@ def test_store_whose_run_was_resumed_by_another_writes_nothing_of_it(location: L
             tool.add_scores(RUN, 1, {(FreshRows(3).trajectories[0].id, 0): ZEROS})
         WRITES["draw"](second)
         WRITES["append"](second)
-
-
-def test_rows_that_change_elsewhere_are_seen_by_the_next_draw(location: Location) -> None:
-    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
-        FreshRows(1, rates=(0.5, 0.5)).append_to(store)
-        assert store.available(request(3, 1), make_sampler("uniform", 0)).rows == 8
-        FreshRows(2).append_to(other)
-        other.prune(RUN, rows=trajectories.c.slot < 2, dry_run=False)
-        # Eight and four, less the first two of each.
-        assert store.available(request(3, 1), make_sampler("uniform", 0)).rows == 8
-
-
-def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> None:
-    with closing(new_store(location)) as store, closing(ReplayStore.open(location)) as other:
-        other.add_run(run_record("run-2"))
-        other.add_policy(policy(0, run="run-2"))
-        FreshRows(1, size=8).append_to(store)
-        limits = Limits(max_uses=1, sources=(RUN,))
-        taken = other.draw(DrawRequest("run-2", 2, 1, (Pick(5),), limits=limits), make_sampler("uniform", 0))
-        mine = store.draw(replace(request(2, 9), limits=Limits(max_uses=1)), make_sampler("uniform", 0))
-        assert len({row.trajectory.id for row in (*taken, *mine)}) == len(taken) + len(mine) == 8
-        other.resume("run-2", 1)
-        assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
-
-
-def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:
-    for iteration in (1, 2):
-        iterate(store, iteration, make_sampler("uniform", 1))
-    found = store.forget(trajectories.c.iteration == 1, dry_run=False)
-    assert (found.trajectories, found.messages, found.updates) == (8, 40, 10)
-    for table in ("trajectories", "segments", "messages"):
-        assert sql(store, f"select count(*) from {table}") == [(8,)]
-    assert sql(store, "select count(*), min(state_reason) from reclaimed") == [(8, "forgotten")]
-    assert store.verify().dangling == {}
 
 
 def test_one_learner_leads_until_its_lease_is_over(store: ReplayStore) -> None:

@@ -78,8 +78,7 @@ def test_open_never_makes_a_database(tmp_path: Path, read_only: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["mysql://me:secret@h/db", "sqlite://", "://x", "postgresql://me:sec@ret@h/db", "postgresql://h:secret/db"],
+    "url", ["mysql://me:secret@h/db", "sqlite://", "://x", "postgresql://me:sec@ret@h/db", "postgresql://h:secret/db"]
 )
 def test_other_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(DatabaseRefused) as error:

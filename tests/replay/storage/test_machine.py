@@ -1,4 +1,4 @@
-"""What the machine does to a buffer in a file: no room, no right, no local disk."""
+"""What the machine does to a buffer in a file: no room, no right, no local disk, and flushes that fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import random
 import re
 import resource
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -23,6 +26,7 @@ from replay.errors import DatabaseFailed
 from replay.storage.databases import disk
 from replay.storage.format.schema import trajectories
 from tests.fakes.records import FreshRows, group, new_store, sql, task, trajectory
+from tests.replay.storage.writers import begin, check_counts, check_whole, stored_ids
 
 pytestmark = pytest.mark.slow
 
@@ -41,23 +45,6 @@ def with_two_rows(path: Path) -> Path:
     return path
 
 
-def check_untouched(path: Path) -> None:
-    """What was acknowledged is there, and nothing else; and it can be written again."""
-    with closing(ReplayStore.open(path)) as store:
-        assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
-        assert sql(path, "select count(*) from trajectories") == [(2,)]
-        assert sql(path, "pragma integrity_check") == [("ok",)]
-        assert store.append([], [], [trajectory("c", run="run-2")]).inserted == 1
-
-
-def said_of_append(path: Path) -> str:
-    """What is said of 48 rows, more than there is room for in pages begun."""
-    with closing(ReplayStore.open(path)) as store, pytest.raises(DatabaseFailed) as error:
-        FreshRows(2, rates=(0.5,) * 12, run="run-2").append_to(store)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(tmp_path: Path) -> None:
     path = with_two_rows(tmp_path / "full.sqlite")
 
@@ -67,29 +54,25 @@ def test_full_disk_is_told_with_its_path_its_room_and_the_remedy(tmp_path: Path)
 
     sa.event.listen(sa.Pool, "connect", small_file)
     try:
-        said = said_of_append(path)
+        # 48 rows, more than there is room for in pages begun.
+        with closing(ReplayStore.open(path)) as store, pytest.raises(DatabaseFailed) as error:
+            FreshRows(2, rates=(0.5,) * 12, run="run-2").append_to(store)
     finally:
         sa.event.remove(sa.Pool, "connect", small_file)
-    assert f"got 'database or disk is full' at {path} (" in said
+    said = str(error.value)
+    assert "\n" not in said and f"got 'database or disk is full' at {path} (" in said
     assert " bytes free). Nothing of the transaction was stored; what was stored before is safe. Make room" in said
-    check_untouched(path)
+    # What was acknowledged is there, and nothing else; and it can be written again.
+    with closing(ReplayStore.open(path)) as store:
+        assert [row.id for row in store.read(["a", "b"])] == ["a", "b"]
+        assert sql(path, "select count(*) from trajectories") == [(2,)]
+        assert sql(path, "pragma integrity_check") == [("ok",)]
+        assert store.append([], [], [trajectory("c", run="run-2")]).inserted == 1
 
 
-def within(limit: int, work: Callable[[Path], str], path: Path) -> str:
+def said_of_forgetting(path: Path, limit: int) -> str:
     """What is said where no file may grow beyond so many bytes: to SQLite, an error of the disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return work(path)
-
-
-def test_write_that_fails_is_told_and_loses_nothing(tmp_path: Path) -> None:
-    path = with_two_rows(tmp_path / "limited.sqlite")
-    said = in_child(within, 40_000, said_of_append, path)
-    assert f"got 'disk I/O error' at {path} (" in said
-    assert "Look for a failing disk, or a limit on the size of files (ulimit -f)." in said
-    check_untouched(path)
-
-
-def said_of_forgetting(path: Path) -> str:
     with closing(ReplayStore.open(path)) as store, pytest.raises(ReplayError) as error:
         store.forget(trajectories.c.id == "a", dry_run=False)
     return str(error.value)
@@ -101,11 +84,9 @@ def test_forget_without_room_for_a_new_file_says_what_is_done(tmp_path: Path) ->
     long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
     with closing(ReplayStore.open(path)) as store:
         store.append([], [], [replace(trajectory("c", run="run-2"), messages=long)])
-    said = in_child(within, 1_000_000, said_of_forgetting, path)
+    said = in_child(said_of_forgetting, path, 1_000_000)
     assert "database must be free and have room to be rewritten, got 'disk I/O error' at" in said
-    assert "What was deleted is gone for every reader; its bytes go when this is run again." in said
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
-    assert sql(path, "pragma integrity_check") == [("ok",)]
     with closing(ReplayStore.open(path)) as store:
         store.forget(trajectories.c.id == "a", dry_run=False)
 
@@ -175,3 +156,48 @@ def test_network_file_system_is_refused_for_writing(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "new.sqlite").exists()
     with closing(ReplayStore.open(path, read_only=True)) as reader:
         assert len(reader.read(["a", "b"])) == 2
+
+
+STRACE = shutil.which("strace")
+
+COUNT = 30
+PROGRAM = """
+import sys
+from pathlib import Path
+from replay import ReplayError, ReplayStore
+from tests.fakes.records import trajectory
+
+store = ReplayStore.open(Path(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    try:
+        store.append([], [], [trajectory(f"{number:05d}")])
+        print(f"stored {number:05d}", flush=True)
+    except ReplayError as error:
+        print(f"refused {number:05d} {error}", flush=True)
+"""
+
+
+@pytest.mark.skipif(STRACE is None, reason="system calls are made to fail by strace, which is not installed")
+@pytest.mark.parametrize("failing", ["10+7", "10+"])
+def test_flush_that_fails_leaves_one_append_unknown_and_loses_nothing(tmp_path: Path, failing: str) -> None:
+    """The 10th fails, and then some of those after it, or all. What is left at a kill there, a power cut shows."""
+    path = tmp_path / "replay.sqlite"
+    begin(path)
+    command = [str(STRACE), "-f", "-o", "/dev/null", "-P", str(path), "-P", f"{path}-wal", "-e", "trace=fdatasync"]
+    program = [sys.executable, "-c", PROGRAM, str(path), str(COUNT)]
+    command += ["-e", f"inject=fdatasync:error=EIO:when={failing}", *program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line.split(" ", 2) for line in ended.stdout.splitlines()]
+    refused = [line[2] for line in lines if line[0] == "refused"]
+    assert len(lines) == COUNT and 2 <= len(refused) < COUNT
+    unknown = "Whether the transaction was stored is not known; what was stored before is safe."
+    assert all(f"got 'disk I/O error' at {path} (" in line and unknown in line for line in refused)
+    stored, there = {line[1] for line in lines if line[0] == "stored"}, stored_ids(path)
+    # Whether the last one that was refused is there, only the disk knows.
+    assert stored <= set(there) and len(there) - len(stored) <= 1
+    assert sql(path, "pragma integrity_check") == [("ok",)]
+    with closing(ReplayStore.open(path)) as store:
+        for number in range(COUNT):
+            store.append([], [], [trajectory(f"{number:05d}")])
+    check_whole(path, stored_ids(path))
+    check_counts(path, COUNT, sent_again=True)

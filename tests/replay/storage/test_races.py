@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from replay import DrawRequest, Limits, Pick, ReplayStore, make_sampler
-from replay.storage.collecting.fresh_groups import FreshRequest
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, measured, new_store, sql, trajectory
+from tests.fakes.records import RUN, FreshRows, add_run, iteration_record, new_store, sql, trajectory
 from tests.fakes.small_processes import SMALL
-from tests.replay.storage.collecting.episodes import issue, start_worker
 from tests.replay.storage.writers import (
     Writer,
     begin,
@@ -27,8 +25,6 @@ from tests.replay.storage.writers import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.every_database]
-
-GROUPS, SIZE = 30, 4
 
 
 @pytest.fixture
@@ -117,63 +113,3 @@ def test_trainers_that_share_rows_never_use_one_more_often_than_allowed(location
     # 80 rows, three uses each, none lost and none too many.
     assert Counter(counts.values()) == {3: 80}
     assert sql(location, "select count(*) from draws where state <> 'committed'") == [(0,)]
-
-
-class Learner:
-    """It closes what is whole and learns from one batch of two groups after another."""
-
-    def __init__(self, store: ReplayStore) -> None:
-        self.store = store
-        self.iteration = self.batch = 1
-
-    def step(self) -> None:
-        for group in self.store.tickets.ended_groups(RUN):
-            advantages = {row.id: 0.5 for row in self.store.tickets.open_rows(RUN, [group.number])}
-            self.store.tickets.close_groups(RUN, [group.number], advantages, policy_version=self.iteration - 1)
-            self.look()
-        if self.store.tickets.under_way(RUN, self.batch):
-            return
-        drawn = self.store.tickets.draw_fresh(FreshRequest(RUN, self.iteration, self.batch, self.iteration - 1, 6))
-        self.look()
-        self.batch += 1
-        if drawn.rows:
-            records = [row.draw for row in drawn.rows if row.draw is not None]
-            self.store.commit(iteration_record(self.iteration, replay=0), measured(records), sampler_state={})
-            self.look()
-            self.iteration += 1
-
-    def look(self) -> None:
-        found = self.store.tickets.counts(RUN)
-        assert found.done == found.fresh + found.late + found.unused + found.waiting + found.open, found
-
-
-def test_every_finished_episode_is_in_its_place_at_every_look(location: Location) -> None:
-    """Workers fail, are late, and are killed; the learner goes on meanwhile."""
-    with closing(new_store(location)) as store:
-        for number in range(GROUPS):
-            issue(store, [number], size=SIZE, iteration=1 + number // 2)
-        workers = [start_worker(location, number, spoiled=0.1, lease_s=0.5) for number in range(3)]
-        workers.append(start_worker(location, 3, lease_s=0.1, slow_s=0.3))
-        learner = Learner(store)
-        for done, killed in zip((5, 15), workers[:2], strict=True):
-            while store.tickets.counts(RUN).done < done:
-                learner.step()
-            killed.process.kill()
-        workers.append(start_worker(location, 4, lease_s=0.3))
-        while any(worker.process.is_alive() for worker in workers):
-            learner.step()
-        said = [each for worker in workers for each in worker.said()]
-        time.sleep(0.6)  # the leases of those that were killed
-        said += start_worker(location, 99).said()
-        for _ in range(GROUPS):
-            learner.step()
-        found = store.tickets.counts(RUN)
-        finished = Counter((number, member) for what, number, member, _ in said if what == "finished")
-        assert set(finished.values()) == {1}
-        # The last ones of a killed worker may be done and not acknowledged.
-        assert len(finished) <= found.done <= len(finished) + 2 * 3
-        assert found.done == found.rows and found.done + found.failed == GROUPS * SIZE
-        assert (found.queued, found.leased, found.open) == (0, 0, 0)
-        assert found.fresh > 0 and found.unused > 0 and found.late > 0
-        used = sql(store, "select trajectory from draws where state = 'committed'")
-        assert len(used) == len(set(used)) == found.fresh

@@ -1,8 +1,10 @@
-"""Every row is read, and what is wrong is named: flipped bits and dangling names."""
+"""What is damaged is named, set aside, and never trained on: a cell, a row, or the file as a whole."""
 
 from __future__ import annotations
 
 import json
+import random
+import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -10,14 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from replay import CorruptTrajectory, ReplayStore, questions
 from replay.errors import DamagedDatabase
 from replay.questions import chosen
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, FreshRows, iterate, new_store, request, sql
+from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
 from tests.fakes.replay_command import listed
-from tests.replay.storage.damaged_buffers import EVALUATED
+from tests.replay.storage.damaged_buffers import EVALUATED, Asked, buffer_with_log, place
+
+PAGE = 4096
+_HEADER = 100
+"""Bytes of a SQLite file's header; of a log's 32, of each of its frames' 24."""
 
 
 @pytest.fixture
@@ -26,6 +34,10 @@ def filled(store: ReplayStore) -> ReplayStore:
     for iteration in (1, 2, 3):
         iterate(store, iteration, make_sampler("uniform", 0), count=2)
     return store
+
+
+def draw_all(store: ReplayStore) -> list[object]:
+    return [*store.draw(request(4, 9), make_sampler("success", 0))]
 
 
 def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
@@ -39,12 +51,11 @@ def test_rows_that_a_resume_orphaned_are_whole(filled: ReplayStore) -> None:
 @pytest.mark.parametrize(
     ("change", "rows", "reason"),
     [
-        # As of rows that were changed on purpose: docs/replay.md.
-        ("update trajectories set record_checksum = null, num_action_tokens = 99", (2, 3), "num_action_tokens must"),
-        ("update trajectories set record_checksum = null, mean_behavior_log_prob = -9", (1, 0), "mean_behavior_log"),
         ("update trajectories set num_tokens = 99", (1, 2), "a record of another checksum"),
         ("delete from segments", (2, 0), "other segments than were written"),
         ("delete from messages", (2, 0), "0 messages where 5 were written"),
+        # As of a row that was changed on purpose: docs/running-the-buffer.md.
+        ("update trajectories set record_checksum = null, content_hash = 'x'", (2, 3), "tokens of another content"),
         # Values that no writer would store.
         ("update trajectories set reward = 'abc'", (2, 0), ""),
         ("update trajectories set stop_reason = x'ff'", (2, 0), ""),
@@ -64,20 +75,15 @@ def test_row_that_is_not_what_was_written_is_named(
     other = sql(filled, "select id from trajectories where id <> ? limit 1", id)[0][0]
     assert filled.read([other])[0].id == other
     assert next(row["id"] for row in listed(filled, filter=f"id == '{other}' and 'drawer' in text")) == other
-    if "record_checksum" not in change:
-        with pytest.raises(CorruptTrajectory, match=f"^trajectory {id} "):
-            filled.read([other, id])
+    with pytest.raises(CorruptTrajectory, match=f"^trajectory {id} "):
+        filled.read([other, id])
 
 
 def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(filled: ReplayStore) -> None:
     """Whoever reads it is told: a bit more or less in it would train on other tokens."""
     sql(filled, "update runs set authors = replace(authors, '\"trained\":true', '\"trained\":false')")
     message = "another table than runs.authors_hash is of in runs.authors of run 'run-1'"
-    asks: list[Callable[[ReplayStore], object]] = [
-        lambda opened: opened.run(RUN),
-        lambda opened: opened.draw(request(4, 2), make_sampler("uniform", 0)),
-        lambda opened: FreshRows(4).append_to(opened),
-    ]
+    asks: list[Callable[[ReplayStore], object]] = [ReplayStore.run, draw_all, FreshRows(4).append_to]
     for ask in asks:
         with closing(ReplayStore.open(filled.path or "")) as opened, pytest.raises(DamagedDatabase, match=message):
             ask(opened)
@@ -85,25 +91,21 @@ def test_table_of_authors_that_is_not_the_one_its_hash_is_of_is_told(filled: Rep
     assert (found.checked, found.corrupt, found.damage) == (24, {}, [message])
 
 
-def draw_all(store: ReplayStore) -> list[object]:
-    return [*store.draw(request(4, 9), make_sampler("success", 0))]
-
-
 @pytest.mark.parametrize(
     ("change", "damage"),
     [
         ("metrics set value = 'abc'", "metrics.value: 3"),
-        ("metrics set name = '\ue000json:{'", "metrics.name: 1"),
+        ("metrics set name = '\ue000json:{' where iteration = 1", "metrics.name: 1"),
         ("trajectories set advantage = 9e999", "trajectories.advantage: 24"),
         ("runs set config = '{'", "runs.config: 1"),
-        ("draws set drift_mean = 9e999", "draws.drift_mean: 28"),
         ("draws set stream = cast(x'ff' as text)", "draws.stream: 28"),
         ("groups set size = 0", "groups.size: 6"),
+        ("buffer_state set value = -1 where name = 'changed'", "buffer_state.value: 1"),
     ],
 )
 def test_whatever_stops_a_question_is_named_by_verify(filled: ReplayStore, change: str, damage: str) -> None:
     """Types, escapes, figures that are not finite, JSON, bytes that are no UTF-8, and bounds."""
-    sql(filled, f"update {change}" + (" where iteration = 1" if "name" in change else ""))
+    sql(filled, f"update {change}")
     asks: list[Callable[[ReplayStore], object]] = [
         questions.summary,
         questions.runs,
@@ -120,21 +122,14 @@ def test_whatever_stops_a_question_is_named_by_verify(filled: ReplayStore, chang
 
 
 @pytest.mark.parametrize(
-    ("change", "column", "where"),
-    [
-        (
-            "trajectories set advantage = '?' where iteration = 1 and slot = 0",
-            "advantage",
-            "iteration = 1 and slot = 0",
-        ),
-        ("groups set size = '?' where iteration = 1", "size", "iteration = 1"),
-    ],
+    ("table", "column", "where"),
+    [("trajectories", "uses", "iteration = 1 and slot = 0"), ("groups", "size", "iteration = 1")],
 )
 def test_rows_that_stop_a_draw_are_set_aside_by_verify(
-    filled: ReplayStore, change: str, column: str, where: str
+    filled: ReplayStore, table: str, column: str, where: str
 ) -> None:
     wanted = sql(filled, f"select id from trajectories where {where} order by id")
-    sql(filled, f"update {change}")
+    sql(filled, f"update {table} set {column} = '?' where {where}")
     with closing(ReplayStore.open(filled.path or "")) as opened:
         with pytest.raises(DamagedDatabase, match=rf"\.{column} at .*: it is damaged. .*replay verify$"):
             draw_all(opened)
@@ -159,7 +154,7 @@ def test_verify_holds_no_snapshot_while_others_write(tmp_path: Path) -> None:
         assert store.verify().checked == 160
     finally:
         sa.event.remove(sa.Engine, "checkin", empty)
-    # Three batches of rows, the end of them, and what else is looked at.
+    # Three batches of rows, and what else is looked at.
     assert len(emptied) > 20 and all(emptied)
 
 
@@ -167,7 +162,9 @@ def test_names_of_missing_rows_are_counted(filled: ReplayStore) -> None:
     sql(filled, "delete from trajectories where iteration = 1 and slot = 0")
     ((drawn,),) = sql(filled, "select count(*) from draws where trajectory not in (select id from trajectories)")
     # Its messages and one segment; plain sqlite3 looks after no names.
-    assert filled.verify().dangling == {"draws.trajectory": drawn, "messages.trajectory": 1, "segments.trajectory": 1}
+    counts = {"draws.trajectory": drawn, "messages.trajectory": 1, "segments.trajectory": 1}
+    lines = {f"{count} rows whose {name} names a missing one" for name, count in counts.items()}
+    assert set(filled.verify().damage) == lines
 
 
 def test_damaged_index_of_a_file_is_told(filled: ReplayStore) -> None:
@@ -197,3 +194,98 @@ def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) 
         "token_scores: 1 are not what was written",
         "held_out: 1 are not what was written",
     ]
+
+
+def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) -> None:
+    """Its entries in indexes can't be found by what it holds now."""
+    path, stored = tmp_path / "replay.sqlite", struct.pack(">d", 7.125)
+    with closing(new_store(path)) as store:
+        rows = [trajectory(f"t{at}", slot=at, reward=7.125 if at == 1 else 0.0) for at in range(4)]
+        store.append([task()], [group()], rows)
+    whole = path.read_bytes()
+    # It stands in the page of the row, and in that of an index.
+    for at in (at for at in range(len(whole)) if whole.startswith(stored, at)):
+        path.write_bytes(whole[: at + 1] + bytes([whole[at + 1] ^ 1]) + whole[at + 2 :])
+        if sql(path, "select 1 from trajectories not indexed where slot = 1 and reward <> 7.125"):
+            break
+    with closing(ReplayStore.open(path)) as store:
+        drawn = store.draw(request(2, 4), make_sampler("uniform", 0))
+        assert sorted(row.trajectory.id for row in drawn) == ["t0", "t2", "t3"]
+        assert sql(path, "select id from trajectories where state = 'quarantined'") == [("t1",)]
+        assert not store.verify().damage
+
+
+def test_change_that_takes_the_checksum_away_is_meant(filled: ReplayStore) -> None:
+    ((id,),) = sql(filled, "select id from trajectories where iteration = 1 and slot = 0")
+    sql(filled, "update trajectories set reward = 0.25, record_checksum = null where id = ?", id)
+    assert filled.read([id])[0].record.reward == 0.25
+    assert filled.verify().corrupt == {}
+
+
+@pytest.mark.every_database
+@given(reward=st.floats(-1e6, 1e6), entropy=st.none() | st.floats(0, 9), text=st.text(max_size=9))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_record_holds_its_checksum_holds(
+    store: ReplayStore, reward: float, entropy: float | None, text: str
+) -> None:
+    """Also what databases write otherwise than Python: whole numbers as reals, a negative zero, a NUL."""
+    id = f"{reward}/{entropy}/{text}"
+    made = trajectory(id, slot=0, group=id, reward=reward, mean_entropy=entropy, stop_reason=text)
+    whole = trajectory(f"{id}/whole", slot=1, group=id, reward=-0.0, advantage=3, stop_reason=text)
+    store.append([task()], [group(id)], [made, whole])
+    assert [row.id for row in store.read([id, f"{id}/whole"])] == [id, f"{id}/whole"]
+
+
+Damage = Callable[[bytes, bytes, random.Random], tuple[bytes, bytes | None]]
+
+
+def torn(file: bytes, log: bytes, chance: random.Random) -> tuple[bytes, bytes | None]:
+    """A file and its log, cut, or with pages of zeros or noise, or with a log that is not what was written."""
+    kind = chance.choice(["cut", "random", "zeros", "noise", "log gone", "log cut", "log noise"])
+    pages = bytearray(file)
+    if kind == "cut":
+        return file[: chance.randrange(len(file))], None
+    if kind == "random":
+        return chance.randbytes(chance.randrange(1, 100_000)), None
+    for _ in range(chance.choice([1, 1, 3, 20]) if kind in ("zeros", "noise") else 0):
+        start = PAGE * chance.randrange(len(file) // PAGE)
+        pages[start : start + PAGE] = chance.randbytes(PAGE) if kind == "noise" else bytes(PAGE)
+    if kind not in ("log cut", "log noise"):
+        return bytes(pages), None
+    start = chance.randrange(len(log))
+    return file, log[:start] + (chance.randbytes(len(log) - start) if kind == "log noise" else b"")
+
+
+def flipped(file: bytes, log: bytes, chance: random.Random) -> tuple[bytes, bytes | None]:
+    """One bit of a file, of its header or of its log is another one."""
+    where = chance.choice(["file", "file", "file", "header", "log"])
+    changed = bytearray(log if where == "log" else file)
+    changed[chance.randrange(_HEADER if where == "header" else len(changed))] ^= 1 << chance.randrange(8)
+    return (file, bytes(changed)) if where == "log" else (bytes(changed), log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "count", "noticed"),
+    [
+        (torn, 40, 13),
+        (flipped, 40, 1),
+        pytest.param(torn, 300, 100, marks=pytest.mark.soak),
+        pytest.param(flipped, 2_000, 100, marks=pytest.mark.soak),
+    ],
+)
+def test_damaged_buffer_gives_what_was_written_or_an_error_of_one_line(
+    tmp_path: Path, damage: Damage, count: int, noticed: int
+) -> None:
+    path = tmp_path / "damaged.sqlite"
+    file, log = buffer_with_log(tmp_path)
+    place(path, file, log)
+    wrong: list[str] = []
+    with closing(Asked(path)) as asked:
+        for seed in range(count):
+            place(path, *damage(file, log, random.Random(seed)))
+            was_noticed, found = asked.again(random.Random(seed))
+            noticed -= was_noticed
+            wrong += [f"seed {seed}: {what}" for what in found]
+    assert not wrong, "\n".join(wrong)
+    assert noticed <= 0

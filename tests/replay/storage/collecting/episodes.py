@@ -1,21 +1,15 @@
-"""Episodes made up for tickets, and processes that claim, finish and fail them."""
+"""Episodes made up for tickets."""
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Sequence
-from contextlib import closing
-from multiprocessing.connection import Connection
 from typing import Any
 
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import Trajectory
-from replay.storage.databases import Location
 from replay.ticket_records import TRAIN, Claim, TicketRecord
 from tests.fakes.records import RUN, SHORT, task, tokens, trajectory
-from tests.fakes.small_processes import Child
 
 LONG = 600.0
 OVER = -1.0
@@ -65,28 +59,3 @@ def state_of(store: ReplayStore, number: int, member: int = 0) -> tuple[Any, ...
             f"select state, holder, fence, tries, reason from tickets where number = {number} and member = {member}"
         )
         return tuple(found.one())
-
-
-def start_worker(
-    location: Location, number: int, *, spoiled: float = 0.0, lease_s: float = LONG, slow_s: float = 0.0
-) -> Child:
-    """A process that collects until no ticket is left: it says (what, number, member, fence) of all that it did.
-
-    `spoiled`: the share of episodes that fail, and again of those without a trained token.
-    `slow_s`: seconds of an episode in which it sends no heartbeat.
-    """
-    return Child.start(_work, location, number, spoiled, lease_s, slow_s)
-
-
-def _work(sending: Connection, location: Location, number: int, spoiled: float, lease_s: float, slow_s: float) -> None:
-    chance = random.Random(number)
-    with closing(ReplayStore.open(location)) as store:
-        while claims := claim(store, f"worker-{number}", count=chance.choice([1, 2, 3]), lease_s=lease_s):
-            store.tickets.extend(claims, lease_s=lease_s)
-            time.sleep(slow_s)
-            failed = [each for each in claims if chance.random() < spoiled]
-            done = [each for each in claims if each not in failed]
-            store.tickets.fail(failed, "the engine gave no reply")
-            counted = store.tickets.finish([(each, episode(each, trained=chance.random() >= spoiled)) for each in done])
-            for each, counts in zip(done, counted, strict=True):
-                sending.send(("finished" if counts else "late", *each.place, each.fence))

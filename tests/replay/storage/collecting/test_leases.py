@@ -1,4 +1,4 @@
-"""Who may collect an episode, until when, and what becomes of those that nobody ends."""
+"""Who may collect an episode, until when, and what becomes of those that nobody ends; who takes part in a run."""
 
 from __future__ import annotations
 
@@ -97,3 +97,25 @@ def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -
     assert claim(store, "a")[0].task == task()
     counts = store.tickets.counts(RUN)
     assert (counts.done, counts.unused, counts.rows) == (1, 1, 1)
+
+
+def test_participants_are_known_until_they_leave_and_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
+    view = store.roles.view(RUN)
+    assert (view.has_ended, view.has_free_tickets, view.engines) == (False, False, ())
+    issue(store, [0], size=1)
+    for id, in_flight in (("w-1", 0), ("w-2", 0), ("w-1", 7)):
+        store.roles.report("worker", RUN, id, {"in_flight": in_flight})
+    store.roles.report("engine", RUN, "http://e:8000", {"state": "serving"})
+    listed = store.roles.listed("worker", RUN)
+    assert [(each.id, each.facts) for each in listed] == [("w-1", {"in_flight": 7}), ("w-2", {"in_flight": 0})]
+    assert all(0 <= each.silent_s <= each.age_s < 600 for each in listed)
+    store.roles.leave("worker", RUN, "w-1")
+    assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
+    store.roles.end_run(RUN)
+    view = store.roles.view(RUN)
+    assert (view.has_ended, view.has_free_tickets, store.roles.count("worker", RUN, lease_s=60.0)) == (True, True, 1)
+    assert [(engine.id, engine.facts) for engine in view.engines] == [("http://e:8000", {"state": "serving"})]
+    (held,) = claim(store)
+    assert not store.roles.view(RUN).has_free_tickets
+    store.tickets.extend([held], lease_s=OVER)
+    assert store.roles.view(RUN).has_free_tickets
