@@ -93,9 +93,8 @@ class KimiParser(SectionParser):
 class MistralParser(BlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3), or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call (v11, v13).
 
-    The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in
-    `[THINK]` ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call
-    without a name.
+    The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in `[THINK]`
+    ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call without a name.
     """
 
     thinking = (("[THINK]", "[/THINK]"), THINK)

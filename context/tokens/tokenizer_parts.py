@@ -50,8 +50,7 @@ def control_tokens(description: Description, special: Collection[str]) -> list[d
 def without_control_tokens(description: Description, control: Collection[int]) -> Tokenizer:
     """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
 
-    Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words
-    up whole.
+    Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
     """
     model = dict(description["model"])
     plain = [row for row in description["added_tokens"] if row["id"] not in control]

@@ -17,23 +17,8 @@ from context import (
     response_mask,
 )
 from context.authors import HISTORY, MEMORY
-from context.strategies import (
-    Append,
-    Arrangement,
-    ClipToolResults,
-    Hint,
-    History,
-    LinearThink,
-    Memory,
-    Question,
-    Rewrite,
-    SelfClip,
-    SlidingWindow,
-    Stop,
-    Strategy,
-    Turn,
-)
-from context.strategies.protocol import Answer
+from context.strategies import ClipToolResults, Hint, LinearThink, Memory, SelfClip, SlidingWindow, Strategy
+from context.strategies.protocol import Answer, Append, Arrangement, History, Question, Rewrite, Stop, Turn
 from tests.fakes.conversations import Episode, ScriptedParser, laws, texts
 from tests.fakes.conversations import Turn as Said
 from tests.fakes.families import family

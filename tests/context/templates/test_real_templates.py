@@ -10,16 +10,8 @@ import pytest
 
 from context import ContextManager, Message, RenderError, ToolCall, default_authors, loss_mask
 from context.parse import KnownReply
-from context.strategies import (
-    Append,
-    Arrangement,
-    ClipToolResults,
-    History,
-    Linear,
-    LinearThink,
-    SlidingWindow,
-    Strategy,
-)
+from context.strategies import ClipToolResults, Linear, LinearThink, SlidingWindow, Strategy
+from context.strategies.protocol import Append, Arrangement, History
 from context.templates.chat_template import LOOKUP
 from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
