@@ -30,14 +30,14 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     begin = skip_space(text, start)
     try:
         value, end = _DECODER.raw_decode(text, begin)
+        if text.count("[", begin, end) + text.count("{", begin, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+            raise Malformed(TOO_DEEP)
     except json.JSONDecodeError as error:
         raise Malformed(f"a tool call is not valid JSON: {error.msg} at character {error.pos - begin}") from None
     except RecursionError:
         raise Malformed(TOO_DEEP) from None
     except ValueError:  # int() refuses more than 4,300 digits
         raise Malformed("a tool call holds a number that is too long") from None
-    if text.count("[", begin, end) + text.count("{", begin, end) > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
-        raise Malformed(TOO_DEEP)
     if text.find("\\u", begin, end) >= 0 and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise Malformed("a tool call holds half a character")
     return value, end
@@ -87,18 +87,10 @@ def _id_of(row: dict[str, Any]) -> str | None:
     return None if found is None or found == "" else check_id(str(found))
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, (dict, list))
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-        if not level:
-            return False
-    return True
+def _depth(value: Any) -> int:
+    """Lists and objects within each other."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_depth, children), default=0)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

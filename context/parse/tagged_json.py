@@ -49,15 +49,13 @@ class HermesParser(TaggedJsonParser):
     Hermes 2 and 3, Qwen 2.5 and 3, Granite 4, EXAONE 4 and others: github.com/NousResearch/Hermes-Function-Calling.
     """
 
-    opening = re.compile("<tool_call>")
-    closing = "</tool_call>"
+    opening, closing = re.compile("<tool_call>"), "</tool_call>"
 
 
 class PhiParser(TaggedJsonParser):
     """`<|tool_call|>` [{"name": ..., "arguments": {...}}] `<|/tool_call|>`: Phi-4-mini's model card."""
 
-    opening = re.compile(r"<\|tool_call\|>")
-    closing = "<|/tool_call|>"
+    opening, closing = re.compile(r"<\|tool_call\|>"), "<|/tool_call|>"
 
 
 class GraniteParser(TaggedJsonParser):
@@ -69,15 +67,13 @@ class GraniteParser(TaggedJsonParser):
 class NemotronParser(TaggedJsonParser):
     """`<TOOLCALL>` [{"name": ..., "arguments": {...}}] `</TOOLCALL>`: chat template of Nemotron Nano 2, Super 1.5."""
 
-    opening = re.compile("<TOOLCALL>")
-    closing = "</TOOLCALL>"
+    opening, closing = re.compile("<TOOLCALL>"), "</TOOLCALL>"
 
 
 class JambaParser(TaggedJsonParser):
     """`<tool_calls>` [{"name": ..., "arguments": {...}}] `</tool_calls>`: Jamba's chat template."""
 
-    opening = re.compile("<tool_calls>")
-    closing = "</tool_calls>"
+    opening, closing = re.compile("<tool_calls>"), "</tool_calls>"
 
 
 class CommandRParser(TaggedJsonParser):
@@ -86,8 +82,7 @@ class CommandRParser(TaggedJsonParser):
     Its tool `directly-answer` is read as any other.
     """
 
-    opening = re.compile(r"Action:\s*```(?:json)?(?=\s)")
-    closing = "```"
+    opening, closing = re.compile(r"Action:\s*```(?:json)?(?=\s)"), "```"
     closes_only_calls = False
 
 
@@ -99,8 +94,7 @@ class CommandAParser(TaggedJsonParser):
     """
 
     thinking = (("<|START_THINKING|>", "<|END_THINKING|>"), THINK)
-    opening = re.compile(r"<\|START_ACTION\|>")
-    closing = "<|END_ACTION|>"
+    opening, closing = re.compile(r"<\|START_ACTION\|>"), "<|END_ACTION|>"
     _ANSWER = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 
     def _content(self, beside: Sequence[str]) -> str:
@@ -116,8 +110,7 @@ class GemmaParser(BlockParser):
     """
 
     thinking = (("<|channel>thought", "<channel|>"), THINK)
-    opening = re.compile(r"<\|tool_call>")
-    closing = "<tool_call|>"
+    opening, closing = re.compile(r"<\|tool_call>"), "<tool_call|>"
     _HEAD = re.compile(r"\s*call:\s*([^\s{\[<]*)")
     _PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([^\s,:\[\]{}<>][^,:\[\]{}<>]*)|<tool_call\|>', re.DOTALL)
 

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Message
+from context.messages import Change, Message
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
 from context.templates.rendering.contents import (
     Content,
-    Leaf,
     Row,
     contents,
     first_place,
@@ -347,10 +346,10 @@ class Renderer:
 
 
 def _again(messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]) -> Again:
-    def given(leaf: Leaf) -> tuple[list[Row], list[Any]]:
+    def given(leaf: Change) -> tuple[list[Row], list[Any]]:
         return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
 
-    def again(leaf: Leaf) -> str | None:
+    def again(leaf: Change) -> str | None:
         changed = given(lambda text: leaf(storable(text)))
         return None if changed == given(storable) else write(*changed)
 

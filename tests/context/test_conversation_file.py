@@ -38,7 +38,7 @@ def test_what_a_tool_returned_is_its_json(content: Any, text: str) -> None:
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_images_audio_and_video_are_refused_by_name(role: str, kind: str) -> None:
     row = {"role": role, "content": [{"type": "text", "text": "see"}, {"type": kind, kind: {"url": "x"}}]}
-    with pytest.raises(RenderError, match=rf"messages\[2\]\.content\[1\] must be a text part, got .* type '{kind}'"):
+    with pytest.raises(RenderError, match=rf"messages\[2\]\.content\[1\] must be a text part, got .*'type': '{kind}'"):
         read_message(2, row)
 
 

@@ -14,12 +14,12 @@ from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
+from context.messages import Change
 from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
-from context.templates.rendering.contents import Leaf
 from context.templates.rendering.marks import BREAK, Written, inner, own
 from context.tokens.codec import Control, TokenCodec
 
-Again = Callable[[Leaf], str | None]
+Again = Callable[[Change], str | None]
 """The whole rendering with this done to each content and name; None where it changes none."""
 _Place = tuple[str, str, str]
 """What stands before a control token, the token, and what stands behind it."""
