@@ -20,7 +20,6 @@ from context import (
     TokenCodec,
     ToolCall,
     choose_parser,
-    default_authors,
     load_model_files,
 )
 from context.authors import LLM
@@ -55,48 +54,34 @@ def model_folder(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("written", ["file", "config", "named"])
-def test_model_folder_is_read_without_the_model(folder: Path, written: str) -> None:
+@pytest.mark.parametrize("layout", ["file", "config", "named", "named, and files"])
+def test_model_folder_is_read_in_every_layout_without_the_model(folder: Path, layout: str) -> None:
     config: dict[str, object] = {"eos_token": {"content": "<|im_end|>"}}
-    if written != "file":
+    if layout != "file":
         (folder / "chat_template.jinja").unlink()
-        config["chat_template"] = CHATML if written == "config" else NAMED
+        tool_use = TOOL_USE if layout == "named" else "superseded by the file"
+        config["chat_template"] = CHATML if layout == "config" else [*NAMED, {"name": "tool_use", "template": tool_use}]
+    if layout == "named, and files":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text('{"eos_token_id": [-1, true, "x", 3]}')  # no token has most of these
     files = load_model_files(folder)
-    assert files.template.source == CHATML
+    assert (files.template.source, files.template.tool_use) == (CHATML, TOOL_USE if "named" in layout else None)
     assert files.codec.hash == family("chatml").codec.hash
     assert files.stop_ids == {3, family("chatml").end_id}
-    assert files.renderer(default_authors(), ("Observation:",)).stop_strings == ("Observation:",)
-
-
-@pytest.mark.parametrize("written", ["config", "file", "both"])
-def test_template_for_tools_is_found_in_every_layout(folder: Path, written: str) -> None:
-    if written != "file":
-        (folder / "chat_template.jinja").unlink()
-        rows = [*NAMED, {"name": "tool_use", "template": TOOL_USE if written == "config" else "superseded by the file"}]
-        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": rows}))
-    if written != "config":
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
-    template = load_model_files(folder).template
-    assert (template.source, template.tool_use) == (CHATML, TOOL_USE)
 
 
 def test_template_file_comes_before_the_configuration_and_a_given_one_before_both(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "x"}]}))
     assert load_model_files(folder).template.source == CHATML
-    (folder / "chat_template.jinja").unlink()
-    files = load_model_files(folder, template="hermes")
-    assert files.template.source == template_source("hermes")
-    assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
-
-
-def test_template_is_given_by_name_by_path_or_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jinja"
-    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert template_source(str(path)) == template_source(path.read_text()) == path.read_text()
-    assert "<tool_call>" in template_source("hermes")
+    path = folder / "mine.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    mine = path.read_text()
+    for given, source in (("hermes", template_source("hermes")), (str(path), mine), (mine, mine)):
+        files = load_model_files(folder, template=given)
+        assert files.template.source == source
+        assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
 
 
 def test_arguments_are_the_templates(folder: Path) -> None:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
 from context.templates.rendering.contents import with_thought
-from tests.fakes.conversations import ASKED, increment
+from tests.fakes.conversations import ASKED
 from tests.fakes.families import Family, families, family
 
 CONVERSATION = (
@@ -19,7 +19,6 @@ CONVERSATION = (
     Message("assistant", "The code is 78.", "initialization"),
     Message("user", "  And of coral? \n"),
 )
-CALLED = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
 
 
 @pytest.fixture(params=families())
@@ -53,15 +52,6 @@ def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
     assert "he code is 78." in by_author(model, tokens, "initialization")
     assert by_author(model, tokens, "env").replace("\\", "").strip() == '{"next": "arrow"}'
     assert by_author(model, tokens, "llm") == ""
-
-
-def test_increment_after_chatml_reply_begins_with_the_newline_the_template_writes() -> None:
-    model = family("chatml")
-    added = increment(model.renderer(), CALLED, [model.tool_result("78")])
-    text = "\n<|im_start|>user\n<tool_response>\n78\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert model.codec.decode(added.token_ids.tolist()) == text
-    assert by_author(model, added, "env") == "78"
-    assert by_author(model, added, "template") == text.replace("78", "", 1)
 
 
 def test_conversation_keeps_the_time_it_began_at() -> None:
