@@ -19,7 +19,6 @@ from context import (
     loss_mask,
     response_mask,
 )
-from tests.fakes.conversations import increment
 from tests.fakes.families import Family, families, family
 
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -101,12 +100,11 @@ def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None
 
 
 def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
-    long = manager(model)
+    long, ids, result = manager(model), sampled(model, model.call), Message("user", "78", "env")
     long.begin(START, ())
-    ids = sampled(model, model.call)
-    reply = long.record_reply(ids, log_probs(ids), policy_version=0)
-    result = Message("user", "78", "env")
-    full = len(long.prompt_ids) + len(increment(model.renderer(), reply.message, [result], opening=START))
+    long.record_reply(ids, log_probs(ids), policy_version=0)
+    long.observe([result])
+    full = len(long.prompt_ids)
     for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
         context = manager(model, max_tokens=max_tokens)
         context.begin(START, ())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from context import Author, AuthorTable, Renderer, default_authors
-from context.templates.model_files import ModelFiles, from_template
+from context.templates.model_files import BUILT_IN_TEMPLATES, ModelFiles, from_template, template_source
 from context.templates.template_report import check_template
 
 PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
@@ -25,6 +25,7 @@ _NAMED = {"axolotl/command_a": _COHERE, "axolotl/command_a_rag": _COHERE, "axolo
 """Where the model's own names of special tokens matter: the template writes a header behind every end of turn."""
 SIX = (*("trl/llama3_1", "trl/qwen3", "trl/deepseekv3", "trl/gemma4_v5", "trl/gptoss", "written/mistral_v0_3"),)
 """What tests go through by default, with these kinds of tokenizers; `make soak` goes through all."""
+BUILT_IN = tuple(f"built_in/{name}" for name in BUILT_IN_TEMPLATES)
 KINDS = ("byte_bpe", "sp_legacy")
 REPRESENTATIVE = (
     *SIX,
@@ -65,7 +66,8 @@ class RealTemplate:
 def real_templates() -> tuple[RealTemplate, ...]:
     """All of them, in a fixed order: none patched for training, no text twice."""
     found: dict[str, RealTemplate] = {}
-    for template in (*_packaged(), *_written()):
+    built_in = (RealTemplate(f"built_in/{name}", "context", template_source(name)) for name in BUILT_IN_TEMPLATES)
+    for template in (*_packaged(), *_written(), *built_in):
         found.setdefault(template.text, template)
     return tuple(found.values())
 

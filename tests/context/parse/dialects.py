@@ -61,7 +61,9 @@ CODER = {"parser": "qwen3_coder", "ends": QWEN_ENDS, "unspeakable": ("</function
 DIALECTS = [
     Dialect("hermes", "qwen2_5", QWEN_ENDS, thinks=False),
     Dialect("hermes", "qwen3", QWEN_ENDS),
+    Dialect("hermes", "built_in/hermes", QWEN_ENDS),
     Dialect("llama3_json", "llama3_1", ("<|eot_id|>",), parallel=1, beside=False, thinks=False),
+    Dialect("llama3_json", "built_in/llama3", ("<|eot_id|>",)),
     Dialect("pythonic", "lfm2_v2", QWEN_ENDS, thinks=False, plain_names=True),
     Dialect("pythonic", "written/llama4_pythonic", ("<|eot|>",), beside=False, plain_names=True),
     Dialect(template="nemotron_3_nano", **CODER),
@@ -70,6 +72,7 @@ DIALECTS = [
     Dialect("glm", "glm4moe", (), unspeakable=("<arg_key>", "</tool_call>")),
     Dialect("mistral", "written/mistral_v0_3", ("</s>",), ids="{:09d}", beside=False, thinks=False),
     Dialect("mistral", "written/mistral_v11", ("</s>",), thinks=False),
+    Dialect("mistral", "built_in/mistral", ("</s>",)),
     Dialect("deepseek", "deepseekv3", ("<｜end▁of▁sentence｜>",), thinks=False),
     Dialect("deepseek", "written/deepseek_v31", ("<｜end▁of▁sentence｜>",)),
     Dialect("kimi", "written/kimi_k2", ("<|im_end|>",), ids="functions.{name}:{}", thinks=False),
