@@ -83,13 +83,11 @@ class ContextManager:
         self._hint: str | None = None
         self._segments: list[OpenSegment] = []
         self._current: OpenSegment | None = None
-        self._main: OpenSegment | None = None
-        """The current segment, but while a question is asked aside from it."""
         self._messages: list[Message] = []
         self._view: tuple[Message, ...] = ()
         """What the next prompt shows of `_messages`."""
         self._shown: Rendering | None = None
-        """The prompt of the main segment for its newest reply."""
+        """The prompt for the newest reply that is a turn."""
         self._opened = ""
         self._rendered: tuple[Sequence[Message], _Tools, Rendering, TokenSequence] | None = None
         """The last prompt that was rendered whole."""
@@ -234,7 +232,10 @@ class ContextManager:
             sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
         self._current.say(sampled, turn=None)
         self._asked = None
-        self._go_on(lambda: following, Answer(reply.message.content, reply.outcome == "truncated"))
+        # The answer stands in a segment of its own: whatever follows begins another.
+        self._go_on(
+            lambda: replace(following, increment=None), Answer(reply.message.content, reply.outcome == "truncated")
+        )
         return Reply("question", reply.message, None)
 
     def _go_on(self, following: Callable[[], _Next], answer: Answer | None) -> None:
@@ -263,7 +264,7 @@ class ContextManager:
         assert self._shown is not None
         grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
         increment = self._renderer.increment(self._shown, grown, self._said)
-        length = self._measure(view) if increment is None else len(self._main or ()) + len(increment)
+        length = self._measure(view) if increment is None else len(self._current or ()) + len(increment)
         return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
@@ -283,7 +284,10 @@ class ContextManager:
             if answer is not None:
                 raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
             return self._ask(arrangement, following)
-        return self._append(following) if isinstance(arrangement, Append) else self._rewrite(arrangement, following)
+        if isinstance(arrangement, Append) and answer is None:
+            return self._append(following)
+        shown = Rewrite(following.view, "asked") if isinstance(arrangement, Append) else arrangement
+        return self._rewrite(shown, following)
 
     def _ask(self, question: Question, following: _Next) -> str | None:
         if self._measure(question.messages, tools=False) >= self._max_tokens:
@@ -299,12 +303,7 @@ class ContextManager:
             self._reopen(following.view, "template_rewrite", self._tools)
             self.rewrites["template_rewrite"] += 1
         else:
-            assert self._main is not None
-            if self._current is not self._main:
-                # A question was asked meanwhile: segments are in the order of time.
-                self._main = self._main.continued(self._renderer.authors)
-                self._segments.append(self._main)
-            self._current = self._main
+            assert self._current is not None
             self._current.show(following.increment)
             self._shown, self._opened = following.grown, following.grown.opened_thought
         self._view = following.view
@@ -340,7 +339,7 @@ class ContextManager:
         self._current = opened
         self._opened = rendering.opened_thought
         if reason != "fork":
-            self._main, self._shown = opened, rendering
+            self._shown = rendering
 
     def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
         return len(self._render(self._as_history(self._hinted(tuple(messages))), self._tools if tools else ())[1])
@@ -371,9 +370,9 @@ class ContextManager:
         return self._renderer.authors.author(author).action
 
     def _check_strict(self, reason: SegmentReason, now: Sequence[int]) -> None:
-        if not self._strict or self._main is None:
+        if not self._strict or self._current is None:
             return
-        seen = self._main.ids
+        seen = self._current.ids
         at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
         was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
         cause, advice = "a chat template that rewrites", "Use a template that only appends"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -44,18 +44,11 @@ def check(
             help=f"In place of the model's own: {', '.join(BUILT_IN_TEMPLATES)}, or a .jinja file.",
         ),
     ] = None,
-    template_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="A further variable of the template, as JSON or else as text: enable_thinking=false. Can be repeated.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
     try:
-        report = check_template(load_model_files(model, template=template, template_args=_named(template_arg)))
+        report = check_template(load_model_files(model, template=template))
     except ValueError as error:  # a tokenizer that is not safe
         raise RenderError(str(error)) from None
     if as_json:
@@ -63,20 +56,6 @@ def check(
     else:
         print(_report_text(report))
     raise typer.Exit(1 if report.state == "unsupported" else 0)
-
-
-def _named(given: list[str] | None) -> dict[str, Any]:
-    """The values of `--template-arg`; what is no JSON is text."""
-    values: dict[str, Any] = {}
-    for pair in given or ():
-        name, equals, text = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise RenderError(f"--template-arg must be NAME=VALUE, got {pair!r}. Write, for example, date=today.")
-        try:
-            values[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            values[name] = text
-    return values
 
 
 def _report_text(report: TemplateReport) -> str:

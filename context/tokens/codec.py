@@ -148,15 +148,6 @@ class TokenCodec:
         found: int | None = self._full.token_to_id(token)
         return found
 
-    def first_of(self, ids: Iterable[int], text: str) -> tuple[int, int] | None:
-        """The first token of template text that is one of `ids`, and the character offset it ends at."""
-        wanted = frozenset(ids)
-        encoding = self._full.encode(text, add_special_tokens=False)
-        for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in wanted:
-                return token, end
-        return None
-
     def boundary(self, text: str, at: int) -> int:
         """The last border between tokens of template text at or before character `at`."""
         offsets = self._full.encode(text, add_special_tokens=False).offsets

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from context.authors import HISTORY, AuthorTable
+from context.authors import AuthorTable
 from context.tokens.control import TrainingControl, withhold
-from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, response_mask
+from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence
 
 
 class OpenSegment:
@@ -39,18 +39,6 @@ class OpenSegment:
             tokens = replace(tokens, behavior_log_probs=np.full(len(tokens), np.nan, np.float32))
         self._add(tokens, turn)
         self.has_replies = True
-
-    def continued(self, authors: AuthorTable) -> OpenSegment:
-        """A new one whose prompt is all that was seen and said here; replies of it are trained here alone."""
-        shown = [self._as_history(tokens, authors) for tokens, _ in self._parts]
-        following = OpenSegment(TokenSequence.concatenate(shown), None, reason=self.reason)
-        following.behavior_context, following._ids = self.behavior_context, list(self._ids)
-        return following
-
-    @staticmethod
-    def _as_history(tokens: TokenSequence, authors: AuthorTable) -> TokenSequence:
-        again = TokenSequence.constant(tokens.token_ids, authors.code(HISTORY))
-        return replace(again, authors=np.where(response_mask(tokens, authors), again.authors, tokens.authors))
 
     def closed(self, control: TrainingControl, num_turns: int, authors: AuthorTable) -> Segment:
         parts = [

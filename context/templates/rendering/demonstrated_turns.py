@@ -79,10 +79,12 @@ def _end(marked: str, start: int, prompt: str, ended: str, codec: TokenCodec, st
         end_of_reply = start
         tail = ended.removeprefix(prompt)
         tail = tail.rpartition(content)[2] if content else tail
-    stop = codec.first_of(stop_ids, marked[end_of_reply : marks.next_begin(marked, end_of_reply)])
-    expected = codec.first_of(stop_ids, tail)
-    if stop is not None and expected is not None and stop[0] == expected[0]:
-        return end_of_reply + stop[1]
+    behind = marked[end_of_reply : marks.next_begin(marked, end_of_reply)]
+    stop, expected = (
+        next((found for found in codec.controls(text) if found.token in stop_ids), None) for text in (behind, tail)
+    )
+    if stop is not None and expected is not None and stop.token == expected.token:
+        return end_of_reply + stop.end
     return end_of_reply + len(tail) if marked.startswith(tail, end_of_reply) else end_of_reply
 
 

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentloop.cli.context_commands import app
-from context import RenderError
 from tests.fakes.families import CHATML, family
 
 
@@ -52,16 +51,3 @@ def test_check_exits_1_where_a_template_can_do_nothing(tmp_path: Path) -> None:
     template.write_text("{{ messages[0].role }}<|e|>")
     result = run("check", template)
     assert result.exit_code == 1 and "verdict: unsupported" in result.stdout
-
-
-def test_arguments_of_a_template_are_json_or_text(tmp_path: Path) -> None:
-    template = tmp_path / "one.jinja"
-    template.write_text(CHATML + "{{ raise_exception('calm') if mood == 'calm' and enabled is false }}")
-    assert run("check", template, "--template-arg", "mood=1").exit_code == 0
-    for given, complaint in (
-        (("mood=calm", "--template-arg", "enabled=false"), "TemplateError: calm"),
-        (("mood",), "must be NAME=VALUE"),
-        (("modo=1",), "got 'modo'. It reads: enabled, mood"),
-    ):
-        with pytest.raises(RenderError, match=complaint):
-            run("check", template, "--template-arg", *given)
