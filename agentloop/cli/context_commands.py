@@ -12,7 +12,7 @@ import typer
 from agentloop.cli.options import AsJson
 from context.templates.chat_template import RenderError
 from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files
-from context.templates.template_report import TemplateReport, check_template, in_words
+from context.templates.template_report import TemplateReport, check_template
 
 app = typer.Typer(
     help="Look at chat templates.",
@@ -62,12 +62,12 @@ def _report_text(report: TemplateReport) -> str:
     width = max(len(case.name) for case in report.cases)
     lines = []
     for case in report.cases:
-        lines.append(f"{case.name:<{width}}  {in_words(case.state)}")
+        lines.append(f"{case.name:<{width}}  {case.state}")
         lines += [f"{'':<{width}}    {detail}" for detail in case.details]
     unsupported = sum(case.state == "unsupported" for case in report.cases)
     rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
-    lines.append(f"\nverdict: {in_words(report.state)}{rest}")
-    if report.state == "rewrites_history":
+    lines.append(f"\nverdict: {report.state}{rest}")
+    if report.state == "rewrites history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
     lines.append(f"calls are read by: {report.parser}")
     lines += [f"left out: {sentence}" for sentence in report.hidden]

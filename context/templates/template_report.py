@@ -16,7 +16,7 @@ from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 
-State = Literal["append_only", "rewrites_history", "unsupported"]
+State = Literal["append-only", "rewrites history", "unsupported"]
 Thinking = Literal["none", "empty", "some"]
 """What replies have before their content: no thinking, an empty block of it, or thoughts."""
 
@@ -43,26 +43,21 @@ class TemplateReport:
     def state(self) -> State:
         """The worst of the cases that are supported; `unsupported` if none is."""
         states = {case.state for case in self.cases}
-        if "rewrites_history" in states:
-            return "rewrites_history"
-        return "append_only" if "append_only" in states else "unsupported"
+        worst: tuple[State, ...] = ("rewrites history", "append-only")
+        return next((state for state in worst if state in states), "unsupported")
 
     def summary(self) -> str:
         """One line: the state, what is rewritten first, and the first thing that does not work."""
-        rewriting = [case for case in self.cases if case.state == "rewrites_history"]
-        parts = [in_words(self.state)]
+        rewriting = [case for case in self.cases if case.state == "rewrites history"]
+        said: str = self.state
         if rewriting:
             found = f"{len(rewriting)} of {len(self.cases)} cases, first in {rewriting[0].name!r}"
-            parts = [f"{parts[0]} in {found}: {rewriting[0].details[0]}"]
+            said += f" in {found}: {rewriting[0].details[0]}"
         odd = next((case for case in self.cases if case.details and case not in rewriting), None)
         if odd is not None:
             state = "unsupported, " if odd.state == "unsupported" else ""
-            parts.append(f"{odd.name!r}: {state}{odd.details[0].partition('. ')[0]}")
-        return "; ".join(parts)
-
-
-def in_words(state: State) -> str:
-    return "append-only" if state == "append_only" else state.replace("_", " ")
+            said += f"; {odd.name!r}: {state}{odd.details[0].partition('. ')[0]}"
+        return said
 
 
 # (name, messages as `conversation` spells them, the thinking of its replies, whether there are tools)
@@ -137,7 +132,7 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
                 found.append(_rewritten(reply, messages[reply].reasoning, grown))
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),))
-    state: State = "rewrites_history" if found else "append_only"
+    state: State = "rewrites history" if found else "append-only"
     try:
         renderer.initial(messages, schemas)
     except (RenderError, ValueError) as error:

@@ -37,9 +37,9 @@ def test_check_prints_every_case_and_what_is_found(folder: Path) -> None:
     thoughts = "chat template must show every thought of a learned reply"
     assert any(line.startswith(f"left out: {thoughts}") for line in lines)
     answer = json.loads(run("check", folder, "--json").stdout)
-    assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append_only", "hermes", 12)
+    assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append-only", "hermes", 12)
     assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [thoughts]
-    assert answer["cases"][0] == {"name": "system message", "state": "append_only", "details": []}
+    assert answer["cases"][0] == {"name": "system message", "state": "append-only", "details": []}
 
 
 def test_check_exits_1_where_a_template_can_do_nothing(tmp_path: Path) -> None:
