@@ -32,8 +32,8 @@ def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, A
             f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
         )
     given = _list("tools", whole.get("tools"))
-    tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool for tool in given]
-    check_tools(tools)
+    check_tools(given)
+    tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
     return [read_message(index, row) for index, row in enumerate(rows)], tools
 
 
@@ -92,10 +92,6 @@ def check_tools(tools: Sequence[Any]) -> None:
             raise RenderError(
                 f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}, got {str(tool)[:80]}.'
             )
-
-
-def _is_bare(tool: Any) -> bool:
-    return isinstance(tool, dict) and "function" not in tool and isinstance(tool.get("name"), str)
 
 
 def _call(where: str, row: Any) -> ToolCall:

@@ -30,8 +30,7 @@ from context.strategies.protocol import (
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.control import TrainingControl, withhold
-from context.tokens.segments import OpenSegment
+from context.tokens.control import OpenSegment, TrainingControl, withhold
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]

@@ -1,14 +1,16 @@
-"""Text for people: near names, excerpts, and nothing that would act on a terminal."""
+"""Text for people and stores: near names, excerpts, nothing that would act on a terminal, no half characters."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
 """Characters of a name that are compared: it may come from a model, and comparing takes time."""
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # Cc: terminal control; Cf: invisible, bidirectional; Cs: half characters; Co: private use; Z: lines.
 _WRITTEN_OUT = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
@@ -21,6 +23,15 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """The text in its own lines, each `visible`."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD for half characters, which neither a tokenizer nor a database can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def excerpt(text: str, most: int) -> str:

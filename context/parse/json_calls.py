@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 from context.messages import ToolCall
-from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, is_unicode
+from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name
+from context.wording import storable
 
 SAME_KEY = "a tool call has the same key twice"
 _SPACE = re.compile(r"\s*")
@@ -38,7 +39,7 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
         raise Malformed(TOO_DEEP) from None
     except ValueError:  # int() refuses more than 4,300 digits
         raise Malformed("a tool call holds a number that is too long") from None
-    if text.find("\\u", begin, end) >= 0 and not is_unicode(json.dumps(value, ensure_ascii=False)):
+    if text.find("\\u", begin, end) >= 0 and storable(said := json.dumps(value, ensure_ascii=False)) != said:
         raise Malformed("a tool call holds half a character")
     return value, end
 

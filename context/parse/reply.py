@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from context.authors import LLM
 from context.messages import Message, ToolCall
+from context.wording import storable
 
 NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
 """What roles and tool names may look like: nothing that could spell a control token of brackets."""
@@ -19,7 +20,6 @@ MAX_CHARS = 100_000  # of all tool calls of one reply: bounds the time a parse c
 MAX_DEPTH = 64  # far below the recursion limit of whoever writes the arguments down later
 NOT_CLOSED = "a tool call is not closed"
 TOO_DEEP = "a tool call is nested too deeply"
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 THINK = ("<think>", "</think>")
 """The tags of thinking that most families share."""
 Tools = Sequence[Mapping[str, Any]]
@@ -82,11 +82,9 @@ class CallParser:
         raise NotImplementedError
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
-        if not is_unicode(text):  # neither a database nor a tokenizer can hold it
-            whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
-            return (
-                Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
-            )
+        if (whole := storable(text)) != text:
+            problem = "the reply is not valid text" if stopped else None
+            return Reply("malformed" if stopped else "truncated", _message(whole), problem)
         thinking, rest, missing = self._split_thinking(text)
         if not stopped:
             return Reply("truncated", _message(rest, thinking), None)
@@ -192,11 +190,3 @@ def check_id(text: str) -> str:
     if not NAME.fullmatch(text):
         raise Malformed("the id of a tool call is not a plain word")
     return text
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -31,8 +31,9 @@ from context.templates.rendering.demonstrated_turns import turn_spans, written_r
 from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
-from context.tokens.codec import Control, Piece, TokenCodec, storable
+from context.tokens.codec import Control, Piece, TokenCodec
 from context.tokens.token_sequence import TokenSequence
+from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
 _THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
@@ -159,7 +160,9 @@ class Renderer:
             for number, _, span in placed
             if span is not None and number > reply
         ]
-        shown = None if known else _shown([row for row in placed if row[0] == reply], length)
+        said = [(content, span) for number, content, span in placed if number == reply]
+        shown_end = max((span.end for _, span in said if span is not None), default=length) - length
+        shown = None if known else Shown(shown_end, tuple(content.text for content, span in said if span is None))
         tail = Tail(text, controls, min((span.first for span in spans), default=len(text)))
         end = reply_end(tail, grown.messages[reply], shown, self._stops, sampled, self._ended(before, grown))
         if end is None:
@@ -354,11 +357,6 @@ def _again(messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence
         return None if changed == given(storable) else write(*changed)
 
     return again
-
-
-def _shown(placed: Sequence[_Placed], start: int) -> Shown:
-    end = max((span.end for _, _, span in placed if span is not None), default=start)
-    return Shown(end - start, tuple(content.text for _, content, span in placed if span is None))
 
 
 def _in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:

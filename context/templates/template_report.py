@@ -129,7 +129,14 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
             if renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown))) is None:
-                found.append(_rewritten(reply, messages[reply].reasoning, grown))
+                thought = messages[reply].reasoning
+                lost = thought is not None and not (thought and thought in grown.written.text)
+                what = (
+                    "(assistant): its thinking is left out"
+                    if lost
+                    else "(assistant) or one before it: is written differently"
+                )
+                found.append(f"message {reply} {what}")
     except (RenderError, ValueError) as error:
         return Case(name, "unsupported", (str(error),))
     state: State = "rewrites history" if found else "append-only"
@@ -138,12 +145,6 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
     except (RenderError, ValueError) as error:
         found.append(f"can't be shown again once rewritten: {error}")
     return Case(name, state, tuple(found))
-
-
-def _rewritten(reply: int, thought: str | None, grown: Rendering) -> str:
-    if thought is not None and not (thought and thought in grown.written.text):
-        return f"message {reply} (assistant): its thinking is left out"
-    return f"message {reply} (assistant) or one before it: is written differently"
 
 
 def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:

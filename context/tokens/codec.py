@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from context.tokens import tokenizer_parts as parts
+from context.wording import storable
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _STAND_IN = "?"
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -157,12 +157,3 @@ class TokenCodec:
 def _firsts(encoding: Encoding) -> npt.NDArray[np.int32]:
     # A token that stands for no character of the text begins with the one before it.
     return np.maximum.accumulate(np.array([first for first, _ in encoding.offsets], np.int32))
-
-
-def storable(text: str) -> str:
-    """The text with U+FFFD for half characters, which neither a tokenizer nor a database can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _LONE_SURROGATE.sub("\ufffd", text)
-    return text

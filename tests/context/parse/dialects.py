@@ -199,6 +199,3 @@ def _text(dialect: Dialect, chance: random.Random) -> str:
 
 def _sentence(chance: random.Random) -> str:
     return " ".join(chance.choices(["Let", "me", "see", "é", "日本", "78.", "pearl"], k=chance.randint(1, 5)))
-
-
-NUMBERS = ["0x" + "f" * 3700, "9" * 4400, "1e999", "NaN", "\\ud800", "\ud800"]

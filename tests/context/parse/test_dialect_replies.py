@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from context.parse import PARSERS, Reply
-from tests.context.parse.dialects import DIALECTS, NUMBERS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
+from tests.context.parse.dialects import DIALECTS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
 
 COMMENT = "<|channel|>commentary<|message|>"
 CONVERSATIONS = 200
@@ -60,7 +60,7 @@ def test_text_behind_a_call_is_forgiven(name: str) -> None:
     assert read(name, text).message.content == kept.get(name, "")
 
 
-@pytest.mark.parametrize("number", [*NUMBERS[:2], "0o" + "7" * 5000, "0b" + "1" * 20000])
+@pytest.mark.parametrize("number", ["0x" + "f" * 3700, "9" * 4400, "0o" + "7" * 5000, "0b" + "1" * 20000])
 @pytest.mark.parametrize("name", ONE_CALL)
 def test_numbers_that_nothing_can_write_down_are_malformed_or_text(name: str, number: str) -> None:
     text = ONE_CALL[name].replace("1", number) if name != "kimi" else ONE_CALL[name].replace(": 1", f": {number}")
