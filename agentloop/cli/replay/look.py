@@ -242,18 +242,8 @@ _TASKS: dict[str, Cell] = {
 }
 
 
-_COLOURS = {
-    "initialization": "magenta",
-    "user": "blue",
-    "env": "yellow",
-    "memory": "cyan",
-    "llm": "green",
-    "llm(do_not_train)": "bright_green",
-    "demonstration": "bright_blue",
-    "history": "bright_cyan",
-    "template": "bright_black",
-}
-_OTHER_COLOUR = "white"
+_COLOURS = ("magenta", "blue", "yellow", "cyan", "green", "bright_green", "bright_black", "bright_blue", "bright_cyan")
+"""By an author's code: initialization, user, env, memory, llm, ..."""
 _TRAINED = "bold underline"
 
 
@@ -269,7 +259,7 @@ def token_view(tokens: TokenSequence, authors: AuthorTable, decoder: Decoder | N
     for code, stretch in groupby(range(len(tokens)), key=lambda t: int(tokens.authors[t])):
         at = list(stretch)
         name = authors.name(code)
-        colour = _COLOURS.get(name.removesuffix(DISCARD_SUFFIX), _OTHER_COLOUR)
+        colour = _COLOURS[authors.code(name.removesuffix(DISCARD_SUFFIX)) % len(_COLOURS)]
         not_trained = "sampled, not trained" if sampled[at[0]] else "not trained" if action[at[0]] else "not sampled"
         state = "trained" if trained[at[0]] else not_trained
         view.append(visible(name), style=f"bold {colour}")

@@ -22,7 +22,7 @@ from context.templates.model_files import (
     train_tokenizer,
 )
 from tests.fakes.families import CHATML, family
-from tests.fakes.real_templates import model
+from tests.fakes.real_templates import model, real_template
 
 TOOL_USE = "{{ '<|im_start|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 NAMED = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
@@ -139,55 +139,31 @@ def test_mistral_closes_what_it_opens_wherever_a_system_message_stands() -> None
         assert text.endswith("[/INST]")
 
 
-PHI_4_MINI = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
-    "{% if m.tool_calls %}{{ '<|tool_call|>' + (m.tool_calls | tojson) + '<|/tool_call|>' }}{% endif %}"
-    "{{ m.content + '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt else '<|endoftext|>' }}"
-)
-ALWAYS_PROMPTED = (  # ToolACE, Command R7B: the generation prompt stands there whether it is asked for or not
-    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + (c.function.arguments | tojson) + ']' }}{% endfor %}"
-    "{{ '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}"
-)
-WRAPPED = (
-    "{% for m in messages %}{{ '<|START_OF_TURN|>' + m.role }}"
-    "{% if m.tool_calls %}<|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>"
-    "{% else %}{{ '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}{% endif %}<|END_OF_TURN|>{% endfor %}"
-    "<|START_OF_TURN|>assistant"
-)
+SAYING = "{% for m in messages %}{{ m.role + m.content }}<|end|>{% endfor %}"
+COMMAND_R7B, COHERE_EOS = real_template("written/command_r7b").text, "<|END_OF_TURN_TOKEN|>"
 CALLING = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
     "{% endfor %}{{ '<|call|>' if m.tool_calls else '<|end|>' }}{% endfor %}"
 )
 
 
-def found(source: str, *declared: str, tool_use: str | None = None) -> set[str]:
-    written = source + (tool_use or "")
-    added = list(dict.fromkeys([*spelled_controls(written), "<|user|>", "<|system|>", "<|tool|>", *declared]))
-    codec = TokenCodec(train_tokenizer(written.splitlines(), added).to_str())
-    ids = [token for token in map(codec.token_id, declared) if token is not None]
-    template = ChatTemplate(source, {}, tool_use=tool_use)
-    return {codec.decode([token]) for token in stop_tokens(template, codec, ids)}
-
-
 @pytest.mark.parametrize(
-    ("source", "declared", "stops"),
+    ("source", "tool_use", "stops"),
     [
-        (PHI_4_MINI, (), {"<|end|>"}),
-        (PHI_4_MINI, ("<|endoftext|>",), {"<|end|>"}),
-        (PHI_4_MINI, ("<|end|>", "<|endoftext|>"), {"<|end|>"}),
-        (ALWAYS_PROMPTED, (), {"<|eot_id|>"}),
-        (WRAPPED, ("<|END_OF_TURN|>",), {"<|END_OF_TURN|>"}),
-        ("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", (), set()),
-        ("{{ raise_exception('never') }}", (), set()),
+        (SAYING, CALLING, {"<|end|>", "<|call|>"}),
+        (SAYING.replace("<|end|>", ""), None, set()),
+        ("{{ raise_exception('never') }}", None, set()),
+        (COMMAND_R7B, None, {COHERE_EOS}),  # writes the next header whether it is asked for or not
     ],
 )
-def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
-    source: str, declared: tuple[str, ...], stops: set[str]
+def test_stops_are_the_declared_ones_and_those_of_the_template_for_tools(
+    source: str, tool_use: str | None, stops: set[str]
 ) -> None:
-    assert found(source, *declared) == stops
-    plain = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
-    assert found(plain, tool_use=CALLING) == {"<|end|>", "<|call|>"}
+    codec = TokenCodec(train_tokenizer([SAYING], spelled_controls(SAYING + CALLING + COMMAND_R7B)).to_str())
+    eos = codec.token_id(COHERE_EOS)
+    assert eos is not None
+    found = stop_tokens(ChatTemplate(source, {}, tool_use=tool_use), codec, [eos])
+    assert {codec.decode([token]) for token in found} == stops
 
 
 @pytest.mark.parametrize(
@@ -201,6 +177,7 @@ def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
         ("phi3", {"<|end|>"}),
         ("qwen3", {"<|im_end|>"}),
         ("smolvlm", {"<end_of_utterance>"}),
+        ("written/phi_4_mini", {"<|end|>"}),
     ],
 )
 def test_stops_of_real_templates_are_those_and_the_models_eos(name: str, stops: set[str]) -> None:
