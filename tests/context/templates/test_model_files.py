@@ -22,7 +22,7 @@ from context.templates.model_files import (
     train_tokenizer,
 )
 from tests.fakes.families import CHATML, family
-from tests.fakes.real_templates import model, real_template
+from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
 
 TOOL_USE = "{{ '<|im_start|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 NAMED = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
@@ -162,7 +162,7 @@ def test_stops_are_the_declared_ones_and_those_of_the_template_for_tools(
     codec = TokenCodec(train_tokenizer([SAYING], spelled_controls(SAYING + CALLING + COMMAND_R7B)).to_str())
     eos = codec.token_id(COHERE_EOS)
     assert eos is not None
-    found = stop_tokens(ChatTemplate(source, {}, tool_use=tool_use), codec, [eos])
+    found = stop_tokens(ChatTemplate(source, SPECIAL_TOKENS, tool_use=tool_use), codec, [eos])
     assert {codec.decode([token]) for token in found} == stops
 
 
