@@ -77,7 +77,7 @@ _MOST_TAGS = 4
 class Template(Protocol):
     """What is asked of a chat template."""
 
-    def render_rows(
+    def render(
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
         """The text of a conversation; raises ValueError where the template refuses it."""
@@ -167,7 +167,7 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
     """The rendering of these rows; empty where the template refuses."""
     try:
-        return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
+        return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
         return ""
 

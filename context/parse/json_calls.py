@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 from context.messages import ToolCall
-from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name
+from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, skip_space
 from context.wording import storable
 
 SAME_KEY = "a tool call has the same key twice"
-_SPACE = re.compile(r"\s*")
 _NAME_KEYS = ("name", "tool_name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
@@ -42,13 +40,6 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     if text.find("\\u", begin, end) >= 0 and storable(said := json.dumps(value, ensure_ascii=False)) != said:
         raise Malformed("a tool call holds half a character")
     return value, end
-
-
-def skip_space(text: str, start: int) -> int:
-    """The first place from there on that is not white space."""
-    found = _SPACE.match(text, start)
-    assert found is not None
-    return found.end()
 
 
 def calls_of(value: Any) -> tuple[ToolCall, ...]:

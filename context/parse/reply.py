@@ -20,6 +20,7 @@ MAX_CHARS = 100_000  # of all tool calls of one reply: bounds the time a parse c
 MAX_DEPTH = 64  # far below the recursion limit of whoever writes the arguments down later
 NOT_CLOSED = "a tool call is not closed"
 TOO_DEEP = "a tool call is nested too deeply"
+_SPACE = re.compile(r"\s*")
 THINK = ("<think>", "</think>")
 """The tags of thinking that most families share."""
 Tools = Sequence[Mapping[str, Any]]
@@ -138,6 +139,16 @@ class BlockParser(CallParser):
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         """The calls behind an opening tag that ends at `start`, and where their block ends."""
+        calls: list[ToolCall] = []
+        while not text.startswith(str(self.closing), end := skip_space(text, start)):
+            call, start = self._call(text, end)
+            calls.append(call)
+        if not calls:
+            raise Malformed("a tool call holds nothing")
+        return calls, end + len(str(self.closing))
+
+    def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
+        """The call of a block that begins there, and where it ends."""
         raise NotImplementedError
 
     def _content(self, beside: Sequence[str]) -> str:
@@ -172,6 +183,13 @@ def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:
 
 def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, ...] = ()) -> Message:
     return Message("assistant", content, author=LLM, tool_calls=calls, reasoning=thinking)
+
+
+def skip_space(text: str, start: int) -> int:
+    """The first place from there on that is not white space."""
+    found = _SPACE.match(text, start)
+    assert found is not None
+    return found.end()
 
 
 def check_length(chars: int) -> None:

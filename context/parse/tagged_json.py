@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from context.messages import ToolCall
-from context.parse.json_calls import calls_of, json_at, skip_space, strict_json
+from context.parse.json_calls import calls_of, json_at, strict_json
 from context.parse.reply import (
     MAX_CHARS,
     NOT_CLOSED,
@@ -18,6 +18,7 @@ from context.parse.reply import (
     ReadCalls,
     check_length,
     check_tool_name,
+    skip_space,
 )
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from context.messages import ToolCall
-from context.parse.json_calls import SAME_KEY, skip_space, strict_json
+from context.parse.json_calls import SAME_KEY, strict_json
 from context.parse.reply import NOT_CLOSED, BlockParser, Malformed, Tools, check_tool_name
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -41,15 +41,6 @@ class TaggedParametersParser(BlockParser):
 
     def _content(self, beside: Sequence[str]) -> str:
         return beside[0] if len(beside) == 1 else beside[0].rstrip("\n")
-
-    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-        calls: list[ToolCall] = []
-        while not text.startswith(str(self.closing), end := skip_space(text, start)):
-            call, start = self._call(text, start)
-            calls.append(call)
-        if not calls:
-            raise Malformed("a tool call holds nothing")
-        return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         named = self.name.match(text, start)

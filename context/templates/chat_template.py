@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from context.messages import Message, content_hash, to_template
+from context.messages import content_hash
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"})
 _WORD = re.compile(r"[\w.$-]*")
@@ -84,25 +84,16 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[_Row] = (),
-        generation_prompt: bool,
-        now: datetime | None = None,
-    ) -> str:
-        """The text of a conversation; with `generation_prompt`, up to where the next reply begins."""
-        rows = [to_template(message) for message in messages]
-        return self.render_rows(rows, tools=tools, generation_prompt=generation_prompt, now=now)
-
-    def render_rows(
-        self,
         rows: Sequence[_Row],
         *,
         tools: Sequence[_Row] = (),
         generation_prompt: bool,
         now: datetime | None = None,
     ) -> str:
-        """As `render`, for messages in the form most templates read. `now`: what a template takes for today."""
+        """The text of a conversation, given in rows of `to_template`.
+
+        With `generation_prompt`, up to where the next reply begins. `now`: what the template takes for today.
+        """
         chosen = self._with_tools if tools else self._plain
         return chosen.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
 

@@ -207,7 +207,7 @@ def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, t
     """Empty where the template refuses."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
-            return template.render_rows(rows, tools=schemas, generation_prompt=prompted)
+            return template.render(rows, tools=schemas, generation_prompt=prompted)
         except RenderError:
             continue
     return ""

@@ -260,7 +260,7 @@ class Renderer:
         generation_prompt: bool = True,
         before: Written | None = None,
     ) -> Written:
-        text = self._marking.render_rows(rows, tools=tools, generation_prompt=generation_prompt, now=now)
+        text = self._marking.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
         return Written(text, before)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:

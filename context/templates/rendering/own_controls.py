@@ -39,10 +39,10 @@ def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
     found = template.marking(mark)
     for rows, tools in _PROBES:
         try:
-            text = template.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)
+            text = template.render(rows, tools=tools, generation_prompt=True, now=_NOW)
         except RenderError:
             continue
-        if Written(found.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)).text != text:
+        if Written(found.render(rows, tools=tools, generation_prompt=True, now=_NOW)).text != text:
             raise RenderError(
                 "chat template must write its control tokens whole, got one that cuts, measures or escapes them. Set "
                 "context.template: hermes (or llama3, mistral, a .jinja file)."

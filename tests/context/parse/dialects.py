@@ -45,7 +45,7 @@ class Dialect:
 
     def written(self, reply: dict[str, Any]) -> str:
         """What stands behind the prompt, with what the prompt opened for the reply, without the end of the turn."""
-        whole = self.chat_template.render_rows([USER, reply], generation_prompt=False)
+        whole = self.chat_template.render([USER, reply], generation_prompt=False)
         prompt = _prompt(self.template)
         same = next(n for n in range(len(prompt), 0, -1) if whole.startswith(prompt[:n]))
         tag = prompt.rfind("<", 0, same)  # the templates' own prompts leave none open
@@ -135,7 +135,7 @@ _WORDS = ["pearl", "é", "日本", "🙂", "true", "\\n", *"\n\t\"'\\{}[],:3 <>"
 
 @cache
 def _prompt(name: str) -> str:
-    return model(name).template.render_rows([USER], generation_prompt=True)
+    return model(name).template.render([USER], generation_prompt=True)
 
 
 def drawn_reply(dialect: Dialect, chance: random.Random) -> dict[str, Any]:

@@ -200,7 +200,7 @@ BAD = [
     ("glm", COMMAND.format("<arg_key>a</arg_key><arg_value>1"), "an argument of a tool call is not closed"),
     ("mistral", "[TOOL_CALLS]f[ARGS][1]", "is not a JSON object"),
     ("mistral", "[TOOL_CALLS]f[CALL_ID]<s>[ARGS]{}", "id of a tool call is not a plain word"),
-    ("deepseek", SECTION.format(""), "the section of tool calls is empty"),
+    ("deepseek", SECTION.format(""), "a tool call holds nothing"),
     ("deepseek", SECTION.format("f{}"), "does not begin with its tag and a name"),
     ("deepseek", ONE_CALL["deepseek"][: -len("<｜tool▁calls▁end｜>")], "a tool call is not closed"),
     ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "outside of the section"),

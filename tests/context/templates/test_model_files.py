@@ -9,7 +9,6 @@ import pytest
 
 from context import (
     ChatTemplate,
-    Message,
     RenderError,
     TokenCodec,
     load_model_files,
@@ -132,7 +131,7 @@ def test_given_template_that_does_not_fit_is_refused(
 
 
 def test_mistral_closes_what_it_opens_wherever_a_system_message_stands() -> None:
-    system, user = Message("system", "s", "initialization"), Message("user", "u")
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
     for messages in ([system], [user, system], [system, system, user], [system, user], [user, system, user]):
         text = from_template(template_source("mistral")).template.render(messages, generation_prompt=True)
         assert text.count("[INST]") == text.count("[/INST]") > 0

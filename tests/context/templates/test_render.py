@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context.messages import to_template
 from context.templates.rendering.contents import with_thought
 from tests.fakes.conversations import ASKED
 from tests.fakes.families import Family, families, family
@@ -76,7 +77,8 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
     renderer = renderer_of(source)
     messages = [Message("system", "find \"it\" 'ü'", "initialization"), Message("user", "it")]
     tokens = renderer.initial(messages, ())
-    assert model.codec.decode(tokens.token_ids.tolist()) == renderer.template.render(messages, generation_prompt=True)
+    expected = renderer.template.render(list(map(to_template, messages)), generation_prompt=True)
+    assert model.codec.decode(tokens.token_ids.tolist()) == expected
     assert by_author(model, tokens, "user") == "it" and "find" in by_author(model, tokens, "initialization")
 
 
