@@ -93,9 +93,7 @@ def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: 
 
 FAILING = {
     "is no jinja": ("{% for m in %}", "TemplateSyntaxError"),
-    "is cut": ("{{ x", "TemplateSyntaxError"),
     "says so": ("{{ raise_exception('no\nsystem <|im_end|>') }}", "TemplateError: no"),
-    "no such message": ("{{ messages[7].content }}", "UndefinedError"),
     "macros that call themselves": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
     "endless range": ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
     "looks behind the sandbox": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),

@@ -265,12 +265,3 @@ def test_view_writes_out_what_would_act_on_a_terminal() -> None:
     out = io.StringIO()
     Console(file=out, width=200, force_terminal=False).print(token_view(shown, TABLE, family("chatml").codec))
     assert "a<U+001B>[31mred<U+000D><U+202E>gnp<U+0007> [bold]b[/bold]" in out.getvalue()
-
-
-def test_view_joins_tokens_that_spell_one_character_and_survives_half_ones() -> None:
-    codec = family("chatml").codec
-    whole = sequence("😀", "llm", -1.0)
-    assert len(whole) == 4
-    assert "😀[-1.00 -1.00 -1.00 -1.00]" in token_view(whole, TABLE, codec).plain
-    half = TokenSequence.constant(codec.encode_text("😀")[:2], TABLE.code("llm"))
-    assert token_view(half, TABLE, codec).plain.count("\ufffd") == 2
