@@ -17,7 +17,9 @@ _WRITTEN_OUT = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 def visible(text: str) -> str:
     """The text in one line: `<U+001B>` for a character that is not to be seen, line breaks among them."""
-    return text if text.isprintable() else "".join(map(_visible, text))
+    if text.isprintable():
+        return text
+    return "".join(f"<U+{ord(one):04X}>" if unicodedata.category(one) in _WRITTEN_OUT else one for one in text)
 
 
 def visible_lines(text: str) -> str:
@@ -50,7 +52,3 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
-
-
-def _visible(character: str) -> str:
-    return f"<U+{ord(character):04X}>" if unicodedata.category(character) in _WRITTEN_OUT else character

@@ -87,14 +87,15 @@ class OpenSegment:
         """All that the policy has seen and said here."""
         return list(self._ids)
 
-    def show(self, tokens: TokenSequence) -> None:
-        self._add(tokens, None)
+    def show(self, tokens: TokenSequence, *, turn: int | None = None) -> None:
+        self._parts.append((tokens, turn))
+        self._ids += tokens.token_ids.tolist()
 
     def say(self, tokens: TokenSequence, *, turn: int | None) -> None:
         """Append a reply. None: it belongs to no turn."""
         if self.behavior_context == "hinted":
             tokens = replace(tokens, behavior_log_probs=np.full(len(tokens), np.nan, np.float32))
-        self._add(tokens, turn)
+        self.show(tokens, turn=turn)
         self.has_replies = True
 
     def closed(self, control: TrainingControl, num_turns: int, authors: AuthorTable) -> Segment:
@@ -105,7 +106,3 @@ class OpenSegment:
             for tokens, turn in self._parts
         ]
         return Segment(TokenSequence.concatenate(parts), self.reason, self.behavior_context)
-
-    def _add(self, tokens: TokenSequence, turn: int | None) -> None:
-        self._parts.append((tokens, turn))
-        self._ids += tokens.token_ids.tolist()

@@ -22,7 +22,6 @@ from tests.fakes.real_templates import (
     real_template,
     real_templates,
     renderer,
-    shapes,
 )
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
@@ -111,9 +110,20 @@ class InjectionCase:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._shape = shapes(subject.template.name)
+        shapes = [(system, calls) for calls in (True, False) for system in (True, False)]
+        self._shape = next(shape for shape in shapes if self._renders(*shape))
         # Some control tokens count only as words of their own: not beside a letter, but beside a bracket.
         self._harmless = self.controls({}) | self.controls({"system": "()", "user": "()"})
+
+    def _renders(self, system: bool, calls: bool) -> bool:
+        messages, tools = injected({}, system=system, calls=calls)
+        if self.subject.reference.text(messages, tools) is None:
+            return False
+        try:
+            self.subject.renderer.initial(messages, tools)
+        except ValueError:
+            return False
+        return True
 
     def controls(self, fields: Mapping[str, str]) -> Counter[str]:
         """Control tokens of the prompt, by spelling. ValueError: refused."""
