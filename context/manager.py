@@ -203,9 +203,7 @@ class ContextManager:
         unknown = sum(map(math.isnan, log_probs))
         if unknown not in (0, n) or any(map(math.isinf, log_probs)):
             raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
-        author = DEMONSTRATION if unknown else LLM
-        if author == DEMONSTRATION:
-            versions = np.full(n, NOT_SAMPLED, np.int32)
+        author, versions = (DEMONSTRATION, np.array(NOT_SAMPLED, np.int32)) if unknown else (LLM, versions)
         tokens = TokenSequence(
             np.array(token_ids, np.int32),
             np.full(n, authors.code(author), np.uint8),
@@ -231,10 +229,9 @@ class ContextManager:
             sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
         self._current.say(sampled, turn=None)
         self._asked = None
+        answer = Answer(reply.message.content, reply.outcome == "truncated")
         # The answer stands in a segment of its own: whatever follows begins another.
-        self._go_on(
-            lambda: replace(following, increment=None), Answer(reply.message.content, reply.outcome == "truncated")
-        )
+        self._go_on(lambda: replace(following, increment=None), answer)
         return Reply("question", reply.message, None)
 
     def _go_on(self, following: Callable[[], _Next], answer: Answer | None) -> None:
