@@ -56,12 +56,9 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
 )
 _TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boolean", "rows": "array", "more": "object"}
-_PROPERTIES = {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()}
-_PARAMETERS = {
-    "type": "object",
-    "properties": _PROPERTIES | {"rows": _PROPERTIES["rows"] | {"items": {"type": "integer"}}},
-    "required": list(_TYPES),
-}
+_PROPERTIES: dict[str, Any] = {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()}
+_PROPERTIES["rows"]["items"] = {"type": "integer"}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": list(_TYPES)}
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "description": "Finds stones.", "parameters": _PARAMETERS},

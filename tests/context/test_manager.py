@@ -13,7 +13,6 @@ from context import (
     AuthorTable,
     ContextManager,
     Message,
-    Renderer,
     choose_parser,
     default_authors,
     loss_mask,
@@ -90,8 +89,7 @@ def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
 
 def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None:
     table = AuthorTable([*default_authors().authors, Author("judge", False, False, shown=False)])
-    stops = frozenset({model.end_id})
-    renderer = Renderer(model.codec, model.template, authors=table, stop_ids=stops)
+    renderer = model.renderer(authors=table)
     for author in ("judge", "memory(discard)"):
         context = ContextManager(renderer, choose_parser("hermes", ""), max_tokens=4000)
         context.begin([*START, Message("user", "secret", author)], ())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from context import ChatTemplate, Message, Renderer, TokenCodec, default_authors
+from context import AuthorTable, ChatTemplate, Message, Renderer, TokenCodec, default_authors
 from context.templates.model_files import train_tokenizer
 
 CORPUS = [
@@ -49,8 +49,11 @@ class Family:
         assert token is not None
         return token
 
-    def renderer(self) -> Renderer:
-        return Renderer(self.codec, self.template, authors=default_authors(), stop_ids=frozenset({self.end_id}))
+    def renderer(self, source: str | None = None, authors: AuthorTable | None = None) -> Renderer:
+        """The family's vocabulary, with another template if a source is given."""
+        template = self.template if source is None else ChatTemplate(source, {})
+        stop_ids = frozenset({self.end_id})
+        return Renderer(self.codec, template, authors=authors or default_authors(), stop_ids=stop_ids)
 
     def tool_result(self, content: str) -> Message:
         return Message("tool", content, author="env", name="lookup")

@@ -4,7 +4,6 @@ written here after the models' documentation, where no package has the family.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,15 +47,12 @@ SPEAKERS = (
 )
 """Registered authors: a trained and an untrained one that speak in the policy's place, and one that looks on."""
 AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
-_SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RealTemplate:
     name: str
     """The package and the file's own name."""
-    source: str
-    """The distribution it comes with, or the documentation it was written after."""
     text: str
     special_tokens: Mapping[str, str] = field(default_factory=lambda: dict(SPECIAL_TOKENS))
     """What the template is given by name, as `tokenizer_config.json` has it."""
@@ -66,7 +62,7 @@ class RealTemplate:
 def real_templates() -> tuple[RealTemplate, ...]:
     """All of them, in a fixed order: none patched for training, no text twice."""
     found: dict[str, RealTemplate] = {}
-    built_in = (RealTemplate(f"built_in/{name}", "context", template_source(name)) for name in BUILT_IN_TEMPLATES)
+    built_in = (RealTemplate(f"built_in/{name}", template_source(name)) for name in BUILT_IN_TEMPLATES)
     for template in (*_packaged(), *_written(), *built_in):
         found.setdefault(template.text, template)
     return tuple(found.values())
@@ -85,15 +81,13 @@ def _packaged() -> Iterator[RealTemplate]:
             if not path.stem.endswith("_training"):
                 name = f"{package}/{path.stem}"
                 text = path.read_text(encoding="utf-8")
-                yield RealTemplate(name, package, text, _NAMED.get(name, SPECIAL_TOKENS))
+                yield RealTemplate(name, text, _NAMED.get(name, SPECIAL_TOKENS))
 
 
 def _written() -> Iterator[RealTemplate]:
     for path in sorted(WRITTEN_HERE.glob("*.jinja")):
         text = path.read_text(encoding="utf-8").removesuffix("\n")
-        named = _SOURCE.match(text)
-        assert named is not None, f"{path.name} must name its source in its first line"
-        yield RealTemplate(f"written/{path.stem}", named[1].rstrip(".:, "), text)
+        yield RealTemplate(f"written/{path.stem}", text)
 
 
 @cache
