@@ -280,8 +280,8 @@ class ContextManager:
             return self._ask(arrangement, following)
         if isinstance(arrangement, Append) and answer is None:
             return self._append(following)
-        shown = Rewrite(following.view, "asked") if isinstance(arrangement, Append) else arrangement
-        return self._rewrite(shown, following)
+        wanted = Rewrite(following.view, "asked") if isinstance(arrangement, Append) else arrangement
+        return self._rewrite(wanted, following)
 
     def _ask(self, question: Question, following: _Next) -> str | None:
         if self._measure(question.messages, tools=False) >= self._max_tokens:

@@ -93,12 +93,10 @@ def check_template(model: ModelFiles) -> TemplateReport:
 def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
     """One sentence for each kind of thing that is left out."""
     (system, asked), tools = _conversation("su", "none"), (LOOKUP,)
-    with_system = (system, asked)
-    refused = hidden_message(template, with_system, tools)
-    openings = [(asked,), with_system] if refused is None else [(asked,)]
-    tools_of = (hidden_tools(template, tools, opening) for opening in openings)
-    yield from filter(None, (refused, next(filter(None, tools_of), None), hidden_calls(template)))
-    yield from filter(None, (hidden_result(template, (asked,), tools),))
+    refused = hidden_message(template, (system, asked), tools)
+    openings = [(asked,), (system, asked)] if refused is None else [(asked,)]
+    no_tools = next(filter(None, (hidden_tools(template, tools, opening) for opening in openings)), None)
+    yield from filter(None, (refused, no_tools, hidden_calls(template), hidden_result(template, (asked,), tools)))
     try:
         renderer.reply(Message("assistant", _ANSWER, reasoning="Which record was it?"))
     except RenderError as error:

@@ -244,7 +244,6 @@ _TASKS: dict[str, Cell] = {
 
 _COLOURS = ("magenta", "blue", "yellow", "cyan", "green", "bright_green", "bright_black", "bright_blue", "bright_cyan")
 """By an author's code: initialization, user, env, memory, llm, ..."""
-_TRAINED = "bold underline"
 
 
 def token_view(tokens: TokenSequence, authors: AuthorTable, decoder: Decoder | None) -> Text:
@@ -264,7 +263,7 @@ def token_view(tokens: TokenSequence, authors: AuthorTable, decoder: Decoder | N
         state = "trained" if trained[at[0]] else not_trained
         view.append(visible(name), style=f"bold {colour}")
         view.append(f" · {len(at)} tokens · {state}\n", style="dim")
-        style = f"{colour} {_TRAINED}" if trained[at[0]] else colour
+        style = f"{colour} bold underline" if trained[at[0]] else colour
         ids = tokens.token_ids[at].tolist()
         alone = ((place, place + 1, f"{token} ") for place, token in enumerate(ids))
         for first, last, text in alone if decoder is None else pieces(ids, decoder):
