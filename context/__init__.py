@@ -1,10 +1,10 @@
 """What the model saw and who wrote each token: exact tokens, their authors, and the masks that follow."""
 
-from context.authors import Author, AuthorTable, default_authors, discarded
+from context.authors import Author, AuthorTable, default_authors
 from context.conversation_file import read_conversation, read_message
 from context.manager import ContextManager, PrefixError
 from context.messages import Message, ToolCall
-from context.parse import HermesParser, Llama3JsonParser, PythonicParser, ReactParser, Reply, ReplyParser, choose_parser
+from context.parse import HermesParser, ReactParser, Reply, ReplyParser, choose_parser
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
@@ -19,11 +19,9 @@ __all__ = [
     "ChatTemplate",
     "ContextManager",
     "HermesParser",
-    "Llama3JsonParser",
     "Message",
     "ModelFiles",
     "PrefixError",
-    "PythonicParser",
     "ReactParser",
     "RenderError",
     "Renderer",
@@ -36,7 +34,6 @@ __all__ = [
     "TrainingControl",
     "choose_parser",
     "default_authors",
-    "discarded",
     "load_model_files",
     "loss_mask",
     "read_conversation",

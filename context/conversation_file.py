@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def read_conversation(path: Path | str) -> tuple[list[Message], list[dict[str, A
             f'FILE must hold a list of messages, or {{"messages": [...], "tools": [...]}}, got {str(path)!r}.'
         )
     given = _list("tools", whole.get("tools"))
-    tools = [{"type": "function", "function": tool} if _is_bare(tool) else tool for tool in given]
-    check_tools(tools)
+    check_tools(given)
+    tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in given]
     return [read_message(index, row) for index, row in enumerate(rows)], tools
 
 
@@ -58,31 +59,29 @@ def _content(where: str, value: Any, *, result: bool) -> str:
     """A content as text: its text parts joined; what a tool returned as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
-    if isinstance(value, list) and (not result or all(map(_is_part, value))):
+    if isinstance(value, list) and not (result and any(_kind(part) is None for part in value)):
         return "".join(_part(f"{where}[{index}]", part) for index, part in enumerate(value))
-    if not result:
-        raise RenderError(f"{where} must be text or a list of text parts, got {str(value)[:80]}.")
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):
-        raise RenderError(f"{where} must be text or a JSON value, got {str(value)[:80]}.") from None
+    if result:
+        with suppress(TypeError, ValueError):
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    kinds = "text or a JSON value" if result else "text or a list of text parts"
+    raise RenderError(f"{where} must be {kinds}, got {str(value)[:80]}.")
 
 
-def _is_part(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("type"), str)
+def _kind(part: Any) -> str | None:
+    """The type that a part of a content names."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _part(where: str, part: Any) -> str:
-    row = {"text": part} if isinstance(part, str) else part if isinstance(part, Mapping) else {}
-    kind, text = row.get("type", "text"), row.get("text")
-    if kind in _TEXT_PARTS and isinstance(text, str):
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if isinstance(text, str) and (_kind(part) or "text") in _TEXT_PARTS:
         return text
-    if isinstance(kind, str) and kind not in _TEXT_PARTS:
-        raise RenderError(
-            f"{where} must be a text part, got one of type {kind[:40]!r}. Images, audio and video are not supported: "
-            "leave such messages out."
-        )
-    raise RenderError(f"{where} must be a text part, got {str(part)[:80]}.")
+    raise RenderError(
+        f"{where} must be a text part, got {str(part)[:80]}. Images, audio and video are not supported: leave such "
+        "messages out."
+    )
 
 
 def check_tools(tools: Sequence[Any]) -> None:
@@ -93,10 +92,6 @@ def check_tools(tools: Sequence[Any]) -> None:
             raise RenderError(
                 f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}, got {str(tool)[:80]}.'
             )
-
-
-def _is_bare(tool: Any) -> bool:
-    return isinstance(tool, dict) and "function" not in tool and isinstance(tool.get("name"), str)
 
 
 def _call(where: str, row: Any) -> ToolCall:

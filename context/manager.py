@@ -14,32 +14,26 @@ import numpy as np
 from context.authors import DEMONSTRATION, HISTORY, LLM
 from context.messages import Message, ToolCall, admitted, shown_messages
 from context.parse import Reply, ReplyParser
-from context.strategies import (
+from context.strategies import STRATEGIES, Linear, Strategy
+from context.strategies.protocol import (
     CONTEXT_FULL,
-    STRATEGIES,
     UNRENDERABLE,
     Answer,
     Append,
     History,
-    Linear,
     Question,
     Rewrite,
     Stop,
-    Strategy,
     Turn,
     shown,
 )
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.control import TrainingControl, withhold
-from context.tokens.segments import OpenSegment
+from context.tokens.control import OpenSegment, TrainingControl, withhold
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
-
-TEMPLATE_REWRITE = "template_rewrite"
-"""The key of `ContextManager.rewrites` that is not a strategy's."""
 
 
 class PrefixError(RuntimeError):
@@ -81,29 +75,25 @@ class ContextManager:
         self._renderer = renderer
         self._parser = parser
         self._max_tokens = max_tokens
-        self._strategy = Linear() if strategy is None else strategy
-        self._control = TrainingControl() if control is None else control
+        self._strategy = strategy or Linear()
+        self._control = control or TrainingControl()
         self._strict = strict
         self._tools: _Tools = ()
         self._hint: str | None = None
         self._segments: list[OpenSegment] = []
         self._current: OpenSegment | None = None
-        self._main: OpenSegment | None = None
-        """The current segment, but while a question is asked aside from it."""
         self._messages: list[Message] = []
         self._view: tuple[Message, ...] = ()
-        """What the next prompt shows of them."""
+        """What the next prompt shows of `_messages`."""
         self._shown: Rendering | None = None
-        """The prompt of the main segment for its newest reply."""
+        """The prompt for the newest reply that is a turn."""
         self._opened = ""
-        """The thought that the current prompt opened for the policy."""
         self._rendered: tuple[Sequence[Message], _Tools, Rendering, TokenSequence] | None = None
         """The last prompt that was rendered whole."""
         self._num_turns = 0
         self._last: Reply | None = None
         """The reply that waits for an observation; None while the policy is to speak."""
         self._said = Sampled("", None)
-        """As the policy said it."""
         self._num_calls = 0
         self._asked: tuple[Question, _Next] | None = None
         """The question that waits for its answer, and what was to follow."""
@@ -206,19 +196,14 @@ class ContextManager:
     def _sampled(
         self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int]
     ) -> tuple[str, TokenSequence]:
-        """A reply's author and its tokens; ValueError for what can't have been sampled here."""
+        """The author and the tokens of a reply; ValueError for what can't have been sampled here."""
         n, authors, versions = len(token_ids), self._renderer.authors, np.asarray(policy_version, np.int32)
         if not 1 <= n <= self.room:
             raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {n}.")
         unknown = sum(map(math.isnan, log_probs))
         if unknown not in (0, n) or any(map(math.isinf, log_probs)):
             raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
-        for name, least in (("token_ids", min(token_ids)), ("policy_version", versions.min(initial=0))):
-            if least < 0:
-                raise ValueError(f"{name} must not be negative, got {least}.")
-        author = DEMONSTRATION if unknown else LLM
-        if author == DEMONSTRATION:
-            versions = np.full(n, NOT_SAMPLED, np.int32)
+        author, versions = (DEMONSTRATION, np.array(NOT_SAMPLED, np.int32)) if unknown else (LLM, versions)
         tokens = TokenSequence(
             np.array(token_ids, np.int32),
             np.full(n, authors.code(author), np.uint8),
@@ -233,8 +218,8 @@ class ContextManager:
         calls = reply.message.tool_calls
         if not self._renderer.template.needs_call_ids:
             return calls
-        first = self._num_calls
         self._num_calls += len(calls)
+        first = self._num_calls - len(calls)
         return tuple(replace(call, id=call.id or f"call{number:05d}") for number, call in enumerate(calls, first))
 
     def _take_answer(self, reply: Reply, sampled: TokenSequence) -> Reply:
@@ -244,7 +229,9 @@ class ContextManager:
             sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
         self._current.say(sampled, turn=None)
         self._asked = None
-        self._go_on(lambda: following, Answer(reply.message.content, reply.outcome == "truncated"))
+        answer = Answer(reply.message.content, reply.outcome == "truncated")
+        # The answer stands in a segment of its own: whatever follows begins another.
+        self._go_on(lambda: replace(following, increment=None), answer)
         return Reply("question", reply.message, None)
 
     def _go_on(self, following: Callable[[], _Next], answer: Answer | None) -> None:
@@ -253,12 +240,10 @@ class ContextManager:
         try:
             self.stopped = self._arrange(following(), answer)
         except RenderError as error:
-            # The template has its own idea of a text (it cuts, moves or refuses it): what the policy would see is
-            # not what was said, so the episode ends under a name of its own.
+            # What the policy would see is not what was said: the template cuts, moves or refuses it.
             self.stopped, self.problem = UNRENDERABLE, str(error)
 
     def _following(self, given: Sequence[Message]) -> _Next:
-        """The next prompt with what was observed."""
         added = shown_messages(given, self._renderer.authors)
         try:
             return self._extended((*self._view, *added))
@@ -268,13 +253,14 @@ class ContextManager:
                 raise
             # Some templates take a tool's result behind a call only: what answers a call that could not be read is
             # shown as a user's message there.
-            return self._extended((*self._view, *map(_as_users, added)))
+            as_users = [replace(m, role="user", name=None, tool_call_id=None) if m.role == "tool" else m for m in added]
+            return self._extended((*self._view, *as_users))
 
     def _extended(self, view: tuple[Message, ...]) -> _Next:
         assert self._shown is not None
         grown = self._renderer.render(self._hinted(view), self._tools, after=self._shown)
         increment = self._renderer.increment(self._shown, grown, self._said)
-        length = self._measure(view) if increment is None else len(self._main or ()) + len(increment)
+        length = self._measure(view) if increment is None else len(self._current or ()) + len(increment)
         return _Next(view, grown, increment, length)
 
     def _arrange(self, following: _Next, answer: Answer | None) -> str | None:
@@ -291,14 +277,13 @@ class ContextManager:
         if isinstance(arrangement, Stop):
             return arrangement.reason
         if isinstance(arrangement, Question):
-            return self._ask(arrangement, following, answer)
-        if isinstance(arrangement, Append):
+            return self._ask(arrangement, following)
+        if isinstance(arrangement, Append) and answer is None:
             return self._append(following)
-        return self._rewrite(arrangement, following)
+        wanted = Rewrite(following.view, "asked") if isinstance(arrangement, Append) else arrangement
+        return self._rewrite(wanted, following)
 
-    def _ask(self, question: Question, following: _Next, answer: Answer | None) -> str | None:
-        if answer is not None:
-            raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
+    def _ask(self, question: Question, following: _Next) -> str | None:
         if self._measure(question.messages, tools=False) >= self._max_tokens:
             return CONTEXT_FULL
         self._reopen(question.messages, "fork", ())
@@ -310,17 +295,11 @@ class ContextManager:
             return CONTEXT_FULL
         if following.increment is None:
             self._reopen(following.view, "template_rewrite", self._tools)
-            self.rewrites[TEMPLATE_REWRITE] += 1
+            self.rewrites["template_rewrite"] += 1
         else:
-            assert self._main is not None
-            if self._current is not self._main:
-                # A question was asked meanwhile: segments are in the order of time.
-                self._main = self._main.continued(self._renderer.authors)
-                self._segments.append(self._main)
-            self._current = self._main
+            assert self._current is not None
             self._current.show(following.increment)
-            self._shown = following.grown
-            self._opened = following.grown.opened_thought
+            self._shown, self._opened = following.grown, following.grown.opened_thought
         self._view = following.view
         return None
 
@@ -345,20 +324,19 @@ class ContextManager:
     def _open(self, plain: Sequence[Message], seen: Sequence[Message], reason: SegmentReason, tools: _Tools) -> None:
         """Begin a segment. `plain` is what is trained on; the policy sees `seen`, which may hold a hint."""
         rendering, trained = self._render(plain, tools)
-        shown_ids = None
+        hinted = None
         if seen != plain:
-            rendering, shown_ids = self._render(seen, tools)
-        opened = OpenSegment(trained, shown_ids, reason=reason)
+            rendering, hinted = self._render(seen, tools)
+        opened = OpenSegment(trained, hinted, reason=reason)
         self._check_strict(reason, opened.ids)
         self._segments.append(opened)
         self._current = opened
         self._opened = rendering.opened_thought
         if reason != "fork":
-            self._main, self._shown = opened, rendering
+            self._shown = rendering
 
     def _measure(self, messages: Sequence[Message], *, tools: bool = True) -> int:
-        seen = self._as_history(self._hinted(tuple(messages)))
-        return len(self._render(seen, self._tools if tools else ())[1])
+        return len(self._render(self._as_history(self._hinted(tuple(messages))), self._tools if tools else ())[1])
 
     def _render(self, messages: Sequence[Message], tools: _Tools) -> tuple[Rendering, TokenSequence]:
         """What is measured is often shown next: the last prompt is kept."""
@@ -375,8 +353,7 @@ class ContextManager:
 
     def _turns(self, view: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Turn, ...]]:
         """The messages before the first reply, and the replies with what came back."""
-        acting = {author for author in {message.author for message in view} if self._is_action(author)}
-        cuts = [*(place for place, message in enumerate(view) if message.author in acting), len(view)]
+        cuts = [*(place for place, message in enumerate(view) if self._is_action(message.author)), len(view)]
         turns = tuple(Turn(view[start], tuple(view[start + 1 : end])) for start, end in pairwise(cuts))
         return tuple(view[: cuts[0]]), turns
 
@@ -387,22 +364,17 @@ class ContextManager:
         return self._renderer.authors.author(author).action
 
     def _check_strict(self, reason: SegmentReason, now: Sequence[int]) -> None:
-        if not self._strict or self._main is None:
+        if not self._strict or self._current is None:
             return
-        seen = self._main.ids
+        seen = self._current.ids
         at = next((i for i, (a, b) in enumerate(zip(seen, now, strict=False)) if a != b), min(len(seen), len(now)))
         was, becomes = (self._renderer.codec.decode(ids[at : at + 8]) for ids in (seen, now))
-        if reason == "template_rewrite":
-            cause, advice = "a chat template that rewrites", "Use a template that only appends"
-        else:
-            kind = type(self._strategy)
-            name = next((name for name, known in STRATEGIES.items() if known is kind), kind.__name__)
+        cause, advice = "a chat template that rewrites", "Use a template that only appends"
+        if reason != "template_rewrite":
+            names = {kind: name for name, kind in STRATEGIES.items()}
+            name = names.get(type(self._strategy), type(self._strategy).__name__)
             cause, advice = f"the strategy {name}, which rewrites", "Use context.strategy: linear"
         raise PrefixError(
             f"context.strict must hold for every prompt, got {cause} token {at}: "
             f"{was!r} was seen, {becomes!r} would be shown. {advice}, or strict: false."
         )
-
-
-def _as_users(message: Message) -> Message:
-    return replace(message, role="user", name=None, tool_call_id=None) if message.role == "tool" else message

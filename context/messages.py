@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,18 +71,45 @@ def shown_messages(messages: Sequence[Message], authors: AuthorTable) -> tuple[M
     return tuple(message for message in messages if authors.author(message.author).shown)
 
 
-def to_template(message: Message) -> dict[str, Any]:
-    """The dictionary a Hugging Face chat template expects."""
-    row: dict[str, Any] = {"role": message.role, "content": below(message.content, message.note)}
-    if message.tool_calls:
-        row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
-    if message.name is not None:
-        row["name"] = message.name
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
+Change = Callable[[str], str]
+"""What becomes of a text before a template gets it."""
+
+
+def to_template(message: Message, leaf: Change = str, word: Change = str) -> dict[str, Any]:
+    """The dictionary a Hugging Face chat template expects; `leaf` is done to each content, `word` to names and keys.
+
+    White space alone stays as it is: templates ask whether a content is empty.
+    """
+    row: dict[str, Any] = {"role": message.role}
     if message.reasoning is not None:
-        row["reasoning_content"] = message.reasoning
+        row["reasoning_content"] = changed(message.reasoning, leaf, word)
+    row["content"] = below(changed(message.content, leaf, word), changed(message.note, leaf, word))
+    if message.tool_calls:
+        row["tool_calls"] = [_call_to_template(call, leaf, word) for call in message.tool_calls]
+    if message.name is not None:
+        row["name"] = word(message.name)
+    if message.tool_call_id is not None:
+        row["tool_call_id"] = word(message.tool_call_id)
     return row
+
+
+def _call_to_template(call: ToolCall, leaf: Change, word: Change) -> dict[str, Any]:
+    function = {"name": word(call.name), "arguments": changed(call.arguments, leaf, word)}
+    row: dict[str, Any] = {"type": "function", "function": function}
+    if call.id is not None:
+        row["id"] = word(call.id)
+    return row
+
+
+def changed(value: Any, leaf: Change, word: Change) -> Any:
+    """JSON with `leaf` done to its texts and `word` to its keys."""
+    if isinstance(value, str):
+        return value if not value or value.isspace() else leaf(value)
+    if isinstance(value, Mapping):
+        return {word(str(key)): changed(child, leaf, word) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [changed(child, leaf, word) for child in value]
+    return value
 
 
 def plain_message(message: Message) -> dict[str, Any]:
@@ -109,7 +136,7 @@ def _message_text(message: Mapping[str, Any]) -> str:
     name = f" {message['name']}" if message["name"] else ""
     said = [message["reasoning"] and f"(thinking) {message['reasoning']}", message["content"], message["note"]]
     text = "\n".join(part for part in said if part)
-    lines = [f"{message['role']}{name}: {_indented(text)}".rstrip()]
+    lines = [f"{message['role']}{name}: {text}".rstrip().replace("\n", f"\n{_INDENT}")]
     lines += [f"{_INDENT}calls {call['name']}({_arguments(call['arguments'])})" for call in message["tool_calls"]]
     return visible_lines("\n".join(lines))
 
@@ -118,20 +145,9 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
 
 
-def _indented(text: str) -> str:
-    return text.replace("\n", f"\n{_INDENT}")
-
-
 def below(content: str, note: str) -> str:
     """A message's content with its note."""
     return f"{content}\n\n{note}" if note and content else content or note
-
-
-def _call_to_template(call: ToolCall) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-    if call.id is not None:
-        row["id"] = call.id
-    return row
 
 
 def canonical_json(value: Any) -> str:

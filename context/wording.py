@@ -1,26 +1,39 @@
-"""Text for people: near names, excerpts, and nothing that would act on a terminal."""
+"""Text for people and stores: near names, excerpts, nothing that would act on a terminal, no half characters."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 
 _LONGEST_NAME = 80
 """Characters of a name that are compared: it may come from a model, and comparing takes time."""
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 # Cc: terminal control; Cf: invisible, bidirectional; Cs: half characters; Co: private use; Z: lines.
 _WRITTEN_OUT = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def visible(text: str) -> str:
     """The text in one line: `<U+001B>` for a character that is not to be seen, line breaks among them."""
-    return text if text.isprintable() else "".join(map(_visible, text))
+    if text.isprintable():
+        return text
+    return "".join(f"<U+{ord(one):04X}>" if unicodedata.category(one) in _WRITTEN_OUT else one for one in text)
 
 
 def visible_lines(text: str) -> str:
     """The text in its own lines, each `visible`."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD for half characters, which neither a tokenizer nor a database can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE_SURROGATE.sub("\ufffd", text)
+    return text
 
 
 def excerpt(text: str, most: int) -> str:
@@ -39,7 +52,3 @@ def suggest(name: str, known: Iterable[str]) -> str:
     if (similar := nearest(name, choices)) is not None:
         return f"Did you mean {similar}?"
     return f"There is {', '.join(choices)}." if choices else "There is none."
-
-
-def _visible(character: str) -> str:
-    return f"<U+{ord(character):04X}>" if unicodedata.category(character) in _WRITTEN_OUT else character

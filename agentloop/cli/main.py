@@ -41,7 +41,7 @@ _LATE = {
         "Write a run's page as one file to send to somebody: all curves, and nothing is fetched.",
     ),
     "env": ("env_commands", "Look at an environment before anything is trained on it."),
-    "context": ("context_commands", "Look at chat templates and conversations, token by token."),
+    "context": ("context_commands", "Look at chat templates."),
     "replay": ("replay", "Look into a replay buffer."),
 }
 """The module and the help of each command that is imported when it is called."""

@@ -129,8 +129,7 @@ def checked_parser(section: ContextSection, environments: RunEnvironments, files
     parser = make_parser(section.parser, files.template, tools=environments.tools)
     for factory in environments.all:
         _check_shown(factory, files.template, section)
-    stop_texts = [files.codec.decode([token]) for token in files.stop_ids & files.codec.added_ids]
-    unread = unread_call(parser, files.template, stop_texts=stop_texts) if environments.tools else None
+    unread = unread_call(parser, files.template) if environments.tools else None
     if unread is not None and not isinstance(parser, ReactParser):
         raise UserError(
             "context.parser must read the tool calls that the model's chat template writes, got "

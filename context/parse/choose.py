@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
-from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
 from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
 from context.parse.pythonic import PythonicParser
-from context.parse.react import ReactParser
 from context.parse.reply import ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
     CommandRParser,
+    GemmaParser,
     GraniteParser,
     HermesParser,
     JambaParser,
     Llama3JsonParser,
     NemotronParser,
     PhiParser,
+    ReactParser,
 )
 from context.parse.tagged_parameters import GlmParser, MiniMaxParser, QwenCoderParser
 
@@ -56,12 +56,9 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"key": "an opal", "count": 4, "ratio": 0.5, "deep": False, "rows": [], "more": {}},
 )
 _TYPES = {"key": "string", "count": "integer", "ratio": "number", "deep": "boolean", "rows": "array", "more": "object"}
-_PROPERTIES = {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()}
-_PARAMETERS = {
-    "type": "object",
-    "properties": _PROPERTIES | {"rows": _PROPERTIES["rows"] | {"items": {"type": "integer"}}},
-    "required": list(_TYPES),
-}
+_PROPERTIES: dict[str, Any] = {name: {"type": kind, "description": f"The {name}."} for name, kind in _TYPES.items()}
+_PROPERTIES["rows"]["items"] = {"type": "integer"}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": list(_TYPES)}
 _TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "description": "Finds stones.", "parameters": _PARAMETERS},
@@ -77,7 +74,7 @@ _MOST_TAGS = 4
 class Template(Protocol):
     """What is asked of a chat template."""
 
-    def render_rows(
+    def render(
         self, rows: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), generation_prompt: bool
     ) -> str:
         """The text of a conversation; raises ValueError where the template refuses it."""
@@ -85,48 +82,45 @@ class Template(Protocol):
 
 
 WrittenCalls = tuple[int, tuple[str, ...]]
-"""A reply that calls the example tool so many times, as a policy would have written it; several, where the end of the
-turn isn't known."""
+"""The number of calls in a reply, and the reply as a policy may have written it: nobody says what ends the turn."""
 
 
-def choose_parser(name: str, template: Template, *, tools: Tools = (), stop_texts: Sequence[str] = ()) -> ReplyParser:
+def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyParser:
     """The parser of that name; `auto` takes the first that reads a call and two parallel ones of the template's.
 
-    `tools`: those of the conversation, for formats whose arguments have no types of their own. `stop_texts`: what ends
-    a reply; left out, the control tokens that the template writes behind a call are taken for it.
-    A template that writes no calls gets `react`. Raises ValueError where none can read them.
+    `tools`: those of the conversation, for formats whose arguments have no types of their own. A template that writes
+    no calls gets `react`. Raises ValueError where none can read them.
     """
     if name != "auto":
         if name not in PARSERS:
             raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
         return PARSERS[name](tools)
-    written = written_calls(template, stop_texts=stop_texts)
+    written = written_calls(template)
     if not written:
         return ReactParser(tools)
     for kind in PARSERS.values():
         if _reads(kind((_TOOL,)), written):
             return kind(tools)
-    _, texts = written[0]
     raise ValueError(
         "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, got "
-        f"'auto' and {texts[0][:_SHOWN]!r}. Give path/to/file.py:ClassName, or react if the prompt "
-        "describes the tools."
+        f"'auto' and {_start(written)!r}. Give path/to/file.py:ClassName, or react if the prompt describes the tools."
     )
 
 
-def written_calls(template: Template, *, stop_texts: Sequence[str] = ()) -> list[WrittenCalls]:
+def written_calls(template: Template) -> list[WrittenCalls]:
     """One call and two parallel ones, with each kind of ids; what the template refuses or leaves out is left out."""
-    written = (_written(template, ids[:count], stop_texts) for ids in zip(*_IDS, strict=True) for count in (1, 2))
+    written = (_written(template, ids[:count]) for ids in zip(*_IDS, strict=True) for count in (1, 2))
     return [calls for calls in written if calls is not None]
 
 
-def unread_call(parser: ReplyParser, template: Template, *, stop_texts: Sequence[str] = ()) -> str | None:
+def unread_call(parser: ReplyParser, template: Template) -> str | None:
     """The start of a call of the template's that the parser can't read; None: it can, or the template writes none."""
-    written = written_calls(template, stop_texts=stop_texts)
-    if not written or _reads(parser, written):
-        return None
-    _, texts = written[0]
-    return texts[0][:_SHOWN]
+    written = written_calls(template)
+    return _start(written) if written and not _reads(parser, written) else None
+
+
+def _start(written: Sequence[WrittenCalls]) -> str:
+    return written[0][1][0][:_SHOWN]
 
 
 def _reads(parser: ReplyParser, written: list[WrittenCalls]) -> bool:
@@ -142,13 +136,12 @@ def _reads_one(parser: ReplyParser, count: int, texts: Sequence[str]) -> bool:
     return expected in found
 
 
-def _written(template: Template, ids: Sequence[str], stop_texts: Sequence[str]) -> WrittenCalls | None:
+def _written(template: Template, ids: Sequence[str]) -> WrittenCalls | None:
     """The reply with calls of these ids; None where the template does not write it."""
-    arguments = _ARGUMENTS[: len(ids)]
     for results in ((), ids):  # some templates write only calls that have been answered
         text = _reply_text(template, ids, results)
-        if all(str(given["key"]).split()[-1] in text for given in arguments):
-            return len(ids), _without_end(text, _text(template, _USER, _ANSWER), stop_texts)
+        if all(str(given["key"]).split()[-1] in text for given in _ARGUMENTS[: len(ids)]):
+            return len(ids), _without_end(text, _text(template, _USER, _ANSWER))
     return None
 
 
@@ -171,7 +164,7 @@ def _reply_text(template: Template, ids: Sequence[str], results: Sequence[str]) 
 def _text(template: Template, *rows: Mapping[str, Any]) -> str:
     """The rendering of these rows; empty where the template refuses."""
     try:
-        return template.render_rows(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
+        return template.render(rows, tools=[_TOOL], generation_prompt=len(rows) == 1)
     except ValueError:
         return ""
 
@@ -189,13 +182,9 @@ def shared_opening(first: str, second: str) -> str:
     return "".join(character for character, _ in same)
 
 
-def _without_end(text: str, answer: str, stop_texts: Sequence[str]) -> tuple[str, ...]:
-    """The text without what ends the turn; several, where nobody says what that is."""
-    ends = [place for stop in stop_texts if (place := text.find(stop)) >= 0]
-    if ends:
-        return (text[: min(ends)],)
-    same = len(shared_opening(text[::-1], answer[::-1]))
-    cuts = [text, text[: len(text) - same]]
+def _without_end(text: str, answer: str) -> tuple[str, ...]:
+    """The text, and the text without what may end the turn: its last tags, or what an answer ends in too."""
+    cuts = [text, text[: len(text) - len(shared_opening(text[::-1], answer[::-1]))]]
     for _ in range(_MOST_TAGS):
         cuts.append(_LAST_TAG.sub("", cuts[-1] if len(cuts) > 2 else text))
     return tuple(dict.fromkeys(cuts))

@@ -35,7 +35,6 @@ class HarmonyParser(CallParser):
     _CALL_END = re.compile(r"\s*(?:<\|(?:call|end|return)\|>|\Z)")
     _TEXT_END = re.compile(r"<\|(?:call|end|return|start)\|>|\Z")
     _TAG = re.compile(r"<\|(?:start|channel|message|constrain|call)\|>")
-    _UNANSWERED = "the thinking is not followed by an answer"
 
     def _read_calls(self, text: str) -> ReadCalls:
         if not self._TAG.search(text) and not self._RECIPIENT.match(text):
@@ -57,7 +56,7 @@ class HarmonyParser(CallParser):
             answered |= part.channel != "analysis"
             place = end.start() if end[0] == "<|start|>" else end.end()
         if not calls and not answered:
-            raise Malformed(self._UNANSWERED)
+            raise Malformed("the thinking is not followed by an answer")
         thoughts = "\n".join(said["thoughts"]) if said["thoughts"] else None
         return ReadCalls("\n".join(said["content"]), tuple(calls), thoughts)
 

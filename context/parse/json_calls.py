@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 from context.messages import ToolCall
-from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, is_unicode
+from context.parse.reply import MAX_DEPTH, TOO_DEEP, Malformed, check_id, check_tool_name, skip_space
+from context.wording import storable
 
 SAME_KEY = "a tool call has the same key twice"
-_SPACE = re.compile(r"\s*")
 _NAME_KEYS = ("name", "tool_name", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
@@ -30,24 +29,17 @@ def json_at(text: str, start: int) -> tuple[Any, int]:
     begin = skip_space(text, start)
     try:
         value, end = _DECODER.raw_decode(text, begin)
+        if text.count("[", begin, end) + text.count("{", begin, end) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+            raise Malformed(TOO_DEEP)
     except json.JSONDecodeError as error:
         raise Malformed(f"a tool call is not valid JSON: {error.msg} at character {error.pos - begin}") from None
     except RecursionError:
         raise Malformed(TOO_DEEP) from None
     except ValueError:  # int() refuses more than 4,300 digits
         raise Malformed("a tool call holds a number that is too long") from None
-    if text.count("[", begin, end) + text.count("{", begin, end) > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
-        raise Malformed(TOO_DEEP)
-    if text.find("\\u", begin, end) >= 0 and not is_unicode(json.dumps(value, ensure_ascii=False)):
+    if text.find("\\u", begin, end) >= 0 and storable(said := json.dumps(value, ensure_ascii=False)) != said:
         raise Malformed("a tool call holds half a character")
     return value, end
-
-
-def skip_space(text: str, start: int) -> int:
-    """The first place from there on that is not white space."""
-    found = _SPACE.match(text, start)
-    assert found is not None
-    return found.end()
 
 
 def calls_of(value: Any) -> tuple[ToolCall, ...]:
@@ -87,18 +79,10 @@ def _id_of(row: dict[str, Any]) -> str | None:
     return None if found is None or found == "" else check_id(str(found))
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, (dict, list))
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-        if not level:
-            return False
-    return True
+def _depth(value: Any) -> int:
+    """Lists and objects within each other."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_depth, children), default=0)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from context.messages import ToolCall
-from context.parse.json_calls import arguments_of, calls_of, json_at, skip_space
-from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, check_id, check_tool_name
+from context.parse.json_calls import arguments_of, calls_of, json_at
+from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, check_id, check_tool_name, skip_space
 
 
 class SectionParser(BlockParser):
@@ -28,15 +28,6 @@ class SectionParser(BlockParser):
         if self.call_opening in beside[0] + beside[-1]:
             raise Malformed("a tool call stands outside of the section of calls")
         return super()._content(beside)
-
-    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-        calls: list[ToolCall] = []
-        while not text.startswith(str(self.closing), end := skip_space(text, start)):
-            call, start = self._call(text, end)
-            calls.append(call)
-        if not calls:
-            raise Malformed("the section of tool calls is empty")
-        return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         head = self.heading.match(text, start + len(self.call_opening))
@@ -93,9 +84,8 @@ class KimiParser(SectionParser):
 class MistralParser(BlockParser):
     """`[TOOL_CALLS]` and a JSON list (v3), or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call (v11, v13).
 
-    The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in
-    `[THINK]` ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call
-    without a name.
+    The lists hold {"name": ..., "arguments": {...}, "id": ...}; v13 has no `[CALL_ID]`; thinking stands in `[THINK]`
+    ... `[/THINK]` (Magistral). Source: mistral-common's tokenizers. Malformed: what is not JSON, a call without a name.
     """
 
     thinking = (("[THINK]", "[/THINK]"), THINK)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from context.authors import LLM
 from context.messages import Message, ToolCall
+from context.wording import storable
 
 NAME = re.compile(r"[A-Za-z0-9_./:-]{1,128}")
 """What roles and tool names may look like: nothing that could spell a control token of brackets."""
@@ -19,7 +20,7 @@ MAX_CHARS = 100_000  # of all tool calls of one reply: bounds the time a parse c
 MAX_DEPTH = 64  # far below the recursion limit of whoever writes the arguments down later
 NOT_CLOSED = "a tool call is not closed"
 TOO_DEEP = "a tool call is nested too deeply"
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = re.compile(r"\s*")
 THINK = ("<think>", "</think>")
 """The tags of thinking that most families share."""
 Tools = Sequence[Mapping[str, Any]]
@@ -82,11 +83,9 @@ class CallParser:
         raise NotImplementedError
 
     def parse(self, text: str, *, stopped: bool) -> Reply:
-        if not is_unicode(text):  # neither a database nor a tokenizer can hold it
-            whole = _message(_LONE_SURROGATE.sub("\ufffd", text))
-            return (
-                Reply("malformed", whole, "the reply is not valid text") if stopped else Reply("truncated", whole, None)
-            )
+        if (whole := storable(text)) != text:
+            problem = "the reply is not valid text" if stopped else None
+            return Reply("malformed" if stopped else "truncated", _message(whole), problem)
         thinking, rest, missing = self._split_thinking(text)
         if not stopped:
             return Reply("truncated", _message(rest, thinking), None)
@@ -140,6 +139,16 @@ class BlockParser(CallParser):
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         """The calls behind an opening tag that ends at `start`, and where their block ends."""
+        calls: list[ToolCall] = []
+        while not text.startswith(str(self.closing), end := skip_space(text, start)):
+            call, start = self._call(text, end)
+            calls.append(call)
+        if not calls:
+            raise Malformed("a tool call holds nothing")
+        return calls, end + len(str(self.closing))
+
+    def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
+        """The call of a block that begins there, and where it ends."""
         raise NotImplementedError
 
     def _content(self, beside: Sequence[str]) -> str:
@@ -176,6 +185,13 @@ def _message(content: str, thinking: str | None = None, calls: tuple[ToolCall, .
     return Message("assistant", content, author=LLM, tool_calls=calls, reasoning=thinking)
 
 
+def skip_space(text: str, start: int) -> int:
+    """The first place from there on that is not white space."""
+    found = _SPACE.match(text, start)
+    assert found is not None
+    return found.end()
+
+
 def check_length(chars: int) -> None:
     if chars > MAX_CHARS:
         raise Malformed(f"the tool calls are longer than {MAX_CHARS} characters")
@@ -192,11 +208,3 @@ def check_id(text: str) -> str:
     if not NAME.fullmatch(text):
         raise Malformed("the id of a tool call is not a plain word")
     return text
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,11 +7,11 @@ reads as JSON is JSON, and what doesn't is text. Templates that print with Pytho
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from context.messages import ToolCall
-from context.parse.json_calls import SAME_KEY, skip_space, strict_json
+from context.parse.json_calls import SAME_KEY, strict_json
 from context.parse.reply import NOT_CLOSED, BlockParser, Malformed, Tools, check_tool_name
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
@@ -34,20 +34,13 @@ class TaggedParametersParser(BlockParser):
 
     def __init__(self, tools: Tools = ()) -> None:
         super().__init__(tools)
-        functions = [tool.get("function", tool) for tool in tools]
-        self._types = {str(function["name"]): dict(_types_of(function)) for function in functions}
+        self._types: dict[str, dict[str, frozenset[str]]] = {}
+        for function in (tool.get("function", tool) for tool in tools):
+            schemas = (function.get("parameters") or {}).get("properties") or {}
+            self._types[str(function["name"])] = {key: frozenset(_json_types(row)) for key, row in schemas.items()}
 
     def _content(self, beside: Sequence[str]) -> str:
         return beside[0] if len(beside) == 1 else beside[0].rstrip("\n")
-
-    def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
-        calls: list[ToolCall] = []
-        while not text.startswith(str(self.closing), end := skip_space(text, start)):
-            call, start = self._call(text, start)
-            calls.append(call)
-        if not calls:
-            raise Malformed("a tool call holds nothing")
-        return calls, end + len(str(self.closing))
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         named = self.name.match(text, start)
@@ -108,12 +101,6 @@ class MiniMaxParser(TaggedParametersParser):
     key = re.compile(r'\s*<parameter name="([^">\n]*)">')
     value_end = re.compile(r"</parameter>(?=\s*(?:<parameter name=|</invoke>))")
     call_end = re.compile(r"\s*</invoke>")
-
-
-def _types_of(function: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
-    properties = (function.get("parameters") or {}).get("properties") or {}
-    for name, schema in properties.items():
-        yield name, frozenset(_json_types(schema))
 
 
 def _json_types(schema: Any) -> Iterator[str]:

@@ -1,22 +1,7 @@
 """What the next prompt shows of a conversation."""
 
 from context.strategies.model_questions import Memory, SelfClip
-from context.strategies.protocol import (
-    CONTEXT_FULL,
-    SUMMARY_TOO_LONG,
-    UNRENDERABLE,
-    Answer,
-    Append,
-    Arrangement,
-    History,
-    Measure,
-    Question,
-    Rewrite,
-    Stop,
-    Strategy,
-    Turn,
-    shown,
-)
+from context.strategies.protocol import CONTEXT_FULL, SUMMARY_TOO_LONG, Strategy
 from context.strategies.rules import ClipToolResults, Hint, Linear, LinearThink, SlidingWindow
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -34,23 +19,12 @@ __all__ = [
     "CONTEXT_FULL",
     "STRATEGIES",
     "SUMMARY_TOO_LONG",
-    "UNRENDERABLE",
-    "Answer",
-    "Append",
-    "Arrangement",
     "ClipToolResults",
     "Hint",
-    "History",
     "Linear",
     "LinearThink",
-    "Measure",
     "Memory",
-    "Question",
-    "Rewrite",
     "SelfClip",
     "SlidingWindow",
-    "Stop",
     "Strategy",
-    "Turn",
-    "shown",
 ]

@@ -69,7 +69,7 @@ def shown(opening: Sequence[Message], turns: Sequence[Turn]) -> tuple[Message, .
 
 @dataclass(frozen=True)
 class Append:
-    """Change nothing: the next prompt extends the last one. After a question it does so in a new segment."""
+    """Change nothing: the next prompt extends the last one. After a question it is shown in a new segment."""
 
 
 @dataclass(frozen=True)

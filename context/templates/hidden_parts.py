@@ -32,7 +32,7 @@ def hidden_message(template: ChatTemplate, messages: Sequence[Message], tools: _
     marks = {n: f"zq{n:04}zq" for n, row in enumerate(messages) if row.content.strip() and not row.tool_calls}
     rows = [to_template(row) | ({"content": marks[n]} if n in marks else {}) for n, row in enumerate(messages)]
     try:
-        text = template.render_rows(rows, tools=tools, generation_prompt=True)
+        text = template.render(rows, tools=tools, generation_prompt=True)
     except RenderError as error:
         return str(error)
     hidden = next((number for number, shown in marks.items() if shown not in text.lower()), None)
@@ -58,14 +58,16 @@ def hidden_tools(
 
     `described`: the messages themselves may name them.
     """
-    prompt = template.render(opening, tools=tools, generation_prompt=True)
+    rows = [to_template(message) for message in opening]
+    prompt = template.render(rows, tools=tools, generation_prompt=True)
     try:
-        without = template.render(opening, generation_prompt=True)
+        without = template.render(rows, generation_prompt=True)
     except RenderError:  # a template for conversations with tools alone
         without = ""
     said = " ".join(content.text for message in opening for content in contents(message)) if described else ""
     names = [str(tool.get("function", tool)["name"]) for tool in tools]
-    hidden = [name for name in names if prompt.count(name) <= without.count(name) and not _is_word(name, said)]
+    hidden = [name for name in names if prompt.count(name) <= without.count(name)]
+    hidden = [name for name in hidden if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said)]
     if not hidden:
         return None
     roles = ", ".join(message.role for message in opening)
@@ -73,10 +75,6 @@ def hidden_tools(
         f"chat template must show every tool, got one that leaves {', '.join(hidden)} out of a prompt with the roles "
         f"[{roles}]. {_REMEDY}"
     )
-
-
-def _is_word(name: str, text: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
 
 
 def hidden_calls(template: ChatTemplate) -> str | None:

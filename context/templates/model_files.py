@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from context.authors import AuthorTable
 from context.parse.choose import shared_opening
-from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
+from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
 from context.templates.render import Renderer
 from context.tokens.codec import TokenCodec
 
@@ -44,7 +44,6 @@ _CONVERSIONS = {
 _Row = Mapping[str, Any]
 _SAID = "pearl-0417"
 _ASKED: _Row = {"role": "user", "content": "x"}
-_RESULT: _Row = {"role": "tool", "content": "x", "name": "lookup", "tool_call_id": "call00001"}
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[
     between = _rendered(template, [_ASKED, _calling(2)], prompted=False, tools=True).split(_SAID)[1:-1]
     inside = set(codec.encode("".join(between)))
     return frozenset(
-        [*found, *_reply_end(template, codec, _calling(1), _RESULT, wanted=[declared, found], inside=inside)]
+        [*found, *_reply_end(template, codec, _calling(1), CALLED[2], wanted=[declared, found], inside=inside)]
     )
 
 
@@ -208,7 +207,7 @@ def _rendered(template: ChatTemplate, rows: Sequence[_Row], *, prompted: bool, t
     """Empty where the template refuses."""
     for schemas in ((LOOKUP,), ()) if tools else ((),):
         try:
-            return template.render_rows(rows, tools=schemas, generation_prompt=prompted)
+            return template.render(rows, tools=schemas, generation_prompt=prompted)
         except RenderError:
             continue
     return ""
@@ -252,9 +251,8 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     written = config.get("chat_template")
     rows = written if isinstance(written, list) else [{"name": "default", "template": written}]
     named = {str(row.get("name")): row.get("template") for row in rows if isinstance(row, dict)}
-    source = folder / "chat_template.jinja"
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    if source.is_file():
+    if (source := folder / "chat_template.jinja").is_file():
         named = {"default": _read(source)}
     return named | {path.stem: _read(path) for path in more}
 
@@ -267,11 +265,10 @@ def _codec(folder: Path, special: Mapping[str, str]) -> TokenCodec:
             f"model folder must hold tokenizer.json, got {found or 'none'} in {str(folder)!r}. "
             f"{_CONVERSIONS.get(str(found), 'Copy it there from the model.')}"
         )
+    text = _read(path)
     try:
         # As the model's own library spells it, so that the hash does not depend on how the file is laid out.
-        return TokenCodec(Tokenizer.from_str(_read(path)).to_str(), special=named_controls(special))
-    except RenderError:
-        raise
+        return TokenCodec(Tokenizer.from_str(text).to_str(), special=named_controls(special))
     except Exception as error:  # noqa: BLE001 (what the tokenizers package raises has no other class)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
         raise RenderError(

@@ -6,21 +6,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Message
+from context.messages import Change, Message
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
 from context.templates.rendering import marks
 from context.templates.rendering.contents import (
     Content,
-    Leaf,
     Row,
     contents,
     first_place,
@@ -32,13 +31,14 @@ from context.templates.rendering.demonstrated_turns import turn_spans, written_r
 from context.templates.rendering.marks import Span, Written
 from context.templates.rendering.own_controls import Again, marking, own_controls
 from context.templates.rendering.reply_end import Ended, Sampled, Shown, Tail, is_as_sampled, reply_end
-from context.tokens.codec import Control, Piece, TokenCodec, storable
+from context.tokens.codec import Control, Piece, TokenCodec
 from context.tokens.token_sequence import TokenSequence
+from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
 _THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
-_MAX_CACHED_CHARS = 2_000_000
-"""Characters of texts whose tokens are kept: what is shown again is not tokenised again."""
+_MOST_PIECES = 4096
+"""Texts whose tokens are kept: what is shown again is not tokenised again."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rendering:
     messages: tuple[Message, ...]
     """What was given, thoughts apart from contents where the template knows thoughts."""
     rows: tuple[Row, ...]
-    """What the template was given."""
+    """What the template was given, as are `tools`."""
     tools: _Tools
     written: Written
     now: datetime
@@ -100,8 +100,6 @@ class Renderer:
         """Those of them that end a reply that was written, not sampled: a model may name a plain token as its eos."""
         self.stop_strings = stop_strings
         """Texts that end a reply, for models without an end of turn of their own."""
-        if not stop_ids:
-            raise ValueError("stop_ids must hold at least one token, got none. Give the template's end of turn.")
         self.template = template
         self._stops = {token: codec.decode([token]) for token in self.end_ids}
         self._template_code = authors.code(TEMPLATE)
@@ -109,8 +107,7 @@ class Renderer:
         self._marking = marking(template, codec)
         self._allow_hidden = allow_hidden
         self._thoughts_are_controls = bool(codec.controls("</think>"))
-        self._pieces: dict[tuple[str, Control | None, bool], Piece] = {}
-        self._cached_chars = 0
+        self._piece = lru_cache(_MOST_PIECES)(self._new_piece)
 
     def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
@@ -125,6 +122,7 @@ class Renderer:
         for message in given[len(shown) :]:
             shown.append(self._read(message))
             rows.append(row(shown[-1] if self._thoughts_are_controls else message, storable, storable))
+        tools = tool_rows(tools, storable, storable)
         written = self._write(rows, tools, now=now, before=None if after is None else after.written)
         return Rendering(given, tuple(shown), tuple(rows), tools, written, now)
 
@@ -142,7 +140,7 @@ class Renderer:
         }
         if speakers:
             spans = [*self._turns(rendering, speakers), *spans]
-        return self._encode(written.text, self._controls(rendering, rendering.written), spans, start=0, lead=None)
+        return self._encode(written.text, self._controls(rendering, written), spans)
 
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
@@ -162,7 +160,9 @@ class Renderer:
             for number, _, span in placed
             if span is not None and number > reply
         ]
-        shown = None if known else _shown([row for row in placed if row[0] == reply], length)
+        said = [(content, span) for number, content, span in placed if number == reply]
+        shown_end = max((span.end for _, span in said if span is not None), default=length) - length
+        shown = None if known else Shown(shown_end, tuple(content.text for content, span in said if span is None))
         tail = Tail(text, controls, min((span.first for span in spans), default=len(text)))
         end = reply_end(tail, grown.messages[reply], shown, self._stops, sampled, self._ended(before, grown))
         if end is None:
@@ -200,18 +200,16 @@ class Renderer:
             hidden = hidden or hidden_text(other, shown.text)
         if hidden and not self._allow_hidden:
             raise RenderError(hidden)
-        again = self._again(messages, (), lambda rows, _: "".join(part.text for part in write(rows)))
+        again = _again(messages, (), lambda rows, _: "".join(part.text for part in write(rows)))
         whole, length = lead + said, len(lead.text)
         controls = own_controls(whole, self.codec, again)
-        ids: list[int] = self._encode(whole.text, controls, [], start=0, lead=None).token_ids.tolist()
-        asked = self._encode(
-            whole.text[:length], [found for found in controls if found.end <= length], [], start=0, lead=None
-        ).token_ids.tolist()
+        ids: list[int] = self._encode(whole.text, controls, []).token_ids.tolist()
+        asked = self._encode(lead.text, [c for c in controls if c.end <= length], []).token_ids.tolist()
         if ids[: len(asked)] == asked:
             ids = ids[len(asked) :]
         else:  # its first token would begin in the prompt, which a policy can't sample
             behind = [Control(c.token, c.first - length, c.end - length) for c in controls if c.first >= length]
-            ids = self._encode(whole.text[length:], behind, [], start=0, lead=None, opens=False).token_ids.tolist()
+            ids = self._encode(said.text, behind, [], opens=False).token_ids.tolist()
         end = next((place for place, token in enumerate(ids) if token in self.end_ids), None)
         if end is None:
             raise RenderError("chat template must end a reply with a stop token, got one that does not.")
@@ -219,7 +217,7 @@ class Renderer:
 
     def count(self, message: Message) -> int:
         """Tokens of a message's contents; what the template writes around them is not counted."""
-        return sum(len(self._piece(content.text, None, opens=False).ids) for content in contents(message))
+        return sum(len(self._piece(content.text, None, False).ids) for content in contents(message))
 
     @cached_property
     def _hidden_calls(self) -> str | None:
@@ -243,25 +241,12 @@ class Renderer:
         """The control tokens that the template wrote in `written`, the end of the rendering."""
 
         def write(rows: Sequence[Row], tools: _Tools) -> str:
-            text = self._marking.render_rows(rows, tools=tools, generation_prompt=True, now=rendering.now)
-            return Written(text).text
+            return self._write(rows, tools, now=rendering.now).text
 
         messages = rendering.messages if self._thoughts_are_controls else rendering.given
-        again = self._again(messages, rendering.tools, write)
+        again = _again(messages, rendering.tools, write)
         before = rendering.written.text[: len(rendering.written.text) - len(written.text)]
         return own_controls(written, self.codec, again, before=before)
-
-    def _again(
-        self, messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]
-    ) -> Again:
-        def given(leaf: Leaf) -> tuple[list[Row], list[Any]]:
-            return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
-
-        def again(leaf: Leaf) -> str | None:
-            changed = given(lambda text: leaf(storable(text)))
-            return None if changed == given(storable) else write(*changed)
-
-        return again
 
     def _read(self, message: Message) -> Message:
         return with_thought(message) if self.template.knows_thoughts else message
@@ -275,10 +260,8 @@ class Renderer:
         generation_prompt: bool = True,
         before: Written | None = None,
     ) -> Written:
-        given = tool_rows(tools, storable, storable)
-        return Written(
-            self._marking.render_rows(rows, tools=given, generation_prompt=generation_prompt, now=now), before
-        )
+        text = self._marking.render(rows, tools=tools, generation_prompt=generation_prompt, now=now)
+        return Written(text, before)
 
     def _placed(self, rendering: Rendering, first: int, start: int, *, required: int = 0) -> list[_Placed]:
         """Where the contents of the messages from `first` on stand in the text, behind `start`.
@@ -286,11 +269,8 @@ class Renderer:
         Raises RenderError where a message from `required` on is left out.
         """
         text = rendering.written.text
-        wanted = [
-            (number, content)
-            for number, message in enumerate(rendering.messages[first:], first)
-            for content in contents(message)
-        ]
+        shown = list(enumerate(rendering.messages))[first:]
+        wanted = [(number, content) for number, message in shown for content in contents(message)]
         marked, _ = self._numbered(rendering, first)
         clean, places = marks.numbered_spans(marked)
         if clean != text:  # a template that looks at how contents begin or end
@@ -315,10 +295,7 @@ class Renderer:
             before, _, behind = text.partition(inner)
             return before + marks.begin(number) + inner + marks.end(number) + behind
 
-        rows = (
-            *rendering.rows[:first],
-            *(row(message, numbered, storable) for message in rendering.messages[first:]),
-        )
+        rows = (*rendering.rows[:first], *(row(message, numbered, storable) for message in rendering.messages[first:]))
         return self._write(rows, rendering.tools, now=rendering.now).text, rows
 
     def _turns(self, rendering: Rendering, speakers: Mapping[int, str]) -> list[Span]:
@@ -341,8 +318,8 @@ class Renderer:
         controls: Sequence[Control],
         spans: Sequence[Span],
         *,
-        start: int,
-        lead: Control | None,
+        start: int = 0,
+        lead: Control | None = None,
         opens: bool = True,
     ) -> TokenSequence:
         """Tokens from `start` on, or from behind `lead`, the control token before it."""
@@ -355,7 +332,7 @@ class Renderer:
         pieces: list[Piece] = []
         for head, first, end in zip(heads, firsts, ends, strict=True):
             within = None if head is None else Control(head.token, head.first - first, head.end - first)
-            pieces.append(self._piece(text[first:end], within, opens=opens and first == 0))
+            pieces.append(self._piece(text[first:end], within, opens and first == 0))
         codes = [np.full(len(piece.ids), self._template_code, np.uint8) for piece in pieces]
         for span in spans:
             for place in range(max(0, bisect_right(firsts, span.first) - 1), bisect_left(firsts, span.end)):
@@ -367,22 +344,19 @@ class Renderer:
             np.concatenate([piece.ids for piece in pieces])[skipped:], np.concatenate(codes)[skipped:]
         )
 
-    def _piece(self, text: str, control: Control | None, *, opens: bool) -> Piece:
-        key = (text, control, opens)
-        piece = self._pieces.get(key)
-        if piece is None:
-            piece = self.codec.piece(storable(text), control, opens=opens)
-            self._cached_chars += len(text)
-            if self._cached_chars > _MAX_CACHED_CHARS:
-                self._pieces.clear()
-                self._cached_chars = len(text)
-            self._pieces[key] = piece
-        return piece
+    def _new_piece(self, text: str, control: Control | None, opens: bool) -> Piece:
+        return self.codec.piece(storable(text), control, opens=opens)
 
 
-def _shown(placed: Sequence[_Placed], start: int) -> Shown:
-    end = max((span.end for _, _, span in placed if span is not None), default=start)
-    return Shown(end - start, tuple(content.text for _, content, span in placed if span is None))
+def _again(messages: Sequence[Message], tools: _Tools, write: Callable[[Sequence[Row], _Tools], str]) -> Again:
+    def given(leaf: Change) -> tuple[list[Row], list[Any]]:
+        return [row(message, leaf, leaf) for message in messages], tool_rows(tools, leaf, leaf)
+
+    def again(leaf: Change) -> str | None:
+        changed = given(lambda text: leaf(storable(text)))
+        return None if changed == given(storable) else write(*changed)
+
+    return again
 
 
 def _in_turn(text: str, wanted: Sequence[tuple[int, Content]], start: int) -> dict[int, tuple[int, int]]:

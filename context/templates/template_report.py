@@ -16,7 +16,7 @@ from context.templates.model_files import ModelFiles
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
 
-State = Literal["append_only", "rewrites_history", "unsupported"]
+State = Literal["append-only", "rewrites history", "unsupported"]
 Thinking = Literal["none", "empty", "some"]
 """What replies have before their content: no thinking, an empty block of it, or thoughts."""
 
@@ -43,26 +43,21 @@ class TemplateReport:
     def state(self) -> State:
         """The worst of the cases that are supported; `unsupported` if none is."""
         states = {case.state for case in self.cases}
-        if "rewrites_history" in states:
-            return "rewrites_history"
-        return "append_only" if "append_only" in states else "unsupported"
+        worst: tuple[State, ...] = ("rewrites history", "append-only")
+        return next((state for state in worst if state in states), "unsupported")
 
     def summary(self) -> str:
         """One line: the state, what is rewritten first, and the first thing that does not work."""
-        rewriting = [case for case in self.cases if case.state == "rewrites_history"]
-        parts = [in_words(self.state)]
+        rewriting = [case for case in self.cases if case.state == "rewrites history"]
+        said: str = self.state
         if rewriting:
             found = f"{len(rewriting)} of {len(self.cases)} cases, first in {rewriting[0].name!r}"
-            parts = [f"{parts[0]} in {found}: {rewriting[0].details[0]}"]
+            said += f" in {found}: {rewriting[0].details[0]}"
         odd = next((case for case in self.cases if case.details and case not in rewriting), None)
         if odd is not None:
             state = "unsupported, " if odd.state == "unsupported" else ""
-            parts.append(f"{odd.name!r}: {state}{odd.details[0].partition('. ')[0]}")
-        return "; ".join(parts)
-
-
-def in_words(state: State) -> str:
-    return "append-only" if state == "append_only" else state.replace("_", " ")
+            said += f"; {odd.name!r}: {state}{odd.details[0].partition('. ')[0]}"
+        return said
 
 
 # (name, messages as `conversation` spells them, the thinking of its replies, whether there are tools)
@@ -98,12 +93,10 @@ def check_template(model: ModelFiles) -> TemplateReport:
 def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
     """One sentence for each kind of thing that is left out."""
     (system, asked), tools = _conversation("su", "none"), (LOOKUP,)
-    with_system = (system, asked)
-    refused = hidden_message(template, with_system, tools)
-    openings = [(asked,), with_system] if refused is None else [(asked,)]
-    tools_of = (hidden_tools(template, tools, opening) for opening in openings)
-    yield from filter(None, (refused, next(filter(None, tools_of), None), hidden_calls(template)))
-    yield from filter(None, (hidden_result(template, (asked,), tools),))
+    refused = hidden_message(template, (system, asked), tools)
+    openings = [(asked,), (system, asked)] if refused is None else [(asked,)]
+    no_tools = next(filter(None, (hidden_tools(template, tools, opening) for opening in openings)), None)
+    yield from filter(None, (refused, no_tools, hidden_calls(template), hidden_result(template, (asked,), tools)))
     try:
         renderer.reply(Message("assistant", _ANSWER, reasoning="Which record was it?"))
     except RenderError as error:
@@ -134,21 +127,18 @@ def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking:
             before = renderer.render(messages[:reply], schemas, after=first)
             grown = renderer.render(messages[:end], schemas, after=before)
             if renderer.increment(before, grown, Sampled("", _stop(renderer, before, grown))) is None:
-                found.append(_rewritten(reply, messages[reply].reasoning, grown))
-    except (RenderError, ValueError) as error:
+                thought = messages[reply].reasoning
+                lost = thought is not None and not (thought and thought in grown.written.text)
+                what = ": its thinking is left out" if lost else " or one before it: is written differently"
+                found.append(f"message {reply} (assistant){what}")
+    except ValueError as error:
         return Case(name, "unsupported", (str(error),))
-    state: State = "rewrites_history" if found else "append_only"
+    state: State = "rewrites history" if found else "append-only"
     try:
         renderer.initial(messages, schemas)
-    except (RenderError, ValueError) as error:
+    except ValueError as error:
         found.append(f"can't be shown again once rewritten: {error}")
     return Case(name, state, tuple(found))
-
-
-def _rewritten(reply: int, thought: str | None, grown: Rendering) -> str:
-    if thought is not None and not (thought and thought in grown.written.text):
-        return f"message {reply} (assistant): its thinking is left out"
-    return f"message {reply} (assistant) or one before it: is written differently"
 
 
 def _stop(renderer: Renderer, before: Rendering, grown: Rendering) -> int | None:

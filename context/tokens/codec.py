@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding
+from tokenizers import Encoding, Tokenizer
 
-from context.tokens import tokenizer_parts as parts
+from context.wording import storable
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 _STAND_IN = "?"
+_SENTENCEPIECE_SPACE = "\u2581"
+_OTHER = "[other]"
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)
 }
 """How byte-level tokenizers (GPT-2 and its heirs) spell bytes that are no printable character."""
+
+
+_Description = dict[str, Any]
+"""A tokenizer file as JSON."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,8 @@ class TokenCodec:
 
     def __init__(self, tokenizer_json: str, *, special: Iterable[str] = ()) -> None:
         """`special`: tokens that the model names (bos, eos, pad), which are never plain text."""
-        description = parts.whole_text_rules_off(json.loads(tokenizer_json))
-        control = parts.control_tokens(description, frozenset(special))
+        description = _whole_text_rules_off(json.loads(tokenizer_json))
+        control = _control_tokens(description, frozenset(special))
         self.hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.added_ids = frozenset(int(row["id"]) for row in control)
         """Ids that only a template or the policy may write."""
@@ -67,15 +73,13 @@ class TokenCodec:
                 "This tokenizer can't be used safely."
             )
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
-        self._full = parts.tokenizer_of(description)
-        self._text = parts.without_control_tokens(description, self.added_ids)
-        inside = parts.inside_a_text(description)
-        self._full_inside = self._full if inside == description else parts.tokenizer_of(inside)
-        self._text_inside = (
-            self._text if inside == description else parts.without_control_tokens(inside, self.added_ids)
-        )
+        self._full = _tokenizer_of(description)
+        self._text = _without_control_tokens(description, self.added_ids)
+        inside = _inside_a_text(description)
+        self._full_inside = self._full if inside == description else _tokenizer_of(inside)
+        self._text_inside = self._text if inside == description else _without_control_tokens(inside, self.added_ids)
         self._control_ids = [int(row["id"]) for row in control]
-        self._finder = parts.only_control_tokens(description, control)
+        self._finder = _only_control_tokens(description, control)
         self.vocab_size: int = self._full.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
@@ -138,7 +142,7 @@ class TokenCodec:
             return bytes(_BYTE_OF[character] for character in written)
         if match := _BYTE_TOKEN.fullmatch(written):
             return bytes([int(match[1], 16)])
-        return written.replace(parts.SENTENCEPIECE_SPACE, " ").encode()
+        return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text for people and parsers, control tokens visible. Unknown ids are left out."""
@@ -147,15 +151,6 @@ class TokenCodec:
     def token_id(self, token: str) -> int | None:
         found: int | None = self._full.token_to_id(token)
         return found
-
-    def first_of(self, ids: Iterable[int], text: str) -> tuple[int, int] | None:
-        """The first token of template text that is one of `ids`, and the character offset it ends at."""
-        wanted = frozenset(ids)
-        encoding = self._full.encode(text, add_special_tokens=False)
-        for token, (_, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token in wanted:
-                return token, end
-        return None
 
     def boundary(self, text: str, at: int) -> int:
         """The last border between tokens of template text at or before character `at`."""
@@ -168,10 +163,110 @@ def _firsts(encoding: Encoding) -> npt.NDArray[np.int32]:
     return np.maximum.accumulate(np.array([first for first, _ in encoding.offsets], np.int32))
 
 
-def storable(text: str) -> str:
-    """The text with U+FFFD for half characters, which neither a tokenizer nor a database can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _LONE_SURROGATE.sub("\ufffd", text)
-    return text
+def _whole_text_rules_off(description: _Description) -> _Description:
+    """Without what is no part of a text: special tokens around it, truncation, padding, dropout, stripping decoders."""
+    found = {**description, "truncation": None, "padding": None, "post_processor": None}
+    found["model"] = {**found["model"]}
+    if found["model"].get("dropout") is not None:
+        found["model"]["dropout"] = None
+    return _each_part(found, "decoder", "decoders", _without_first_space)
+
+
+def _inside_a_text(description: _Description) -> _Description:
+    """For a text that has another one before it: what is put in front of the first word of a text alone is not."""
+    return _each_part(description, "pre_tokenizer", "pretokenizers", _behind_the_first)
+
+
+def _control_tokens(description: _Description, special: Collection[str]) -> list[dict[str, Any]]:
+    """The added tokens, special or not, but for those that stand for plain text.
+
+    White space carries no control, nor does the unknown token, which plain text turns into, or a single character that
+    is not special. A token of `special`, the model's own by name, is none of these.
+    """
+    model = description["model"]
+    unknown = {model.get("unk_token")}
+    if isinstance(model["vocab"], list) and model.get("unk_id") is not None:
+        unknown.add(model["vocab"][model["unk_id"]][0])
+    rows = []
+    for row in description["added_tokens"]:
+        content = str(row["content"])
+        blank = content.replace(_SENTENCEPIECE_SPACE, " ").isspace()
+        letter = len(content) == 1 and not row.get("special")
+        if content in special or not (blank or letter or content in unknown):
+            rows.append(row)
+    return rows
+
+
+def _without_control_tokens(description: _Description, control: Collection[int]) -> Tokenizer:
+    """The tokenizer, ignorant of control tokens: as added tokens, vocabulary entries and merge results.
+
+    Leaving them in the vocabulary would be a way in: merges can spell them, and `ignore_merges` looks words up whole.
+    """
+    model = dict(description["model"])
+    plain = [row for row in description["added_tokens"] if row["id"] not in control]
+    if isinstance(model["vocab"], dict):
+        removed = {token for token, token_id in model["vocab"].items() if token_id in control}
+        model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
+        # An added token outside the vocabulary would be numbered anew; as an entry it keeps its id.
+        model["vocab"].update({row["content"]: row["id"] for row in plain})
+        if removed and "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]
+    else:
+        model["vocab"] = _pieces_without(model["vocab"], plain, control)
+    return _tokenizer_of({**description, "added_tokens": plain, "model": model})
+
+
+def _only_control_tokens(description: _Description, control: Sequence[Mapping[str, Any]]) -> Tokenizer:
+    """The tokenizer that numbers these control tokens from 1, and takes all that stands between them for one word."""
+    model = {"type": "WordLevel", "vocab": {_OTHER: 0}, "unk_token": _OTHER}
+    added = [{**row, "id": number} for number, row in enumerate(control, 1)]
+    return _tokenizer_of({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})
+
+
+def _pieces_without(
+    vocabulary: Sequence[Sequence[Any]], plain: Sequence[Mapping[str, Any]], control: Collection[int]
+) -> list[list[Any]]:
+    """Unigram's list of pieces, where the place is the id; plain added tokens behind its end keep theirs."""
+    worst = min((score for _, score in vocabulary), default=0.0) - 100.0
+    size = max([len(vocabulary), *(row["id"] + 1 for row in plain)])
+    pieces = [list(row) for row in vocabulary] + [["", worst] for _ in range(size - len(vocabulary))]
+    for row in plain:
+        if row["id"] >= len(vocabulary):
+            pieces[row["id"]] = [row["content"], worst]
+    return [["", score] if place in control else [piece, score] for place, (piece, score) in enumerate(pieces)]
+
+
+def _each_part(description: _Description, kind: str, parts: str, change: Any) -> _Description:
+    component = description.get(kind)
+    if component is None:
+        return description
+    rows = component[parts] if component["type"] == "Sequence" else [component]
+    kept = [row for row in map(change, rows) if row is not None]
+    return {**description, kind: {"type": "Sequence", parts: kept} if kept else None}
+
+
+def _without_first_space(decoder: dict[str, Any]) -> dict[str, Any] | None:
+    """Decoders take the space of the first word away again, which stands inside a text here."""
+    if decoder["type"] == "Strip" and decoder.get("content") == " ":
+        return None
+    return _never_first(decoder)
+
+
+def _behind_the_first(component: dict[str, Any]) -> dict[str, Any]:
+    return _never_first(component) if component.get("prepend_scheme") == "first" else component
+
+
+def _never_first(component: dict[str, Any]) -> dict[str, Any]:
+    if component["type"] == "Metaspace":
+        rest = {key: value for key, value in component.items() if key != "add_prefix_space"}
+        return {**rest, "prepend_scheme": "never"}
+    return {**component, "add_prefix_space": False} if "add_prefix_space" in component else component
+
+
+def _tokenizer_of(description: _Description) -> Tokenizer:
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def _mentioned(merge: str | Sequence[str]) -> tuple[str, str, str]:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left, right, left + right

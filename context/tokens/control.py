@@ -1,4 +1,4 @@
-"""Which sampled tokens are kept out of training: whole turns, and stretches within a reply."""
+"""The training sequences of an episode while they grow, and which sampled tokens are kept out of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
 from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import TokenSequence, pieces
+from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, pieces
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,12 @@ class TrainingControl:
 
     def _black_out(self, mask: npt.NDArray[np.bool_], ids: Sequence[int], codec: TokenCodec) -> None:
         spelled = list(pieces(ids, codec))
-        ends = np.cumsum([len(text) for _, _, text in spelled])
         whole = "".join(text for _, _, text in spelled)
+        piece_of = [piece for piece in spelled for _ in piece[2]]  # of each character
         for wanted in self.blackout:
             start = whole.find(wanted)
             if start >= 0:
-                overlapping = slice(
-                    int(np.searchsorted(ends, start, side="right")),
-                    int(np.searchsorted(ends, start + len(wanted), side="left")) + 1,
-                )
-                for first, last, _ in spelled[overlapping]:
-                    mask[first:last] = True
+                mask[piece_of[start][0] : piece_of[start + len(wanted) - 1][1]] = True
 
 
 def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
@@ -71,3 +66,43 @@ def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTa
         name = LLM_DO_NOT_TRAIN if known else discarded(authors.name(int(code)))
         codes[at & (codes == code)] = authors.code(name)
     return replace(tokens, authors=codes)
+
+
+class OpenSegment:
+    """What was shown and sampled in one unbroken stretch: each prompt extends the one before."""
+
+    def __init__(self, prompt: TokenSequence, hinted: TokenSequence | None, *, reason: SegmentReason) -> None:
+        """The first prompt as it is trained; if the policy sees another one, with a hint, that too."""
+        self.reason: SegmentReason = reason
+        self.behavior_context: BehaviorContext = "plain" if hinted is None else "hinted"
+        self.has_replies = False
+        self._ids: list[int] = (prompt if hinted is None else hinted).token_ids.tolist()
+        self._parts: list[tuple[TokenSequence, int | None]] = [(prompt, None)]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """All that the policy has seen and said here."""
+        return list(self._ids)
+
+    def show(self, tokens: TokenSequence, *, turn: int | None = None) -> None:
+        self._parts.append((tokens, turn))
+        self._ids += tokens.token_ids.tolist()
+
+    def say(self, tokens: TokenSequence, *, turn: int | None) -> None:
+        """Append a reply. None: it belongs to no turn."""
+        if self.behavior_context == "hinted":
+            tokens = replace(tokens, behavior_log_probs=np.full(len(tokens), np.nan, np.float32))
+        self.show(tokens, turn=turn)
+        self.has_replies = True
+
+    def closed(self, control: TrainingControl, num_turns: int, authors: AuthorTable) -> Segment:
+        parts = [
+            tokens
+            if turn is None or control.trains(turn, num_turns)
+            else withhold(tokens, np.ones(len(tokens), bool), authors)
+            for tokens, turn in self._parts
+        ]
+        return Segment(TokenSequence.concatenate(parts), self.reason, self.behavior_context)

@@ -84,7 +84,7 @@ class Segment:
     tokens: TokenSequence
     reason: SegmentReason = "clean"
     """Why it was begun: `clean` for the first one; the template or the strategy rewrote what was shown before; `fork`
-    for a question about the context. One that goes on after a question has the reason of the one it continues."""
+    for a question about the context."""
     behavior_context: BehaviorContext = "plain"
     """In sight of what tokens were sampled. hinted: of a hint that is not here; relabelled: of another conversation, of
     which this is the end. Their log-probs are unknown then."""

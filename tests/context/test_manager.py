@@ -13,13 +13,11 @@ from context import (
     AuthorTable,
     ContextManager,
     Message,
-    Renderer,
     choose_parser,
     default_authors,
     loss_mask,
     response_mask,
 )
-from tests.fakes.conversations import increment
 from tests.fakes.families import Family, families, family
 
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -91,8 +89,7 @@ def test_length_stopped_reply_gets_no_end_token(model: Family) -> None:
 
 def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None:
     table = AuthorTable([*default_authors().authors, Author("judge", False, False, shown=False)])
-    stops = frozenset({model.end_id})
-    renderer = Renderer(model.codec, model.template, authors=table, stop_ids=stops)
+    renderer = model.renderer(authors=table)
     for author in ("judge", "memory(discard)"):
         context = ContextManager(renderer, choose_parser("hermes", ""), max_tokens=4000)
         context.begin([*START, Message("user", "secret", author)], ())
@@ -101,12 +98,11 @@ def test_message_of_a_hidden_author_is_kept_and_not_shown(model: Family) -> None
 
 
 def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
-    long = manager(model)
+    long, ids, result = manager(model), sampled(model, model.call), Message("user", "78", "env")
     long.begin(START, ())
-    ids = sampled(model, model.call)
-    reply = long.record_reply(ids, log_probs(ids), policy_version=0)
-    result = Message("user", "78", "env")
-    full = len(long.prompt_ids) + len(increment(model.renderer(), reply.message, [result], opening=START))
+    long.record_reply(ids, log_probs(ids), policy_version=0)
+    long.observe([result])
+    full = len(long.prompt_ids)
     for max_tokens, fits in ((full + 1, True), (full, False), (full - 1, False)):
         context = manager(model, max_tokens=max_tokens)
         context.begin(START, ())
@@ -124,12 +120,9 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
     [
         ([], [], 0, "token_ids must hold 1 to [0-9]+ tokens .*, got 0"),
         ([30] * 5000, [-1.0] * 5000, 0, "token_ids must hold 1 to [0-9]+ tokens .*, got 5000"),
-        ([30, -1], [-1.0, -1.0], 0, "token_ids must not be negative, got -1"),
         ([30, 31], [-1.0], 0, r"log_probs must have one entry per token \(2\), got 1"),
         ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
         ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
-        ([30], [-1.0], -1, "policy_version must not be negative, got -1"),
-        ([30, 31], [-1.0, -1.0], (3, -1), "policy_version must not be negative, got -1"),
         ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_versions must have one entry per token \(2\), got 3"),
     ],
 )

@@ -10,18 +10,9 @@ import numpy as np
 from context import ContextManager, Message, Renderer, Reply, Segment, TokenSequence, ToolCall, loss_mask, response_mask
 from context.authors import ENV, HISTORY, TEMPLATE
 from context.parse import KnownReply
-from context.templates.rendering.reply_end import Sampled
+from context.templates.chat_template import LOOKUP
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "description": "Look up a record.",
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
-        },
-    }
-]
+TOOLS = [LOOKUP]
 
 
 class ScriptedParser(KnownReply):
@@ -143,14 +134,3 @@ def texts(segment: Segment, renderer: Renderer, author: str) -> str:
 
 
 ASKED = (Message("user", "What is asked?"),)
-
-
-def increment(
-    renderer: Renderer, reply: Message, added: Sequence[Message], *, opening: Sequence[Message] = ASKED
-) -> TokenSequence:
-    """What follows a reply that ended in one of the renderer's stop tokens."""
-    before = renderer.render(opening, ())
-    grown = renderer.render([*opening, reply, *added], (), after=before)
-    found = renderer.increment(before, grown, Sampled("", min(renderer.stop_ids)))
-    assert found is not None, "the template rewrites what was shown"
-    return found

@@ -49,9 +49,11 @@ class Family:
         assert token is not None
         return token
 
-    def renderer(self, authors: AuthorTable | None = None) -> Renderer:
-        ends = frozenset({self.end_id})
-        return Renderer(self.codec, self.template, authors=authors or default_authors(), stop_ids=ends)
+    def renderer(self, source: str | None = None, authors: AuthorTable | None = None) -> Renderer:
+        """The family's vocabulary, with another template if a source is given."""
+        template = self.template if source is None else ChatTemplate(source, {})
+        stop_ids = frozenset({self.end_id})
+        return Renderer(self.codec, template, authors=authors or default_authors(), stop_ids=stop_ids)
 
     def tool_result(self, content: str) -> Message:
         return Message("tool", content, author="env", name="lookup")

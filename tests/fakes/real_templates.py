@@ -4,7 +4,6 @@ written here after the models' documentation, where no package has the family.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from context import Author, AuthorTable, Renderer, default_authors
-from context.templates.model_files import ModelFiles, from_template
+from context.templates.model_files import BUILT_IN_TEMPLATES, ModelFiles, from_template, template_source
 from context.templates.template_report import check_template
 
 PACKAGES = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
@@ -25,6 +24,7 @@ _NAMED = {"axolotl/command_a": _COHERE, "axolotl/command_a_rag": _COHERE, "axolo
 """Where the model's own names of special tokens matter: the template writes a header behind every end of turn."""
 SIX = (*("trl/llama3_1", "trl/qwen3", "trl/deepseekv3", "trl/gemma4_v5", "trl/gptoss", "written/mistral_v0_3"),)
 """What tests go through by default, with these kinds of tokenizers; `make soak` goes through all."""
+BUILT_IN = tuple(f"built_in/{name}" for name in BUILT_IN_TEMPLATES)
 KINDS = ("byte_bpe", "sp_legacy")
 REPRESENTATIVE = (
     *SIX,
@@ -47,15 +47,12 @@ SPEAKERS = (
 )
 """Registered authors: a trained and an untrained one that speak in the policy's place, and one that looks on."""
 AUTHORS = AuthorTable([*default_authors().authors, *SPEAKERS])
-_SOURCE = re.compile(r"\{#- Source: (.*?[.:,] )", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class RealTemplate:
     name: str
     """The package and the file's own name."""
-    source: str
-    """The distribution it comes with, or the documentation it was written after."""
     text: str
     special_tokens: Mapping[str, str] = field(default_factory=lambda: dict(SPECIAL_TOKENS))
     """What the template is given by name, as `tokenizer_config.json` has it."""
@@ -65,7 +62,8 @@ class RealTemplate:
 def real_templates() -> tuple[RealTemplate, ...]:
     """All of them, in a fixed order: none patched for training, no text twice."""
     found: dict[str, RealTemplate] = {}
-    for template in (*_packaged(), *_written()):
+    built_in = (RealTemplate(f"built_in/{name}", template_source(name)) for name in BUILT_IN_TEMPLATES)
+    for template in (*_packaged(), *_written(), *built_in):
         found.setdefault(template.text, template)
     return tuple(found.values())
 
@@ -83,15 +81,13 @@ def _packaged() -> Iterator[RealTemplate]:
             if not path.stem.endswith("_training"):
                 name = f"{package}/{path.stem}"
                 text = path.read_text(encoding="utf-8")
-                yield RealTemplate(name, package, text, _NAMED.get(name, SPECIAL_TOKENS))
+                yield RealTemplate(name, text, _NAMED.get(name, SPECIAL_TOKENS))
 
 
 def _written() -> Iterator[RealTemplate]:
     for path in sorted(WRITTEN_HERE.glob("*.jinja")):
         text = path.read_text(encoding="utf-8").removesuffix("\n")
-        named = _SOURCE.match(text)
-        assert named is not None, f"{path.name} must name its source in its first line"
-        yield RealTemplate(f"written/{path.stem}", named[1].rstrip(".:, "), text)
+        yield RealTemplate(f"written/{path.stem}", text)
 
 
 @cache

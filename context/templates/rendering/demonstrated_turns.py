@@ -79,10 +79,12 @@ def _end(marked: str, start: int, prompt: str, ended: str, codec: TokenCodec, st
         end_of_reply = start
         tail = ended.removeprefix(prompt)
         tail = tail.rpartition(content)[2] if content else tail
-    stop = codec.first_of(stop_ids, marked[end_of_reply : marks.next_begin(marked, end_of_reply)])
-    expected = codec.first_of(stop_ids, tail)
-    if stop is not None and expected is not None and stop[0] == expected[0]:
-        return end_of_reply + stop[1]
+    behind = marked[end_of_reply : marks.next_begin(marked, end_of_reply)]
+    stop, expected = (
+        next((found for found in codec.controls(text) if found.token in stop_ids), None) for text in (behind, tail)
+    )
+    if stop is not None and expected is not None and stop.token == expected.token:
+        return end_of_reply + stop.end
     return end_of_reply + len(tail) if marked.startswith(tail, end_of_reply) else end_of_reply
 
 
@@ -106,8 +108,8 @@ def written_reply(
     `template` marks its own control tokens. Some open a thought in the prompt and leave thoughts out of what was said:
     there the reply closes it.
     """
-    prompt = Written(template.render_rows(rows[:-1], generation_prompt=True))
-    whole = Written(template.render_rows(rows, generation_prompt=False))
+    prompt = Written(template.render(rows[:-1], generation_prompt=True))
+    whole = Written(template.render(rows, generation_prompt=False))
     said = whole.rest(prompt) or _behind_another_prompt(template, rows, codec, prompt, whole)
     ends = [found.token for found in codec.controls(said.text) if inner(said.text, found) in said.own]
     if not stop_ids & {*ends}:
@@ -124,7 +126,7 @@ def _behind_another_prompt(
     opened = prompt.text.rfind(_THINK)
     if opened >= 0:
         shared = min(shared, opened)
-    before = Written(template.render_rows(rows[:-1], generation_prompt=False)).text
+    before = Written(template.render(rows[:-1], generation_prompt=False)).text
     if shared <= len(before) < len(prompt.text):
         raise RenderError(
             "chat template must begin a reply as it does when it asks for one, got one that does not. "
@@ -151,7 +153,7 @@ def _next_header(template: ChatTemplate, rows: Sequence[Row], whole: str, codec:
         if "id" in calls[0]:
             following["tool_call_id"] = calls[0]["id"]
     try:
-        grown = Written(template.render_rows([*rows, following], generation_prompt=False)).text
+        grown = Written(template.render([*rows, following], generation_prompt=False)).text
     except RenderError:
         return ""
     kept = rows[-1]["content"]

@@ -14,12 +14,12 @@ from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
+from context.messages import Change
 from context.templates.chat_template import CALLED, LOOKUP, ChatTemplate, RenderError
-from context.templates.rendering.contents import Leaf
 from context.templates.rendering.marks import BREAK, Written, inner, own
 from context.tokens.codec import Control, TokenCodec
 
-Again = Callable[[Leaf], str | None]
+Again = Callable[[Change], str | None]
 """The whole rendering with this done to each content and name; None where it changes none."""
 _Place = tuple[str, str, str]
 """What stands before a control token, the token, and what stands behind it."""
@@ -39,10 +39,10 @@ def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:
     found = template.marking(mark)
     for rows, tools in _PROBES:
         try:
-            text = template.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)
+            text = template.render(rows, tools=tools, generation_prompt=True, now=_NOW)
         except RenderError:
             continue
-        if Written(found.render_rows(rows, tools=tools, generation_prompt=True, now=_NOW)).text != text:
+        if Written(found.render(rows, tools=tools, generation_prompt=True, now=_NOW)).text != text:
             raise RenderError(
                 "chat template must write its control tokens whole, got one that cuts, measures or escapes them. Set "
                 "context.template: hermes (or llama3, mistral, a .jinja file)."

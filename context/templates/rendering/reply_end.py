@@ -75,9 +75,12 @@ def reply_end(
             "chat template must end a turn of tool calls with one of the stop tokens, got one that does not. "
             "Add its end of turn to the stop tokens."
         )
-    if sampled.stop == found.token or (sampled.stop is not None and _ends_by_itself(text, found, ended)):
+    if sampled.stop is None:
+        return found.first, None
+    last = None if sampled.stop == found.token else ended(None)
+    if last is None or last.startswith(text[: found.end].rstrip()):  # it closes the reply
         return found.end, found
-    return found.first, None  # it opens the next turn, or nobody sampled it
+    return found.first, None  # it opens the next turn
 
 
 def _written_otherwise(
@@ -99,7 +102,10 @@ def _written_otherwise(
         changed = bool(ends) or not _bare(text).startswith(_bare(last))
     else:
         last_stop = last[min(ends) :] if ends else stops[found.token]
-        changed = not _is_same(last[: min(ends, default=len(last))], text[: found.first], reply, sampled)
+        as_last, now = _bare(last[: min(ends, default=len(last))]), _bare(text[: found.first])
+        opening = as_last.removesuffix(now)  # an empty thought that nobody said
+        unsaid = reply.reasoning is None and opening != as_last and not _bare(sampled.text).startswith(opening)
+        changed = as_last != now and not unsaid
         changed |= sampled.stop not in (None, found.token) and not last_stop.startswith(stops[found.token])
     return changed or any(first_place(last, missing) for missing in shown.missing)
 
@@ -110,20 +116,6 @@ def _as_last(reply: Message, ended: Ended) -> str | None:
         if thinking is not None and _THOUGHT in thinking:
             return thinking.replace(_THOUGHT, "")
     return ended(None)
-
-
-def _is_same(last: str, now: str, reply: Message, sampled: Sampled) -> bool:
-    """Whether both are one reply, white space aside, and aside from an empty thought that nobody said."""
-    last, now = _bare(last), _bare(now)
-    opening = last.removesuffix(now)
-    unsaid = reply.reasoning is None and opening != last and not _bare(sampled.text).startswith(opening)
-    return last == now or unsaid
-
-
-def _ends_by_itself(text: str, found: Control, ended: Ended) -> bool:
-    """Whether the stop token closes the reply, rather than opens what follows."""
-    last = ended(None)
-    return last is None or last.startswith(text[: found.end].rstrip())
 
 
 def _written_until(text: str, sampled: str) -> int:

@@ -75,7 +75,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     looking = ["stats", "ls", "show", "lineage", "tasks", "mix"]
     changing = ["import", "prune", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
-    context = {"context", "context check", "context show"}
+    context = {"context", "context check"}
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
     environments = {"env", "env check", "env play"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments

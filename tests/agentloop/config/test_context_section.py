@@ -17,7 +17,7 @@ from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import stop_strings
-from context import Author, ChatTemplate, Message
+from context import Author, ChatTemplate
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
@@ -138,7 +138,7 @@ def test_arguments_reach_the_template_of_the_loaded_model(tmp_path: Path) -> Non
     template.write_text(template.read_text() + "{{ mood }}")
     values = {"model": {"path": str(folder)}, "context": {"template_args": {"mood": "calm"}}}
     loaded = load_policy(RunConfig.model_validate(values), folder)
-    assert loaded.template.render([Message("user", "x")], generation_prompt=True).endswith("calm")
+    assert loaded.template.render([{"role": "user", "content": "x"}], generation_prompt=True).endswith("calm")
     assert loaded.fingerprint["template"] != load_model(ModelSection(), folder).fingerprint["template"]
 
 

@@ -17,6 +17,7 @@ from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
 from context import Message, TokenSequence, default_authors, loss_mask, response_mask
+from context.messages import to_template
 from context.parse import choose_parser
 from context.strategies import Hint, Linear, Memory, Strategy
 
@@ -89,7 +90,8 @@ def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loade
 def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedModel) -> None:
     for conversation in itertools.islice(demonstrations(THINKING, seed=3), 10):
         (tokens,) = demonstrator(loaded).sequences(conversation)
-        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
+        rows = list(map(to_template, conversation))
+        rendered = loaded.template.render(rows, tools=FACTORY.tools, generation_prompt=False)
         assert "<think>next is" in rendered or "<think>see is" in rendered
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
         trained = trained_text(loaded, tokens)

@@ -45,7 +45,7 @@ class Dialect:
 
     def written(self, reply: dict[str, Any]) -> str:
         """What stands behind the prompt, with what the prompt opened for the reply, without the end of the turn."""
-        whole = self.chat_template.render_rows([USER, reply], generation_prompt=False)
+        whole = self.chat_template.render([USER, reply], generation_prompt=False)
         prompt = _prompt(self.template)
         same = next(n for n in range(len(prompt), 0, -1) if whole.startswith(prompt[:n]))
         tag = prompt.rfind("<", 0, same)  # the templates' own prompts leave none open
@@ -61,7 +61,9 @@ CODER = {"parser": "qwen3_coder", "ends": QWEN_ENDS, "unspeakable": ("</function
 DIALECTS = [
     Dialect("hermes", "qwen2_5", QWEN_ENDS, thinks=False),
     Dialect("hermes", "qwen3", QWEN_ENDS),
+    Dialect("hermes", "built_in/hermes", QWEN_ENDS),
     Dialect("llama3_json", "llama3_1", ("<|eot_id|>",), parallel=1, beside=False, thinks=False),
+    Dialect("llama3_json", "built_in/llama3", ("<|eot_id|>",)),
     Dialect("pythonic", "lfm2_v2", QWEN_ENDS, thinks=False, plain_names=True),
     Dialect("pythonic", "written/llama4_pythonic", ("<|eot|>",), beside=False, plain_names=True),
     Dialect(template="nemotron_3_nano", **CODER),
@@ -70,6 +72,7 @@ DIALECTS = [
     Dialect("glm", "glm4moe", (), unspeakable=("<arg_key>", "</tool_call>")),
     Dialect("mistral", "written/mistral_v0_3", ("</s>",), ids="{:09d}", beside=False, thinks=False),
     Dialect("mistral", "written/mistral_v11", ("</s>",), thinks=False),
+    Dialect("mistral", "built_in/mistral", ("</s>",)),
     Dialect("deepseek", "deepseekv3", ("<｜end▁of▁sentence｜>",), thinks=False),
     Dialect("deepseek", "written/deepseek_v31", ("<｜end▁of▁sentence｜>",)),
     Dialect("kimi", "written/kimi_k2", ("<|im_end|>",), ids="functions.{name}:{}", thinks=False),
@@ -132,7 +135,7 @@ _WORDS = ["pearl", "é", "日本", "🙂", "true", "\\n", *"\n\t\"'\\{}[],:3 <>"
 
 @cache
 def _prompt(name: str) -> str:
-    return model(name).template.render_rows([USER], generation_prompt=True)
+    return model(name).template.render([USER], generation_prompt=True)
 
 
 def drawn_reply(dialect: Dialect, chance: random.Random) -> dict[str, Any]:
@@ -196,6 +199,3 @@ def _text(dialect: Dialect, chance: random.Random) -> str:
 
 def _sentence(chance: random.Random) -> str:
     return " ".join(chance.choices(["Let", "me", "see", "é", "日本", "78.", "pearl"], k=chance.randint(1, 5)))
-
-
-NUMBERS = ["0x" + "f" * 3700, "9" * 4400, "1e999", "NaN", "\\ud800", "\ud800"]

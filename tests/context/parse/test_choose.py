@@ -39,14 +39,6 @@ def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:
     assert chosen(template(source)) == "nemotron"
 
 
-def test_call_is_cut_at_the_stop_text() -> None:
-    # A turn that ends in words: only whoever knows the stop text knows that they are no part of the call.
-    gptoss = template(model("gptoss").template.source.replace("<|call|>", " over and out"))
-    with pytest.raises(ValueError, match="no built-in parser reads"):
-        choose_parser("auto", gptoss)
-    assert chosen(gptoss, stop_texts=[" over", "</s>"]) == "harmony"
-
-
 def test_dialect_that_nobody_reads_is_named_with_its_example() -> None:
     source = real_template("written/granite_3").text.replace("<|tool_call|>", "<|begin_call|>")
     with pytest.raises(

@@ -9,7 +9,7 @@ import zlib
 import pytest
 
 from context.parse import PARSERS, Reply
-from tests.context.parse.dialects import DIALECTS, NUMBERS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
+from tests.context.parse.dialects import DIALECTS, ONE_CALL, SECTION, Dialect, drawn_reply, hermes, tools_of
 
 COMMENT = "<|channel|>commentary<|message|>"
 CONVERSATIONS = 200
@@ -60,16 +60,7 @@ def test_text_behind_a_call_is_forgiven(name: str) -> None:
     assert read(name, text).message.content == kept.get(name, "")
 
 
-@pytest.mark.parametrize("name", [name for name in ONE_CALL if name not in ("pythonic",)])
-def test_names_hold_slashes_and_colons(name: str) -> None:
-    longer = "mcp/files:read.it-2"
-    text = ONE_CALL[name]
-    for around in ('"f"', "functions.f", "=f>", ">f\n", "call:f", "]f[", "begin｜>f<", ": f\n"):
-        text = text.replace(around, around.replace("f", longer) if around[:2] != "fu" else f"functions.{longer}")
-    assert calls(name, text) == [(longer, {"a": 1})]
-
-
-@pytest.mark.parametrize("number", [*NUMBERS[:2], "0o" + "7" * 5000, "0b" + "1" * 20000])
+@pytest.mark.parametrize("number", ["0x" + "f" * 3700, "9" * 4400, "0o" + "7" * 5000, "0b" + "1" * 20000])
 @pytest.mark.parametrize("name", ONE_CALL)
 def test_numbers_that_nothing_can_write_down_are_malformed_or_text(name: str, number: str) -> None:
     text = ONE_CALL[name].replace("1", number) if name != "kimi" else ONE_CALL[name].replace(": 1", f": {number}")
@@ -95,6 +86,7 @@ def test_json_calls_are_read_in_every_common_form(text: str, arguments: dict[str
     assert calls("hermes", f"<tool_call>{text}</tool_call>") == [("f", arguments)]
     assert calls("llama3_json", text) == [("f", arguments)]
     assert calls("mistral", f"[TOOL_CALLS][{text}]") == [("f", arguments)]
+    assert calls("pythonic", "[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
 
 
 @pytest.mark.parametrize(
@@ -115,19 +107,9 @@ def test_calls_stand_behind_or_beside_text(name: str, text: str, content: str, c
     assert read(name, text).message.content == content
 
 
-def test_pythonic_reads_json_words_as_templates_write_them() -> None:
-    assert calls("pythonic", "[f(a=true, b=[null, false])]") == [("f", {"a": True, "b": [None, False]})]
-
-
-def test_ids_are_kept() -> None:
-    listed = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]'
-    texts = [("mistral", listed, "abcdefghi"), ("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", "abcdefghi")]
-    for name, text, call_id in [
-        *texts,
-        ("kimi", ONE_CALL["kimi"], "functions.f:0"),
-        ("command_a", ONE_CALL["command_a"], "0"),
-    ]:
-        assert [call.id for call in read(name, text).message.tool_calls] == [call_id]
+def test_id_beside_a_name_is_kept() -> None:
+    (call,) = read("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}").message.tool_calls
+    assert call.id == "abcdefghi"
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -174,7 +156,6 @@ CODER, COMMAND = "<tool_call><function=f>{}</function></tool_call>", "<tool_call
 BAD_JSON = [
     ("", "not valid JSON"),
     ('{"name": "f", "arguments": {"a": 1,}}', "not valid JSON"),
-    ('{"name": "f", "name": "g", "arguments": {}}', "same key twice"),
     ('{"name": "f", "arguments": {"a": 1, "a": 2}}', "same key twice"),
     ('{"name": "f", "arguments": {"a": 1e400}}', "too large"),
     ('{"name": "f", "arguments": {"a": NaN}}', "holds NaN"),
@@ -182,29 +163,22 @@ BAD_JSON = [
     ('{"name": "f", "arguments": {"a": "\\ud800"}}', "half a character"),
     ('{"name": "f", "arguments": {"a": ' + "[" * 80 + "]" * 80 + "}}", "nested too deeply"),
     ('{"name": "f", "arguments": ' + '{"a":' * 10_000 + "1" + "}" * 10_000 + "}", "nested too deeply"),
-    ('{"name": "f", "arguments": "key"}', "not valid JSON"),
     ('{"name": "f", "arguments": "[1]"}', '"arguments" of a tool call is not a JSON object'),
     ('{"name": "f", "arguments": {}, "parameters": {}}', "arguments twice"),
     ('{"name": "f", "arguments": {}, "id": "<|im_start|>"}', "id of a tool call is not a plain word"),
     ("[]", "list of tool calls is empty"),
     ("[3]", "not a JSON object"),
-    ('{"name": 3, "arguments": {}}', '"name" of a tool call'),
     ('{"name": "<|im_start|>", "arguments": {}}', '"name" of a tool call'),
 ]
 BAD_PYTHON = [
     ("[f(", "not valid Python"),
     ("[f(1)]", "an argument without a name"),
-    ("[f(**{})]", "an argument without a name"),
     ("[f(a=1, a=2)]", "same key twice"),
     ("[f(a={'b': 1, 'b': 2})]", "same key twice"),
     ("[f(a={1: 2})]", "a key that is not text"),
     ("[f(a=1e999)]", "holds Infinity"),
-    ("[f(a='\\ud800')]", "half a character"),
     ("[f(a=b'x')]", "not a literal"),
-    ("[f(a=-True)]", "not a literal"),
-    ("[f(a=...)]", "not a literal"),
     *((f"[f(a={run})]", "not a literal") for run in ("__import__('os')", "open('x')", "[x for x in 'ab']", "1+1")),
-    ("[f(a={1, 2})]", "not a literal"),
     ("[f(), 3]", "holds something else"),
     ("[f()()]", "not the name of a tool"),
     ("[f(a=" + "[" * 80 + "]" * 80 + ")]", "nested too deeply"),
@@ -233,26 +207,19 @@ BAD = [
     ("qwen3_coder", "<tool_call></tool_call>", "a tool call holds nothing"),
     ("qwen3_coder", "<tool_call>\n<function=f>\n", "a tool call is not closed"),
     ("qwen3_coder", "<tool_call>f</tool_call>", "a tool call has no name in its tag"),
-    ("qwen3_coder", "<tool_call><function=a b></function></tool_call>", "is not the name of a tool"),
     ("qwen3_coder", CODER.format("<parameter=a>1"), "an argument of a tool call is not closed"),
     ("qwen3_coder", CODER.format("<parameter=a>1</parameter>" * 2), "the same key twice"),
-    ("qwen3_coder", "so</tool_call>", "closed that was never opened"),
     ("glm", COMMAND.format("<arg_key>a</arg_key><arg_value>1"), "an argument of a tool call is not closed"),
-    ("minimax", "<minimax:tool_call><invoke name=f></invoke></minimax:tool_call>", "no name in its tag"),
     ("mistral", "[TOOL_CALLS]f[ARGS][1]", "is not a JSON object"),
     ("mistral", "[TOOL_CALLS]f[CALL_ID]<s>[ARGS]{}", "id of a tool call is not a plain word"),
-    ("deepseek", SECTION.format(""), "the section of tool calls is empty"),
+    ("deepseek", SECTION.format(""), "a tool call holds nothing"),
     ("deepseek", SECTION.format("f{}"), "does not begin with its tag and a name"),
     ("deepseek", ONE_CALL["deepseek"][: -len("<｜tool▁calls▁end｜>")], "a tool call is not closed"),
-    ("deepseek", ONE_CALL["deepseek"][len("<｜tool▁calls▁begin｜>") :], "closed that was never opened"),
     ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "outside of the section"),
     ("kimi", ONE_CALL["kimi"].replace("functions.f:0", "call_1"), "is not functions.NAME:INDEX"),
     ("gemma", "<|tool_call>f{}<tool_call|>", 'does not begin with "call:"'),
     ("gemma", "<|tool_call>call:f{a:1}", "a tool call is not closed"),
     ("gemma", "<|tool_call>call:f[1]<tool_call|>", "is not an object"),
-    ("gemma", "<|tool_call>call:f{a:x}<tool_call|>", "is not valid JSON"),
-    ("gemma", "<|tool_call>call:f{a:1,a:2}<tool_call|>", "the same key twice"),
-    ("gemma", "78<tool_call|>", "closed that was never opened"),
     ("harmony", "<|channel|>final", "a message does not begin with its channel"),
     ("harmony", " to=functions.f<|channel|>commentary json<|message|>{} so", "a tool call is not closed"),
     ("phi4_mini", ONE_CALL["granite"], "a tool call is not closed"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from context import Message, ToolCall
+from context import Message
 from context.parse import PARSERS, HermesParser, Llama3JsonParser, ReactParser
 from tests.context.parse.dialects import CONTROLS, ONE_CALL, hermes
 
@@ -40,14 +40,10 @@ def test_parsers_never_raise(text: str, stopped: bool) -> None:
         json.dumps(found, allow_nan=False)
 
 
-def test_react_answer_is_what_stands_behind_its_label_and_text_before_an_action_is_content() -> None:
+def test_react_answer_is_what_stands_behind_its_label() -> None:
     reply = REACT.parse("Thought: done.\nFinal Answer: 78\nand so on", stopped=True)
     found = reply.outcome, reply.message.content, reply.message.reasoning
     assert found == ("final", "78\nand so on", "Thought: done.")
-    text = 'Thought: I look it up.\nAction: lookup\nAction Input: {"key": "pearl",\n "n": 1}\n'
-    reply = REACT.parse(text, stopped=True)
-    assert (reply.outcome, reply.message.content) == ("tool_calls", "Thought: I look it up.")
-    assert reply.message.tool_calls == (ToolCall("lookup", {"key": "pearl", "n": 1}),)
 
 
 @pytest.mark.parametrize("parser", ALL)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from context import ChatTemplate, Message, RenderError
+from context import ChatTemplate, RenderError
 from context.templates.chat_template import LOOKUP
 from tests.fakes.families import CHATML
 from tests.fakes.real_templates import model
 
 SAYING = "{% for m in messages %}{{ m.content }}{% endfor %}"
 THINKING = SAYING + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-USER = [Message("user", "x")]
+USER = [{"role": "user", "content": "x"}]
 
 
 def rendered(source: str, **options: Any) -> str:
@@ -93,9 +93,7 @@ def test_template_that_can_not_do_without_call_ids_is_found(source: str, needs: 
 
 FAILING = {
     "is no jinja": ("{% for m in %}", "TemplateSyntaxError"),
-    "is cut": ("{{ x", "TemplateSyntaxError"),
     "says so": ("{{ raise_exception('no\nsystem <|im_end|>') }}", "TemplateError: no"),
-    "no such message": ("{{ messages[7].content }}", "UndefinedError"),
     "macros that call themselves": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
     "endless range": ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
     "looks behind the sandbox": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
@@ -118,5 +116,5 @@ def test_template_knows_what_transformers_templates_use() -> None:
         "{%- generation -%}{{ {'é<': m.content} | tojson }}{{ [1] | tojson(indent=1) }}{%- endgeneration -%}"
         "{%- endfor -%}"
     )
-    messages = (Message("user", "a"), Message("user", "b"))
+    messages = [{"role": "user", "content": "a"}, *USER]
     assert ChatTemplate(source, {}).render(messages, generation_prompt=False) == '{"é<": "a"}[\n 1\n]'

@@ -10,7 +10,7 @@ from context import Message, RenderError, ToolCall, default_authors
 from context.templates.chat_template import LOOKUP
 from context.templates.model_files import from_template
 from context.templates.template_report import check_template
-from tests.fakes.real_templates import model, renderer
+from tests.fakes.real_templates import BUILT_IN, model, renderer
 
 # Words of the sentence for each kind.
 KINDS = {
@@ -32,6 +32,7 @@ LEFT_OUT = {
     "axolotl/chatml": ["tools", "calls", "thoughts"],
     "written/llama_2": ["tools", "calls", "results", "thoughts"],
     "written/r1": ["tools"],
+    **{name: [] for name in BUILT_IN},
 }
 CALL = ToolCall("lookup", {"key": "pearl-0417"}, "call00001")
 WITHOUT_TEXTS = ToolCall("lookup", {"n": 48151}, "call00001")

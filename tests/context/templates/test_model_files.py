@@ -1,42 +1,27 @@
-"""What is read of a model's folder: its template, a built-in one or a person's, and what ends a reply by it.
-
-Built-in templates only append, show everything, are read back by their parser, and are transformers' text.
-"""
+"""What is read of a model's folder: its template, a built-in one or a person's, and what ends a reply by it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from context import (
     ChatTemplate,
-    Message,
     RenderError,
     TokenCodec,
-    ToolCall,
-    choose_parser,
-    default_authors,
     load_model_files,
 )
-from context.authors import LLM
-from context.messages import to_template
-from context.templates.chat_template import LOOKUP
 from context.templates.model_files import (
-    BUILT_IN_TEMPLATES,
     from_template,
     spelled_controls,
     stop_tokens,
     template_source,
     train_tokenizer,
 )
-from context.templates.template_report import check_template
 from tests.fakes.families import CHATML, family
-from tests.fakes.real_templates import AUTHORS, model
+from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
 
 TOOL_USE = "{{ '<|im_start|>' }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 NAMED = [{"name": "rag", "template": "x"}, {"name": "default", "template": CHATML}]
@@ -55,48 +40,34 @@ def model_folder(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("written", ["file", "config", "named"])
-def test_model_folder_is_read_without_the_model(folder: Path, written: str) -> None:
+@pytest.mark.parametrize("layout", ["file", "config", "named", "named, and files"])
+def test_model_folder_is_read_in_every_layout_without_the_model(folder: Path, layout: str) -> None:
     config: dict[str, object] = {"eos_token": {"content": "<|im_end|>"}}
-    if written != "file":
+    if layout != "file":
         (folder / "chat_template.jinja").unlink()
-        config["chat_template"] = CHATML if written == "config" else NAMED
+        tool_use = TOOL_USE if layout == "named" else "superseded by the file"
+        config["chat_template"] = CHATML if layout == "config" else [*NAMED, {"name": "tool_use", "template": tool_use}]
+    if layout == "named, and files":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text('{"eos_token_id": [-1, true, "x", 3]}')  # no token has most of these
     files = load_model_files(folder)
-    assert files.template.source == CHATML
+    assert (files.template.source, files.template.tool_use) == (CHATML, TOOL_USE if "named" in layout else None)
     assert files.codec.hash == family("chatml").codec.hash
     assert files.stop_ids == {3, family("chatml").end_id}
-    assert files.renderer(default_authors(), ("Observation:",)).stop_strings == ("Observation:",)
-
-
-@pytest.mark.parametrize("written", ["config", "file", "both"])
-def test_template_for_tools_is_found_in_every_layout(folder: Path, written: str) -> None:
-    if written != "file":
-        (folder / "chat_template.jinja").unlink()
-        rows = [*NAMED, {"name": "tool_use", "template": TOOL_USE if written == "config" else "superseded by the file"}]
-        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": rows}))
-    if written != "config":
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
-    template = load_model_files(folder).template
-    assert (template.source, template.tool_use) == (CHATML, TOOL_USE)
 
 
 def test_template_file_comes_before_the_configuration_and_a_given_one_before_both(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": "x"}]}))
     assert load_model_files(folder).template.source == CHATML
-    (folder / "chat_template.jinja").unlink()
-    files = load_model_files(folder, template="hermes")
-    assert files.template.source == template_source("hermes")
-    assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
-
-
-def test_template_is_given_by_name_by_path_or_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jinja"
-    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert template_source(str(path)) == template_source(path.read_text()) == path.read_text()
-    assert "<tool_call>" in template_source("hermes")
+    path = folder / "mine.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    mine = path.read_text()
+    for given, source in (("hermes", template_source("hermes")), (str(path), mine), (mine, mine)):
+        files = load_model_files(folder, template=given)
+        assert files.template.source == source
+        assert {files.codec.decode([token]) for token in files.stop_ids} == {"<|im_end|>"}
 
 
 def test_arguments_are_the_templates(folder: Path) -> None:
@@ -159,124 +130,39 @@ def test_given_template_that_does_not_fit_is_refused(
         load_model_files(model_folder(tmp_path, vocabulary), template=given)
 
 
-BUILT_IN = [("hermes", "chatml", "hermes"), ("llama3", "llama3", "llama3_json"), ("mistral", "mistral", "mistral")]
-"""Each with a vocabulary that it fits, and the parser of its calls."""
-CALLS = (ToolCall("lookup", {"key": 'a "pearl", é', "n": 3, "more": {"see": [1, None]}}), ToolCall("lookup", {}))
-CONVERSATION = (
-    Message("system", "Be careful.", "initialization"),
-    Message("user", "Which code?"),
-    Message("assistant", "I look it up.", LLM, CALLS, reasoning="A record."),
-    Message("tool", '{"next": "arrow"}', "env", name="lookup"),
-    Message("tool", "12", "env", name="lookup"),
-    Message("assistant", "78.", LLM, reasoning=""),
-    Message("user", "And now?"),
-)
-REPLIES = {
-    "answer": Message("assistant", "78.", LLM),
-    "thought": Message("assistant", "78.", LLM, reasoning="Which\nrecord?"),
-    "call": Message("assistant", "", LLM, CALLS[:1]),
-    "call without arguments": Message("assistant", "", LLM, CALLS[1:]),
-    "parallel calls": Message("assistant", "", LLM, CALLS),
-    "text and calls": Message("assistant", "I look it up.", LLM, CALLS),
-    "thought and calls": Message("assistant", "", LLM, CALLS, reasoning="A record."),
-    "everything": CONVERSATION[2],
-}
-
-
 def test_mistral_closes_what_it_opens_wherever_a_system_message_stands() -> None:
-    system, user = Message("system", "s", "initialization"), Message("user", "u")
+    system, user = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
     for messages in ([system], [user, system], [system, system, user], [system, user], [user, system, user]):
         text = from_template(template_source("mistral")).template.render(messages, generation_prompt=True)
         assert text.count("[INST]") == text.count("[/INST]") > 0
         assert text.endswith("[/INST]")
 
 
-@pytest.mark.parametrize(("name", "vocabulary", "parser"), BUILT_IN)
-def test_built_in_template_only_appends_and_leaves_nothing_out(name: str, vocabulary: str, parser: str) -> None:
-    report = check_template(from_template(template_source(name)))
-    assert {case.state for case in report.cases} == {"append_only"}
-    assert [case.details for case in report.cases if case.details] == []
-    assert report.hidden == ()
-    assert report.parser == parser
-
-
-@pytest.mark.parametrize("tools", [[], [LOOKUP]], ids=["plain", "tools"])
-@pytest.mark.parametrize(("name", "vocabulary", "parser"), BUILT_IN)
-def test_prompts_are_those_of_transformers(
-    tmp_path: Path, name: str, vocabulary: str, parser: str, tools: list[dict[str, Any]]
-) -> None:
-    made = family(vocabulary)
-    reference = PreTrainedTokenizerFast(
-        tokenizer_object=made.tokenizer, chat_template=template_source(name), **made.special_tokens
-    )
-    renderer = load_model_files(model_folder(tmp_path, made.name), template=name).renderer(AUTHORS)
-    for end in range(2, len(CONVERSATION) + 1):
-        shown = [replace(row, author="history") if row.author == LLM else row for row in CONVERSATION[:end]]
-        ids = renderer.initial(shown, tools).token_ids.tolist()
-        rows = [to_template(row) for row in shown]
-        expected = reference.apply_chat_template(rows, tools=tools or None, add_generation_prompt=True, tokenize=True)
-        assert expected["input_ids"] == ids
-
-
-@pytest.mark.parametrize("reply", REPLIES)
-@pytest.mark.parametrize("name", BUILT_IN_TEMPLATES)
-def test_written_replies_are_read_back(name: str, reply: str) -> None:
-    files = from_template(template_source(name))
-    *said, stop = files.renderer(AUTHORS).reply(REPLIES[reply])
-    assert stop in files.stop_ids
-    read = choose_parser("auto", files.template, tools=[LOOKUP]).parse(files.codec.decode(said), stopped=True)
-    assert read.message == REPLIES[reply]
-
-
-PHI_4_MINI = (
-    "{% for m in messages %}{{ '<|' + m.role + '|>' }}"
-    "{% if m.tool_calls %}{{ '<|tool_call|>' + (m.tool_calls | tojson) + '<|/tool_call|>' }}{% endif %}"
-    "{{ m.content + '<|end|>' }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt else '<|endoftext|>' }}"
-)
-ALWAYS_PROMPTED = (  # ToolACE, Command R7B: the generation prompt stands there whether it is asked for or not
-    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ '[' + c.function.name + (c.function.arguments | tojson) + ']' }}{% endfor %}"
-    "{{ '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}"
-)
-WRAPPED = (
-    "{% for m in messages %}{{ '<|START_OF_TURN|>' + m.role }}"
-    "{% if m.tool_calls %}<|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>"
-    "{% else %}{{ '<|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}{% endif %}<|END_OF_TURN|>{% endfor %}"
-    "<|START_OF_TURN|>assistant"
-)
+SAYING = "{% for m in messages %}{{ m.role + m.content }}<|end|>{% endfor %}"
+COMMAND_R7B, COHERE_EOS = real_template("written/command_r7b").text, "<|END_OF_TURN_TOKEN|>"
 CALLING = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
     "{% endfor %}{{ '<|call|>' if m.tool_calls else '<|end|>' }}{% endfor %}"
 )
 
 
-def found(source: str, *declared: str, tool_use: str | None = None) -> set[str]:
-    written = source + (tool_use or "")
-    added = list(dict.fromkeys([*spelled_controls(written), "<|user|>", "<|system|>", "<|tool|>", *declared]))
-    codec = TokenCodec(train_tokenizer(written.splitlines(), added).to_str())
-    ids = [token for token in map(codec.token_id, declared) if token is not None]
-    template = ChatTemplate(source, {}, tool_use=tool_use)
-    return {codec.decode([token]) for token in stop_tokens(template, codec, ids)}
-
-
 @pytest.mark.parametrize(
-    ("source", "declared", "stops"),
+    ("source", "tool_use", "stops"),
     [
-        (PHI_4_MINI, (), {"<|end|>"}),
-        (PHI_4_MINI, ("<|endoftext|>",), {"<|end|>"}),
-        (PHI_4_MINI, ("<|end|>", "<|endoftext|>"), {"<|end|>"}),
-        (ALWAYS_PROMPTED, (), {"<|eot_id|>"}),
-        (WRAPPED, ("<|END_OF_TURN|>",), {"<|END_OF_TURN|>"}),
-        ("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", (), set()),
-        ("{{ raise_exception('never') }}", (), set()),
+        (SAYING, CALLING, {"<|end|>", "<|call|>"}),
+        (SAYING.replace("<|end|>", ""), None, set()),
+        ("{{ raise_exception('never') }}", None, set()),
+        (COMMAND_R7B, None, {COHERE_EOS}),  # writes the next header whether it is asked for or not
     ],
 )
-def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
-    source: str, declared: tuple[str, ...], stops: set[str]
+def test_stops_are_the_declared_ones_and_those_of_the_template_for_tools(
+    source: str, tool_use: str | None, stops: set[str]
 ) -> None:
-    assert found(source, *declared) == stops
-    plain = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
-    assert found(plain, tool_use=CALLING) == {"<|end|>", "<|call|>"}
+    codec = TokenCodec(train_tokenizer([SAYING], spelled_controls(SAYING + CALLING + COMMAND_R7B)).to_str())
+    eos = codec.token_id(COHERE_EOS)
+    assert eos is not None
+    found = stop_tokens(ChatTemplate(source, SPECIAL_TOKENS, tool_use=tool_use), codec, [eos])
+    assert {codec.decode([token]) for token in found} == stops
 
 
 @pytest.mark.parametrize(
@@ -290,6 +176,7 @@ def test_stops_are_the_end_of_turn_and_nothing_of_the_prompt_behind_it(
         ("phi3", {"<|end|>"}),
         ("qwen3", {"<|im_end|>"}),
         ("smolvlm", {"<end_of_utterance>"}),
+        ("written/phi_4_mini", {"<|end|>"}),
     ],
 )
 def test_stops_of_real_templates_are_those_and_the_models_eos(name: str, stops: set[str]) -> None:

@@ -10,24 +10,21 @@ import pytest
 
 from context import ContextManager, Message, RenderError, ToolCall, default_authors, loss_mask
 from context.parse import KnownReply
-from context.strategies import (
-    Append,
-    Arrangement,
-    ClipToolResults,
-    History,
-    Linear,
-    LinearThink,
-    SlidingWindow,
-    Strategy,
-)
+from context.strategies import ClipToolResults, Linear, LinearThink, SlidingWindow, Strategy
+from context.strategies.protocol import Append, Arrangement, History
 from context.templates.chat_template import LOOKUP
-from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, real_template, real_templates
+from tests.fakes.real_templates import BUILT_IN, KINDS, REPRESENTATIVE, SIX, real_template, real_templates
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
 CASES = [
     *((name, kind) for name in SIX for kind in KINDS),
-    *(pytest.param(row.name, "byte_bpe", marks=pytest.mark.soak) for row in real_templates() if row.name not in SIX),
+    *((name, "byte_bpe") for name in BUILT_IN),
+    *(
+        pytest.param(row.name, "byte_bpe", marks=pytest.mark.soak)
+        for row in real_templates()
+        if row.name not in (*SIX, *BUILT_IN)
+    ),
     *(
         pytest.param(name, kind, marks=pytest.mark.soak)
         for kind in tokenizer_kinds()
@@ -154,6 +151,6 @@ def test_prompts_of_real_templates_are_what_transformers_writes_and_reads(name: 
         play(model, "long", strategy)
 
 
-@pytest.mark.parametrize("name", SIX)
+@pytest.mark.parametrize("name", (*SIX, *BUILT_IN))
 def test_most_prompts_are_compared(name: str) -> None:
     assert sum(play(made(name, "byte_bpe"), conversation, Linear()) for conversation in CONVERSATIONS) >= 12

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from context import ChatTemplate, Message, Renderer, RenderError, TokenCodec, ToolCall, default_authors
+from context import Message, RenderError, TokenCodec, ToolCall, default_authors
+from context.messages import to_template
 from context.templates.rendering.contents import with_thought
-from tests.fakes.conversations import ASKED, increment
+from tests.fakes.conversations import ASKED
 from tests.fakes.families import Family, families, family
 
 CONVERSATION = (
@@ -19,20 +20,11 @@ CONVERSATION = (
     Message("assistant", "The code is 78.", "initialization"),
     Message("user", "  And of coral? \n"),
 )
-CALLED = Message("assistant", "", "llm", (ToolCall("lookup", {"key": "pearl"}),))
 
 
 @pytest.fixture(params=families())
 def model(request: pytest.FixtureRequest) -> Family:
     return family(request.param)
-
-
-def renderer_of(source: str) -> Renderer:
-    """ChatML's vocabulary with another template."""
-    model = family("chatml")
-    return Renderer(
-        model.codec, ChatTemplate(source, {}), authors=default_authors(), stop_ids=frozenset({model.end_id})
-    )
 
 
 def by_author(model: Family, tokens, author: str) -> str:
@@ -55,18 +47,9 @@ def test_initial_prompt_has_an_author_per_token(model: Family) -> None:
     assert by_author(model, tokens, "llm") == ""
 
 
-def test_increment_after_chatml_reply_begins_with_the_newline_the_template_writes() -> None:
-    model = family("chatml")
-    added = increment(model.renderer(), CALLED, [model.tool_result("78")])
-    text = "\n<|im_start|>user\n<tool_response>\n78\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert model.codec.decode(added.token_ids.tolist()) == text
-    assert by_author(model, added, "env") == "78"
-    assert by_author(model, added, "template") == text.replace("78", "", 1)
-
-
 def test_conversation_keeps_the_time_it_began_at() -> None:
     source = "{{ strftime_now('%f') }}{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
-    renderer = renderer_of(source)
+    renderer = family("chatml").renderer(source)
     before = renderer.render(ASKED, ())
     grown = renderer.render([*ASKED, Message("assistant", "hi", "llm"), Message("user", "more")], (), after=before)
     assert grown.written.text.startswith(before.written.text)
@@ -83,10 +66,11 @@ def test_conversation_keeps_the_time_it_began_at() -> None:
 )
 def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> None:
     model = family("chatml")
-    renderer = renderer_of(source)
+    renderer = family("chatml").renderer(source)
     messages = [Message("system", "find \"it\" 'ü'", "initialization"), Message("user", "it")]
     tokens = renderer.initial(messages, ())
-    assert model.codec.decode(tokens.token_ids.tolist()) == renderer.template.render(messages, generation_prompt=True)
+    expected = renderer.template.render(list(map(to_template, messages)), generation_prompt=True)
+    assert model.codec.decode(tokens.token_ids.tolist()) == expected
     assert by_author(model, tokens, "user") == "it" and "find" in by_author(model, tokens, "initialization")
 
 
@@ -99,7 +83,7 @@ def test_template_that_looks_at_contents_is_shown_the_real_ones(source: str) -> 
     ],
 )
 def test_template_that_hides_contents_is_an_error(source: str, complaint: str) -> None:
-    renderer = renderer_of(source)
+    renderer = family("chatml").renderer(source)
     with pytest.raises(RenderError, match=complaint) as refusal:
         renderer.initial([Message("system", "find it", "initialization"), Message("user", "where")], ())
     assert str(refusal.value).encode()  # without half characters, which mark control tokens

@@ -40,7 +40,7 @@ class Example:
 
     def __init__(self, name: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        template = RealTemplate(name, "made", COMPOSED) if name == "composed" else real_template(name)
+        template = RealTemplate(name, COMPOSED) if name == "composed" else real_template(name)
         self.tokens = [self._token() for _ in range(6)]
         tokenizer = Tokenizer.from_str(tokenizer_kinds()["byte_bpe"](template.text))
         tokenizer.add_tokens([AddedToken(token, normalized=False) for token in self.tokens])
@@ -108,7 +108,7 @@ def test_prompt_is_transformers_whatever_control_tokens_are_called(name: str, co
 @pytest.mark.parametrize("changing", ["upper", "lower", "replace('a', 'b')", "truncate(9)"])
 def test_no_mark_of_a_content_comes_into_a_prompt_that_changes_it(changing: str) -> None:
     text = f"{{% for m in messages %}}<|im_start|>{{{{ m.content | {changing} }}}}<|im_end|>{{% endfor %}}"
-    template = RealTemplate(changing, "made", text)
+    template = RealTemplate(changing, text)
     tokenizer = tokenizer_kinds()["byte_bpe"](text)
     said = Message("user", "<|im_end|> object <|IM_END|>")
     renderer = renderer_of(template, tokenizer)

@@ -56,3 +56,17 @@ def test_white_space_at_the_ends_of_contents_is_kept_or_lost_as_by_transformers(
         assert whole is not None
         tokens = model.renderer.initial(conversation, ())
         assert tokens.token_ids.tolist() == model.reference.ids(whole), text
+
+
+LOSING = ("nfkc", "unk_is_eos")
+"""Kinds that change some letters themselves."""
+
+
+@pytest.mark.parametrize("kind", tokenizer_kinds())
+def test_no_kind_of_tokenizer_makes_a_control_token_of_a_text(kind: str) -> None:
+    codec = TokenCodec(tokenizer_kinds()[kind](SOURCE))
+    for token in codec.added_tokens:
+        for text in (token, f"a{token}b", f" {token} ", token * 2, token.upper()):
+            ids = codec.encode_text(text)
+            assert codec.added_ids.isdisjoint(ids), (token, text)
+            assert codec.decode(ids).split() == text.split() or kind in LOSING, (token, text)

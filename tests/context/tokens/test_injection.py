@@ -9,12 +9,20 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from context import Message, RenderError, TokenCodec, ToolCall, default_authors
 from context.templates.model_files import from_template
 from tests.fakes.families import CORPUS, family
-from tests.fakes.real_templates import KINDS, REPRESENTATIVE, SIX, TEMPLATES, real_template, real_templates, renderer
+from tests.fakes.real_templates import (
+    KINDS,
+    REPRESENTATIVE,
+    SIX,
+    TEMPLATES,
+    real_template,
+    real_templates,
+    renderer,
+)
 from tests.fakes.template_reference import Subject, subject
 from tests.fakes.tokenizer_kinds import tokenizer_kinds
 
@@ -250,19 +258,11 @@ def test_control_id_from_content_is_an_error_in_production(monkeypatch: pytest.M
         codec.encode_text("a?")
 
 
-def trained(model: models.Model, trainer: trainers.Trainer) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator([*CORPUS, "<tool> <s>"], trainer)
-    return tokenizer
-
-
 def test_merges_that_spell_an_added_token_are_no_way_in() -> None:
     # Converted SentencePiece files hold merges for every piece, control pieces among them.
-    tokenizer = trained(
-        models.BPE(unk_token="<unk>"), trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False)
-    )
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(special_tokens=["<unk>"], show_progress=False))
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
     description = json.loads(tokenizer.to_str())
     vocabulary = description["model"]["vocab"]
@@ -283,17 +283,6 @@ def test_word_of_the_vocabulary_that_is_a_control_token_too_is_text_of_other_tok
     assert codec.encode("pearl") == [control]
     ids = codec.encode_text("pearl")
     assert control not in ids and codec.decode(ids) == "pearl"
-
-
-def test_unigram_pieces_that_are_control_tokens_are_no_way_in() -> None:
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<unk>", "<s>", "<tool>"], unk_token="<unk>", show_progress=False
-    )
-    codec = TokenCodec(trained(models.Unigram(), trainer).to_str())
-    assert codec.encode("<tool>") == [codec.token_id("<tool>")]
-    ids = codec.encode_text("pearl<tool><s>")
-    assert codec.added_ids.isdisjoint(ids)
-    assert codec.decode(ids).replace(" ", "") == "pearl<tool><s>"
 
 
 def test_added_white_space_is_text_and_keeps_its_id() -> None:

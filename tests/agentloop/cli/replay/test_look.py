@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import unicodedata
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from agentloop.cli.replay.look import token_view
+from context import TokenSequence, default_authors
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.locate import is_folder_of_runs, newest_run_folder, place
@@ -20,6 +26,7 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.databases import Databases
+from tests.fakes.families import family
 from tests.fakes.records import (
     RUN,
     SHORT,
@@ -233,3 +240,28 @@ def test_newest_run_is_the_one_whose_buffer_was_last_written(
     assert newest_run_folder(tmp_path) == tmp_path / newest
     assert is_folder_of_runs(tmp_path)
     assert not any(is_folder_of_runs(tmp_path / name) for name in (newest, "notes", "nowhere"))
+
+
+TABLE = default_authors()
+
+
+def sequence(text: str, author: str, log_prob: float = np.nan) -> TokenSequence:
+    tokens = TokenSequence.constant(family("chatml").codec.encode_text(text), TABLE.code(author))
+    return replace(tokens, behavior_log_probs=np.full(len(tokens), log_prob, np.float32))
+
+
+def test_view_underlines_only_trained_tokens() -> None:
+    parts = [sequence("ab", "env"), sequence("ab", "llm", -1.0), sequence("ab", "llm(do_not_train)", -1.0)]
+    view = token_view(TokenSequence.concatenate(parts), TABLE, family("chatml").codec)
+    underlined = {view.plain[span.start : span.end] for span in view.spans if "underline" in str(span.style)}
+    heads = [line for line in view.plain.splitlines() if "·" in line]
+    assert underlined == {"ab"} or underlined == {"a", "b"}
+    assert [line.rsplit(" · ")[-1] for line in heads] == ["not sampled", "trained", "sampled, not trained"]
+
+
+def test_view_writes_out_what_would_act_on_a_terminal() -> None:
+    text = "a\x1b[31mred\r\u202egnp\x07 [bold]b[/bold]"
+    shown = sequence(text, "env")
+    out = io.StringIO()
+    Console(file=out, width=200, force_terminal=False).print(token_view(shown, TABLE, family("chatml").codec))
+    assert "a<U+001B>[31mred<U+000D><U+202E>gnp<U+0007> [bold]b[/bold]" in out.getvalue()

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from context import (
-    ChatTemplate,
     ContextManager,
     Message,
     Renderer,
@@ -68,7 +67,6 @@ def test_turn_in_the_policys_place_is_its_authors_up_to_the_stop_token(name: str
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("qwen2_5", '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'),
         ("qwen3", '<tool_call>\n{"name": "lookup", "arguments": {"key": "pearl"}}\n</tool_call><|im_end|>'),
         ("llama3_1", '{"name": "lookup", "parameters": {"key": "pearl"}}<|eot_id|>'),
         ("gptoss", ' to=functions.lookup<|channel|>commentary json<|message|>{"key": "pearl"}<|call|>'),
@@ -195,9 +193,7 @@ def test_template_without_a_place_for_a_turn_can_not_be_spoken_through(
     model = family("chatml")
 
     def spoken(source: str, messages: tuple[Message, ...]) -> str:
-        stops = frozenset({model.end_id})
-        made = Renderer(model.codec, ChatTemplate(source, {}), authors=AUTHORS, stop_ids=stops)
-        tokens = made.initial(messages, ())
+        tokens = model.renderer(source, AUTHORS).initial(messages, ())
         return model.codec.decode(tokens.token_ids[at(tokens, EDIT)].tolist())
 
     with pytest.raises(RenderError, match=complaint):

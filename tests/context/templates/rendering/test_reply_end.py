@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context import ChatTemplate, Message, Renderer, default_authors
+from context import Message, Renderer
 from context.templates.rendering.reply_end import Sampled
 from tests.fakes.conversations import ASKED
 from tests.fakes.families import family
@@ -46,9 +46,7 @@ def test_reply_without_a_thought_is_extended_though_its_template_writes_an_empty
 
 
 def with_ids(marked: str) -> Renderer:
-    model = family("chatml")
-    template = ChatTemplate(_TURNS.replace("MARKED", marked), {})
-    return Renderer(model.codec, template, authors=default_authors(), stop_ids=frozenset({model.end_id}))
+    return family("chatml").renderer(_TURNS.replace("MARKED", marked))
 
 
 @pytest.mark.parametrize("content", ["hi", ""])
