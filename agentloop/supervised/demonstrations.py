@@ -5,25 +5,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
+from context import AuthorTable, RenderError, TokenSequence, loss_mask
 from context.messages import shown_messages
-from context.parse import KnownReply
-from context.strategies import CONTEXT_FULL
 from context.templates.hidden_parts import hidden_tools
 from replay.errors import ReplayError
 from replay.exchange.files import lines
-from replay.exchange.openai_chat import Conversation, read_line
+from replay.exchange.openai_chat import Conversation, TooLong, read_line, recorded
 from replay.exchange.row_format import BadRow
 
 _CORPUS_CONVERSATIONS = 4000
@@ -47,10 +43,6 @@ class Demonstrations:
     """Fields of the file that were not looked at."""
 
 
-class _TooLong(Exception):
-    """A conversation does not fit the context."""
-
-
 class DemonstrationReader:
     """Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown."""
 
@@ -65,11 +57,12 @@ class DemonstrationReader:
         found = Demonstrations()
         for place, line, conversation in _conversations(path, key, found.ignored):
             try:
-                with _named(place):
-                    sequences = self._sequences(conversation)
-            except _TooLong:
+                sequences = self._sequences(conversation)
+            except TooLong:
                 found.too_long += 1
                 continue
+            except (BadRow, RenderError, ValueError) as error:
+                raise UserError(f"{place}: {error}") from error
             found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
         if not found.read:
             limit = self._config.context.max_tokens
@@ -80,50 +73,25 @@ class DemonstrationReader:
         return found
 
     def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
-        given, section = KnownReply(), self._config.context
-        control = section.training_control()
-        shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
-        context = ContextManager(
-            self._renderer,
-            given,
-            max_tokens=section.max_tokens,
-            strategy=self._strategy,
-            control=replace(control, discard_turns=(*control.discard_turns, *shown)),
-            strict=section.strict,
-        )
-        context.begin(conversation.opening, conversation.tools)
+        section = self._config.context
         if conversation.tools and not section.allow_hidden_tools:
             opening, described = shown_messages(conversation.opening, self._authors), section.parser != "auto"
             problem = hidden_tools(self._renderer.template, conversation.tools, opening, described=described)
             if problem is not None:
                 raise BadRow(problem)
-        for reply, answers in conversation.turns:
-            given.message = reply.message
-            ids = self._renderer.reply(reply.message)
-            if len(ids) > context.room:
-                raise _TooLong
-            context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
-            if answers:
-                self._observe(context, answers)
+        context = recorded(
+            conversation,
+            self._renderer,
+            max_tokens=section.max_tokens,
+            strategy=self._strategy,
+            control=section.training_control(),
+            strict=section.strict,
+        )
         sequences = [segment.tokens for segment in context.segments()]
         trained = [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
         if not trained:
             raise BadRow("conversation must hold a token that context lets be trained, got none.")
         return trained
-
-    def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
-        stopped = context.observe(answers)
-        if stopped == CONTEXT_FULL:
-            raise _TooLong
-        if stopped is not None:
-            raise BadRow(
-                f"conversation must fit the chat template and context.strategy, got {stopped}: {context.problem}"
-            )
-        if context.question:
-            raise UserError(
-                f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
-                f"{self._config.context.strategy}. Set context.strategy: linear."
-            )
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:
@@ -143,17 +111,10 @@ def _conversations(path: Path, key: str, ignored: Counter[str]) -> Iterator[tupl
     try:
         for number, line in enumerate(lines(path), 1):
             if line.strip():
-                with _named(f"{path}:{number}"):
+                try:
                     found = read_line(line, ignored)
+                except (BadRow, RenderError, ValueError) as error:
+                    raise UserError(f"{path}:{number}: {error}") from error
                 yield f"{path}:{number}", line, found
     except (ReplayError, BadRow) as error:
         raise UserError(f"{key} must be a readable .jsonl file, got {str(path)!r}: {error}") from error
-
-
-@contextmanager
-def _named(place: str) -> Iterator[None]:
-    """Name the line of which something within can't be used."""
-    try:
-        yield
-    except (BadRow, RenderError, ValueError) as error:
-        raise UserError(f"{place}: {error}") from error

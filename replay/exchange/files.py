@@ -21,20 +21,23 @@ JSONL = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
 MOST_LINE = 32 << 20
 """Bytes of one JSONL line: a trajectory of about a million tokens."""
-_AT_ONCE = 1 << 16
+ROWS_AT_ONCE = 64
+_BYTES_AT_ONCE = 8 << 20
+"""Bytes of rows that are in memory together; never less than a row."""
+_PIECE = 1 << 16
 
 
 class ExchangeError(ReplayError):
     """A file that can't be read or written; nothing has been stored."""
 
 
-def batched(rows: Iterable[_Row], size: Callable[[_Row], int], *, most: int, room: int) -> Iterator[list[_Row]]:
-    """At most so many rows at a time, and as many as there is room for, but never less than one."""
+def batched(rows: Iterable[_Row], size: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """The rows in parts that fit in memory and in one transaction; `size` says the bytes of each row."""
     batch: list[_Row] = []
     taken = 0
     for row in rows:
         mine = size(row)
-        if batch and (len(batch) == most or taken + mine > room):
+        if batch and (len(batch) == ROWS_AT_ONCE or taken + mine > _BYTES_AT_ONCE):
             yield batch
             batch, taken = [], 0
         batch.append(row)
@@ -149,7 +152,7 @@ def _checked(line: bytearray) -> bytes:
 def _pieces(raw: IO[bytes], *, is_packed: bool) -> Iterator[bytes]:
     stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed else raw
     try:
-        while piece := stream.read(_AT_ONCE):
+        while piece := stream.read(_PIECE):
             yield piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadRow(f"contents must unpack, got a damaged or cut file ({str(error).splitlines()[0]}).") from None

@@ -14,9 +14,8 @@ from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
-def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> int:
-    """The rows to `target`, packed as the ending of `path` says; how many."""
-    count = 0
+def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> None:
+    """The rows to `target`, packed as the ending of `path` says."""
     with packed(path, target) as stream:
         for bundle in bundles:
             line = line_of(bundle)
@@ -26,8 +25,6 @@ def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable
                     f"{bundle.trajectory.id}. Export Parquet, or leave it out."
                 )
             stream.write(line + b"\n")
-            count += 1
-    return count
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:

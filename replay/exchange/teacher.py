@@ -14,21 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from context.authors import AuthorTable
-from context.manager import ContextManager
-from context.messages import Message, content_hash
-from context.parse import KnownReply
+from context.messages import content_hash
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from context.templates.render import Renderer
-from context.tokens.control import TrainingControl
-from context.tokens.token_sequence import Segment
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
+from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line, recorded
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
@@ -41,12 +37,14 @@ from replay.records import (
     TrajectoryRecord,
     group_of,
     group_statistics,
+    stored_setting,
 )
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _ENDLESS = 1 << 30
+_Value = TypeVar("_Value")
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
 """Advantages of a group by its rewards; True: divided by their standard deviation."""
@@ -146,10 +144,7 @@ def import_chat(
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
         chat.render_to(spool, progress)
-        if not skip_bad:
-            report.refuse_bad()
-        rows = partial(chat.placed, spool)
-        import_rows(store, rows, report, source=name, skip_bad=skip_bad, progress=progress)
+        import_rows(store, partial(chat.placed, spool), report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 
@@ -202,9 +197,8 @@ class _ChatFile:
             member, seen[task] = seen[task], seen[task] + 1
             group, advantages = self._group(bundle.group)
             self._report.without_signal += advantages[member] == 0.0
-            record = replace(bundle.trajectory.record, member=member, advantage=advantages[member])
-            whole = replace(bundle, trajectory=replace(bundle.trajectory, record=record), group=group)
-            yield f"{self._path}:{number}", whole
+            row = bundle.with_record(member=member, advantage=advantages[member])
+            yield f"{self._path}:{number}", replace(row, group=group)
 
     def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
         """The group as it is with all members, and the advantage of each."""
@@ -212,9 +206,9 @@ class _ChatFile:
             rewards = [reward for reward, _ in self._members[group.task]]
             whole = replace(group, **group_statistics(self._members[group.task]))
             given = self._teaching.advantage
-            normalise = self._setting("advantage", "normalise_std", True)
+            normalise = self._setting("advantage.normalise_std", bool)
             if normalise is None:
-                normalise = self._teaching.run.config.get("algorithm", "grpo") in ("grpo", "ppo")
+                normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
             made = self._teaching.group_advantages(rewards, normalise) if given is None else [given] * len(rewards)
             self._groups[group.id] = whole, made
         return self._groups[group.id]
@@ -223,10 +217,15 @@ class _ChatFile:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
-        segments, messages = self._trained_turns(conversation, refused)
+        context = recorded(
+            conversation,
+            self._renderer,
+            max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
+            log_probs=partial(self._log_probs, refused),
+        )
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
-        threshold = self._setting("rollout", "success_reward", 1.0)
-        success = reward >= threshold if conversation.success is None else conversation.success
+        threshold = self._setting("rollout.success_reward", float)
+        reached = reward >= (1.0 if threshold is None else threshold)
         called = conversation.turns[-1][0].message.tool_calls
         record = TrajectoryRecord(
             id=_identify(self._run.id, number),
@@ -238,7 +237,7 @@ class _ChatFile:
             member=0,
             source=SOURCE,
             reward=reward,
-            success=success,
+            success=reached if conversation.success is None else conversation.success,
             advantage=0.0,
             stop_reason=str(StopReason.CALLED_LAST if called else StopReason.ANSWERED),
             num_turns=len(conversation.turns),
@@ -250,7 +249,7 @@ class _ChatFile:
             environment=ENVIRONMENT,
             environment_version="1",
         )
-        trajectory = Trajectory(record, segments, messages)
+        trajectory = Trajectory(record, context.segments(), context.messages)
         return Bundle(
             trajectory,
             group_of([trajectory]),
@@ -259,29 +258,7 @@ class _ChatFile:
             (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
         )
 
-    def _trained_turns(
-        self, conversation: Conversation, refused: Counter[str]
-    ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
-        given = KnownReply()
-        untrained = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
-        context = ContextManager(
-            self._renderer,
-            given,
-            max_tokens=self._setting("context", "max_tokens", _ENDLESS),
-            control=TrainingControl(discard_turns=untrained),
-        )
-        context.begin(conversation.opening, conversation.tools)
-        for reply, answers in conversation.turns:
-            given.message = reply.message
-            ids = self._renderer.reply(reply.message)
-            if len(ids) > context.room:
-                raise BadRow("conversation must fit context.max_tokens, got one that is longer.")
-            context.record_reply(ids, self._log_probs(reply, ids, refused), policy_version=0)
-            if answers and (problem := context.observe(answers)) is not None:
-                raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
-        return context.segments(), context.messages
-
-    def _log_probs(self, reply: TeacherMessage, ids: Sequence[int], refused: Counter[str]) -> list[float]:
+    def _log_probs(self, refused: Counter[str], reply: TeacherMessage, ids: Sequence[int]) -> list[float]:
         self._report.replies += 1
         unknown = [math.nan] * len(ids)
         if reply.log_probs is None:
@@ -307,10 +284,9 @@ class _ChatFile:
             return "a log-prob is above 0 or infinite"
         return None
 
-    def _setting(self, section: str, name: str, default: Any) -> Any:
+    def _setting(self, dotted: str, kind: type[_Value]) -> _Value | None:
         """A key of the configuration of the run that is to learn."""
-        values = self._teaching.run.config.get(section)
-        return values.get(name, default) if isinstance(values, dict) else default
+        return stored_setting(self._teaching.run.config, dotted, kind)
 
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:

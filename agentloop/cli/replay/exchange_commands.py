@@ -19,7 +19,7 @@ from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import start_folder
-from replay.questions.filters import condition
+from replay.questions import chosen
 from replay.records import RunRecord, stored_setting
 
 _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
@@ -43,16 +43,15 @@ def export(
         report = export_file(
             buffer.store,
             file,
-            run=buffer.run,
-            where=None if filter is None else condition(filter),
+            where=chosen(buffer.run, filter),
             limit=limit,
             force=force,
             progress=lambda done, total: show("export", done, total),
         )
     if as_json:
-        left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
+        left = {"left_out": dict(report.left), "corrupt": report.corrupt}
         say_json({"file": str(file), "rows": report.rows, "bytes": file.stat().st_size, **left}, indent=None)
-        raise typer.Exit(1 if report.left.corrupt else 0)
+        raise typer.Exit(1 if report.corrupt else 0)
     _end_with(report, file)
 
 
@@ -145,8 +144,7 @@ def demonstrations(
             buffer.store,
             environments,
             file,
-            run=buffer.run,
-            where=condition(filter),
+            where=chosen(buffer.run, filter),
             limit=limit,
             force=force,
             progress=lambda done, total: show("write", done, total),
@@ -157,11 +155,11 @@ def demonstrations(
 def _end_with(report: ExportReport, file: Path) -> NoReturn:
     """Say what was written, and exit."""
     lines = [f"{report.rows:,} rows in {file} ({file.stat().st_size / 1e6:.1f} MB)"]
-    if report.left.states:
-        lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.states.items()))
-    lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.left.corrupt.items()]
+    if report.left:
+        lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.items()))
+    lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.corrupt.items()]
     say("\n".join(lines))
-    raise typer.Exit(1 if report.left.corrupt else 0)
+    raise typer.Exit(1 if report.corrupt else 0)
 
 
 def _refuses_missing(run: RunRecord) -> bool:

@@ -245,7 +245,7 @@ def test_rows_that_contradict_each_other_or_the_store_are_bad(
 def test_an_altered_row_or_conversation_is_imported_or_named(
     empty: ReplayStore, three_rows: ReplayStore, rows: list[Any], tmp_path: Path, form: str
 ) -> None:
-    chance, path = random.Random(0), tmp_path / "rows.jsonl"
+    chance, path = random.Random(1), tmp_path / "rows.jsonl"
     whole, store = {**rows[0], "messages_hash": ""}, empty
     if form == "conversations":
         logged = [*CALLED, {**ANSWER, "logprobs": log_probs("The code is 78.")}]
