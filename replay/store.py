@@ -163,7 +163,7 @@ class ReplayStore:
 
         def counted() -> Availability:
             with self._run_draws(request) as run_draws, self._database.reading() as connection:
-                return run_draws.available(connection, request, sampler)
+                return run_draws.trial(connection, request, sampler).available()
 
         return retried(counted)
 

@@ -20,15 +20,13 @@ from context.authors import AuthorTable
 from context.messages import content_hash
 from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
-from context.templates.render import Renderer
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line, recorded
+from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, recorded
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
-    GroupRecord,
     PolicyRecord,
     RunRecord,
     StopReason,
@@ -115,8 +113,8 @@ def teaching_of(
         mine = load_model_files(own)
         same = (mine.codec.hash, mine.template.hash) == (files.codec.hash, files.template.hash)
     else:  # other writers spell the same tokenizer in other ways: its text proves nothing
-        sizes = {files.codec.vocab_size, (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)}
-        same = files.template.hash == policy.template_hash and len(sizes) == 1
+        size = (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)
+        same = (files.template.hash, files.codec.vocab_size) == (policy.template_hash, size)
     if not same:
         raise ExchangeError(
             f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
@@ -156,14 +154,9 @@ class _ChatFile:
         self._teaching = teaching
         self._report = report
         self._run = _run_of_set(path, teaching, name)
-        self._authors = AuthorTable.from_json(teaching.run.authors)
-        model = teaching.model
-        self._renderer = Renderer(model.codec, model.template, authors=self._authors, stop_ids=model.stop_ids)
+        self._renderer = teaching.model.renderer(AuthorTable.from_json(teaching.run.authors))
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         """Reward and success by task."""
-        self._groups: dict[str, tuple[GroupRecord, Sequence[float]]] = {}
-        self._lines: list[int] = []
-        """The lines of the file that the rows in the spool are from."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
@@ -179,39 +172,31 @@ class _ChatFile:
                 spool.write(jsonl.encode(bundle) + b"\n")
                 record = bundle.trajectory.record
                 self._members[record.task].append((record.reward, record.success))
-                self._lines.append(number)
                 progress("check", number)
         except BadRow as error:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
-        """The rows with their groups."""
+        """The rows with their groups as they are with all members, and the advantages in them."""
+        groups = {task: (group_statistics(found), self._advantages(found)) for task, found in self._members.items()}
+        self._report.groups = len(groups)
+        self._report.without_signal = sum(one == 0.0 for _, advantages in groups.values() for one in advantages)
         spool.seek(0)
-        seen: Counter[str] = Counter()
-        self._report.without_signal = 0
-        self._report.groups = len(self._members)
-        for number, line in zip(self._lines, spool, strict=True):
+        for line in spool:
             bundle = jsonl.decode(line)
-            task = bundle.task.hash
-            member, seen[task] = seen[task], seen[task] + 1
-            group, advantages = self._group(bundle.group)
-            self._report.without_signal += advantages[member] == 0.0
-            row = bundle.with_record(member=member, advantage=advantages[member])
-            yield f"{self._path}:{number}", replace(row, group=group)
+            record = bundle.trajectory.record
+            statistics, advantages = groups[record.task]
+            row = bundle.with_record(advantage=advantages[record.member])
+            yield f"{self._path}:{record.slot + 1}", replace(row, group=replace(bundle.group, **statistics))
 
-    def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
-        """The group as it is with all members, and the advantage of each."""
-        if group.id not in self._groups:
-            rewards = [reward for reward, _ in self._members[group.task]]
-            whole = replace(group, **group_statistics(self._members[group.task]))
-            given = self._teaching.advantage
-            normalise = self._setting("advantage.normalise_std", bool)
-            if normalise is None:
-                normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
-            made = self._teaching.group_advantages(rewards, normalise) if given is None else [given] * len(rewards)
-            self._groups[group.id] = whole, made
-        return self._groups[group.id]
+    def _advantages(self, members: Sequence[tuple[float, bool]]) -> Sequence[float]:
+        if self._teaching.advantage is not None:
+            return [self._teaching.advantage] * len(members)
+        normalise = self._setting("advantage.normalise_std", bool)
+        if normalise is None:
+            normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
+        return self._teaching.group_advantages([reward for reward, _ in members], normalise)
 
     def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
@@ -234,7 +219,7 @@ class _ChatFile:
             task=task,
             iteration=0,
             slot=number - 1,
-            member=0,
+            member=len(self._members[task]),
             source=SOURCE,
             reward=reward,
             success=reached if conversation.success is None else conversation.success,
@@ -250,28 +235,21 @@ class _ChatFile:
             environment_version="1",
         )
         trajectory = Trajectory(record, context.segments(), context.messages)
-        return Bundle(
-            trajectory,
-            group_of([trajectory]),
-            TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task}),
-            self._run,
-            (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
-        )
+        asked = TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task})
+        policy = replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None)
+        return Bundle(trajectory, group_of([trajectory]), asked, self._run, (policy,))
 
     def _log_probs(self, refused: Counter[str], reply: TeacherMessage, ids: Sequence[int]) -> list[float]:
         self._report.replies += 1
-        unknown = [math.nan] * len(ids)
-        if reply.log_probs is None:
-            return unknown
-        if reason := self._mismatch(reply, ids):
+        if reply.log_probs and (reason := self._mismatch(reply.log_probs, ids)):
             refused[reason] += 1
-            return unknown
-        self._report.replies_with_log_probs += 1
-        return [entry.logprob for entry in reply.log_probs]
+        elif reply.log_probs:
+            self._report.replies_with_log_probs += 1
+            return [entry.logprob for entry in reply.log_probs]
+        return [math.nan] * len(ids)
 
-    def _mismatch(self, reply: TeacherMessage, ids: Sequence[int]) -> str | None:
-        """Why a reply's log-probs are not those of our tokens."""
-        entries = reply.log_probs or ()
+    def _mismatch(self, entries: Sequence[TokenLogProb], ids: Sequence[int]) -> str | None:
+        """Why the log-probs of a reply are not those of our tokens."""
         codec = self._renderer.codec
         for token, entry in zip(ids, entries, strict=False):
             if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):

@@ -14,9 +14,8 @@ from typing import Any
 from replay.errors import ReplayError
 from replay.mixing.apportion import Remainders
 from replay.mixing.batch_plan import BatchPlan, compose
-from replay.mixing.mix_settings import SAME_TASK, MixRule
+from replay.mixing.mix_settings import SAME_TASK, MixRule, progress_at
 from replay.mixing.request import Availability, Pick
-from replay.mixing.schedule import progress_at
 
 _STATE = {"started": bool, "success_reached": bool, "factor": float, "starved_iterations": int}
 """What a mixer's state holds beside the unit and the remainders."""

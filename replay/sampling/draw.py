@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,21 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.errors import ReplayError
-from replay.mixing.request import Availability, DrawRequest, Limits, Pick
+from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.records import REPLAY, BatchRow, Trajectory
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.trial_draw import TrialDraw, count_available
+from replay.sampling.trial_draw import TrialDraw
 from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
 from replay.storage.draws import release, reserve
-from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
 from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
-
-_RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -50,34 +45,16 @@ class RunDraws:
         """By the source that a pick asks for, of one moment, sampler and set of limits."""
         self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the first refresh, which reads every row, is still to come."""
-        return not self._eligible.index.is_filled
-
-    def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
-        """Everything that has changed in the database since."""
-        is_new = self.is_new
-        self._eligible.refresh(connection, request)
-        if is_new:
-            self._refuse_missing(connection)
-
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
-        self.refresh(connection, request)
+        self._eligible.refresh(connection, request)
         self._by_source(request, sampler, _asked(request))
 
-    def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
-        self.refresh(connection, request)
-        refuse_incomparable(self._eligible.index, request)
-        weights = self._by_source(request, sampler, [None])
-        return count_available(weights[None], request.limits)
-
     def trial(
-        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
+        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str] = ()
     ) -> TrialDraw:
         """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
-        self.refresh(connection, request)
+        self._eligible.refresh(connection, request)
         return TrialDraw(self._eligible, request, sampler, self._by_source(request, sampler, [None, *sources]))
 
     def draw(
@@ -87,7 +64,7 @@ class RunDraws:
         checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
-        self.refresh(connection, request)
+        self._eligible.refresh(connection, request)
         selection = self._selection(request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
@@ -114,7 +91,7 @@ class RunDraws:
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
-        self.refresh(connection, request)
+        self._eligible.refresh(connection, request)
         selection, names = self._selection(request, sampler), self._eligible.index.ids
         ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
@@ -140,19 +117,6 @@ class RunDraws:
             if source not in self._weights:
                 self._weights[source] = weigh(self._eligible, sampler, limits, source, now)
         return {source: self._weights[source] for source in sources}
-
-    def _refuse_missing(self, connection: sa.Connection) -> None:
-        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
-        names = [name for name in sorted(self.others) if self._eligible.index.codes["source"].get(name) < 0]
-        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
-        found = {row.id: row.name for row in connection.execute(query)}
-        for name in names:
-            same = sorted(id for id, title in found.items() if title == name)
-            if name not in found and (same or _RUN_ID.fullmatch(name)):
-                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
-                raise ReplayError(
-                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
-                )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """The best of candidates measured before: some may have gone since."""

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.mixing.apportion import Remainders, apportion, group_sizes
+from replay.mixing.mix_settings import Schedule
 from replay.mixing.mixer import with_completions
 from replay.mixing.request import Pick
-from replay.mixing.schedule import Schedule
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import FreshRows, new_store, request

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mix_settings import EssRule, MixRule, StartRule
+from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
 from replay.mixing.mixer import Mixer, ReplayStarved
 from replay.mixing.request import Availability, Pick
-from replay.mixing.schedule import Schedule
 
 GROUP = 4
 BATCH = 24
