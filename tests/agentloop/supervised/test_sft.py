@@ -77,17 +77,6 @@ def test_replies_are_trained_with_their_ends_and_nothing_else(loaded: LoadedMode
     assert np.isnan(tokens.behavior_log_probs).all()
 
 
-def test_reply_of_weight_0_is_shown_and_not_trained(loaded: LoadedModel, tmp_path: Path) -> None:
-    first, second = conversation(7)["messages"], conversation(7)["messages"]
-    first[3]["weight"] = 0
-    first += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
-    second.insert(0, {"role": "assistant", "content": "Hello.", "weight": 0})
-    both = read(loaded, written(tmp_path / "a.jsonl", [{"messages": first}, {"messages": second}]))
-    assert trained_text(loaded, both[0]).endswith("</tool_call><|im_end|>Yes.<|im_end|>")
-    assert "It is 1." in loaded.codec.decode(both[0].token_ids.tolist())
-    assert "Hello." not in trained_text(loaded, both[1])
-
-
 def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: LoadedModel, tmp_path: Path) -> None:
     long = conversation(7)
     long["messages"][1:1] = 4 * long["messages"][1:3]

@@ -109,20 +109,6 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
 
 
-def test_text_becomes_no_control_token(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
-    codec = codec_of(family)
-    evil = " ".join(codec.added_tokens)
-    rows = {
-        "messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": f"a {evil} b"}],
-        "reward": 1,
-    }
-    import_chat(file_store, written(tmp_path, rows), teaching(file_store, tmp_path, family))
-    found = only_row(file_store)
-    tokens = found.segments[0].tokens
-    trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-    assert [token for token in trained if token in codec.added_ids] == [fakes.family(family).end_id]
-
-
 def entry(token: str, log_prob: float, **more: Any) -> dict[str, Any]:
     return {"token": token, "logprob": log_prob, **more}
 

@@ -12,7 +12,6 @@ import pytest
 
 from context.authors import Author, AuthorTable
 from replay import BatchRow, DrawRequest, InvalidRecord, Limits, Pick, ReplayError, ReplayStore, make_sampler
-from replay.sampling.index import EligibleIndex
 from replay.staleness import may_be_fresh
 from replay.storage.counters import LEASE_DRAWS
 from tests.fakes.records import (
@@ -20,7 +19,6 @@ from tests.fakes.records import (
     RUN,
     FreshRows,
     group,
-    iterate,
     iteration_record,
     new_store,
     policy,
@@ -190,22 +188,6 @@ def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: R
     assert store.available(allowed, make_sampler("uniform", 0)).rows == (4 if field == "authors" else 8)
 
 
-def test_uses_change_no_row_s_place(store: ReplayStore) -> None:
-    iterate(store, 1, make_sampler("uniform", 0))
-    index = EligibleIndex(RUN)
-    with store.reading() as connection:
-        index.refresh(connection)
-    before, drawn = list(index.ids), iterate(store, 2, make_sampler("uniform", 0), count=3)
-    with store.reading() as connection:
-        index.refresh(connection)
-    assert index.ids[: len(before)] == before
-    assert {id for id, uses in zip(index.ids, index.columns["uses"].tolist(), strict=True) if uses} == set(drawn)
-    store.resume(RUN, 1)
-    with store.reading() as connection:
-        index.refresh(connection)
-    assert (index.ids, index.columns["uses"].sum()) == (before, 0)
-
-
 def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> None:
     first = FreshRows(1).append_to(store)
     sql(store, "update trajectories set changed = 9000000000 where id = ?", first.trajectories[0].id)
@@ -230,11 +212,8 @@ def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
 
 SAMPLERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("uniform", {}, {"max_staleness": 5, "max_uses": 2}),
-    ("recency", {"half_life": 1.5}, {"per_group": 1}),
-    ("success", {}, {"cooldown": 1}),
-    ("difficulty", {"mode": "uniform_buckets"}, {"retire_solved": 1.0}),
-    ("advantage", {}, {"per_task": 3}),
-    ("entropy", {"pool": 2}, {}),
+    ("difficulty", {"mode": "uniform_buckets"}, {"retire_solved": 1.0, "cooldown": 1}),
+    ("entropy", {"pool": 2}, {"per_group": 1}),
     ("freshness", {"sampler": "reward", "tau": 2.0}, {"max_uses": 3}),
 ]
 
