@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
@@ -39,6 +40,7 @@ from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader, conversation_texts
 from agentloop.supervised.supervised_update import Learned, learn, measure
 
+_Row = TypeVar("_Row")
 _SUFFIX = "-sft"
 _FIRST = "start"
 """Folder of the built-in model as the training begins with it."""
@@ -178,6 +180,14 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
     return _Data(config, loaded, trained, held_out)
 
 
+def batch_of_update(rows: Sequence[_Row], update: int, *, size: int, seed: int) -> list[_Row]:
+    """What the 1-based `update` learns from: every epoch has all rows once, in an order of its own by the seed."""
+    epoch, place = divmod(update - 1, -(-len(rows) // size))
+    order = list(rows)
+    random.Random(derive_seed(seed, "sft", epoch)).shuffle(order)
+    return order[place * size : (place + 1) * size]
+
+
 class _Training:
     def __init__(self, data: _Data, folder: RunFolder, sinks: MetricSinks, display: RunDisplay) -> None:
         self.data = data
@@ -243,7 +253,8 @@ class _Training:
         rate = learning_rate(self._schedule, iteration=update, iterations=self._total)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
-        learned = self._on(learn, self._batch(update))
+        rows = batch_of_update(self.data.trained, update, size=self._config.sft.batch, seed=self._config.run.seed)
+        learned = self._on(learn, rows)
         norm = self._optimizer.gradient_norm()
         if not math.isfinite(learned.loss + norm):
             raise TrainingStopped(
@@ -261,14 +272,6 @@ class _Training:
             "sft/learning_rate": rate,
             "sft/epoch": update / self._per_epoch,
         }
-
-    def _batch(self, update: int) -> list[Demonstration]:
-        """A function of seed and number of the update: there is no state to keep."""
-        epoch, place = divmod(update - 1, self._per_epoch)
-        order = list(self.data.trained)
-        random.Random(derive_seed(self._config.run.seed, "sft", epoch)).shuffle(order)
-        size = self._config.sft.batch
-        return order[place * size : (place + 1) * size]
 
     def _on(self, act: Callable[..., Learned], rows: list[Demonstration]) -> Learned:
         sequences = [sequence for row in rows for sequence in row.sequences]

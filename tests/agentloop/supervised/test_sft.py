@@ -19,7 +19,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.supervised.demonstrations import DemonstrationReader
-from agentloop.supervised.sft import SftResult, sft
+from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
@@ -70,18 +70,14 @@ def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
     return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
-def test_replies_are_trained_with_their_ends_and_nothing_else(loaded: LoadedModel, tmp_path: Path) -> None:
-    (tokens,) = read(loaded, written(tmp_path / "a.jsonl", [conversation(7)]))
-    call = '<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-    assert trained_text(loaded, tokens) == f"{call}It is 1.<|im_end|>"
-    assert np.isnan(tokens.behavior_log_probs).all()
-
-
 def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: LoadedModel, tmp_path: Path) -> None:
     long = conversation(7)
     long["messages"][1:1] = 4 * long["messages"][1:3]
     path = written(tmp_path / "a.jsonl", [long])
     (whole,) = read(loaded, path)
+    call = '<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
+    assert trained_text(loaded, whole) == f"{5 * call}It is 1.<|im_end|>"
+    assert np.isnan(whole.behavior_log_probs).all()
     window = {"strategy": "sliding_window", "options": {"budget": len(whole) - 60}}
     sequences = read(loaded, path, context={"max_tokens": 2000, **window})
     assert len(sequences) > 1
@@ -89,6 +85,17 @@ def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: Loade
     with pytest.raises(UserError, match=r":1: context\.strategy must be one that asks the policy nothing.*got Memory"):
         asking = {"budget": len(whole) - 60, "max_summary_tokens": 60}
         read(loaded, path, context={"max_tokens": 2000, "strategy": "memory", "options": asking})
+
+
+def test_order_within_an_epoch_comes_from_the_seed() -> None:
+    def epoch(number: int, seed: int) -> list[int]:
+        updates = range(5 * number + 1, 5 * number + 6)
+        return [row for update in updates for row in batch_of_update(range(19), update, size=4, seed=seed)]
+
+    first = epoch(0, seed=7)
+    assert sorted(first) == list(range(19))
+    assert first == epoch(0, seed=7)
+    assert first not in (epoch(1, seed=7), epoch(0, seed=8), list(range(19)))
 
 
 # The loss

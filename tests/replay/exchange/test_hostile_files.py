@@ -172,7 +172,6 @@ Change = str | dict[str, Any] | Callable[[dict[str, Any]], Any]
 BAD: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
     ("[" * 5000 + "]" * 5000, "line must be JSON .nested too deep"),
-    ("[]", r"row must be an object, got \[\]"),
     (lambda row: json.dumps(row)[:-1] + ', "reward": 5}', "line must be JSON \\('reward' stands twice in one object"),
     (spelled("NaN"), "line must be JSON .*NaN is no number of JSON"),
     (spelled("1e400"), "reward must be a finite number"),
@@ -181,8 +180,6 @@ BAD: list[tuple[Change, str]] = [
     ({"format": 3}, "format must be 2, got 3"),
     ({"id": ""}, "id must be a text of at least one character"),
     ({"slot": True}, "slot must be a valid integer, got True"),
-    ({"slot": 2**31}, "slot must be less than 2147483648"),
-    ({"temperature": -1}, "temperature must be greater than or equal to 0, got -1"),
     ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),
     ({"state": "quarantined"}, "state must be 'eligible'"),
     ({"task_payload": "x"}, "task_payload must be JSON"),
@@ -191,11 +188,9 @@ BAD: list[tuple[Change, str]] = [
     (of_tokens(token_ids=[5, 6, 7, 8, 9, 11]), "content_hash must be that of the tokens"),
     (of_tokens(token_ids=[None, 6, 7, 8, 9, 10]), "token_ids must be a list of int32"),
     (of_tokens(token_ids=[2**31, 6, 7, 8, 9, 10]), "must hold numbers of int32, none beyond"),
-    (of_tokens(token_ids=[-1, 6, 7, 8, 9, 10]), "token_ids.0. must be >= 0"),
     (of_tokens(token_ids=[5]), r"segments\[0\].authors must have one entry per token \(1\), got 6"),
     (of_tokens(authors=[99] * 6), "must be a code of the run's author table"),
     (of_tokens(behavior_log_probs=[None] * 6), "must be finite and at most 0"),
-    ({"segments": []}, "segments must hold at least one token"),
     (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be that .* empty it to import them"),
 ]
 

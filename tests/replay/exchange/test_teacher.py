@@ -34,7 +34,6 @@ CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": '{"next": "78"}', "name": "lookup", "tool_call_id": "call00001"},
 ]
-ANSWERED = "The code is 78.<|im_end|>"
 PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
 
 
@@ -45,11 +44,6 @@ def save_model(folder: Path, name: str = "chatml") -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(family.special_tokens))
     (folder / "chat_template.jinja").write_text(family.template_source)
     return folder
-
-
-@pytest.fixture(params=["chatml", "llama3", "mistral"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
@@ -85,6 +79,7 @@ def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
     return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]
 
 
+@pytest.mark.parametrize("family", ["chatml", "llama3", "mistral"])
 def test_replies_are_the_demonstrators_and_have_no_log_probs(
     file_store: ReplayStore, tmp_path: Path, family: str
 ) -> None:
@@ -93,12 +88,8 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
     found = only_row(file_store)
     (segment,) = found.segments
-    tokens = segment.tokens
-    assert authors_of(tokens) == {DEMONSTRATION}
-    if family == "chatml":  # token by token: no piece is encoded apart that a policy would have said in one
-        trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-        assert trained[-len(codec_of().encode(ANSWERED)) :] == codec_of().encode(ANSWERED)
-    assert np.isnan(tokens.behavior_log_probs).all()
+    assert authors_of(segment.tokens) == {DEMONSTRATION}
+    assert np.isnan(segment.tokens.behavior_log_probs).all()
     end, call = fakes.family(family).end, fakes.family(family).call
     space = " " if family == "mistral" else ""
     assert replies_of(segment, family) == [call + end, f"{space}The code is 78.{end}"]
@@ -212,10 +203,6 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def called(**function: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]}
-
-
 def answered(**more: Any) -> dict[str, Any]:
     return {"messages": [*ASKED, {**ANSWER, **more}]}
 
@@ -228,14 +215,6 @@ BAD: list[tuple[Any, str]] = [
     ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
     ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
     ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
-        "must be a text part, got .*image_url",
-    ),
-    ({"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text .*, got 5"),
-    (called(name="a b"), "tool_calls.name must match"),
-    (called(name="f", arguments="[1]"), "tool_calls must hold an object of arguments"),
-    (called(name="f", arguments='{"a": 1, "a": 2}'), "object of arguments.*the same key twice"),
     (answered(function_call={"name": "f"}), "function_call must be empty"),
     ({**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
     (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
