@@ -168,13 +168,10 @@ class ReplayStore:
         return retried(counted)
 
     @contextmanager
-    def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
-        """The moment before a draw: nothing that is drawn there is reserved. Nobody else draws for the run meanwhile.
-
-        `sources` are those that picks will name.
-        """
+    def trial_draw(self, request: DrawRequest, sampler: Sampler) -> Iterator[TrialDraw]:
+        """The moment before a draw, of which nothing is reserved. Nobody else draws for the run meanwhile."""
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
-            yield run_draws.trial(connection, request, sampler, sources)
+            yield run_draws.trial(connection, request, sampler)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough.

@@ -216,7 +216,7 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
     with ExitStack() as stack:
         try:
-            trial = stack.enter_context(store.trial_draw(request, sampler, sources=list(config.replay.sources)))
+            trial = stack.enter_context(store.trial_draw(request, sampler))
         except ValueError as error:  # options so large or small that no weight is left that is a number
             given = json.dumps(config.replay.sampler_options)
             raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error

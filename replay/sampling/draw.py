@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.mixing.request import DrawRequest, Limits, Pick
+from replay.mixing.request import DrawRequest, Pick
 from replay.records import REPLAY, BatchRow, Trajectory
-from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
+from replay.sampling.samplers import RankedSampler, Sampler
 from replay.sampling.selection import SelectedRow, Selection
 from replay.sampling.trial_draw import TrialDraw
-from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
+from replay.sampling.weights import EligibleRows
 from replay.storage.draws import release, reserve
 from replay.storage.read import load, quarantine
 from replay.storage.validate import checked
@@ -41,21 +41,17 @@ class RunDraws:
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         self.run, self.others = run, others
         self._eligible = EligibleRows(run, others)
-        self._weights: dict[str | None, SamplingWeights] = {}
-        """By the source that a pick asks for, of one moment, sampler and set of limits."""
-        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
 
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
         self._eligible.refresh(connection, request)
-        self._by_source(request, sampler, _asked(request))
+        for pick in request.picks:
+            self._eligible.weigh(request, sampler, pick.source)
 
-    def trial(
-        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str] = ()
-    ) -> TrialDraw:
-        """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
+    def trial(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> TrialDraw:
+        """The moment before a draw of `request`, whose picks play no part yet."""
         self._eligible.refresh(connection, request)
-        return TrialDraw(self._eligible, request, sampler, self._by_source(request, sampler, [None, *sources]))
+        return TrialDraw(self._eligible, request, sampler)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
@@ -65,7 +61,7 @@ class RunDraws:
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
         self._eligible.refresh(connection, request)
-        selection = self._selection(request, sampler)
+        selection = Selection(self._eligible, request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
         chosen = [
@@ -92,31 +88,11 @@ class RunDraws:
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
         self._eligible.refresh(connection, request)
-        selection, names = self._selection(request, sampler), self._eligible.index.ids
+        selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
         ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
         loaded = load(connection, together, with_messages=False)
         return ids, loaded.whole, loaded.corrupt
-
-    def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
-        weights = self._by_source(request, sampler, _asked(request))
-        refuse_incomparable(self._eligible.index, request)
-        return Selection(weights, sampler, request.limits, DrawClock.of(request))
-
-    def _by_source(
-        self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
-    ) -> dict[str | None, SamplingWeights]:
-        """What rows weigh now for picks of these sources; kept until anything changes."""
-        # Caps hold within one draw; they change no row's weight.
-        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        now = DrawClock.of(request)
-        moment = now, self._eligible.changes, sampler, limits
-        if self._weighed != moment:
-            self._weighed, self._weights = moment, {}
-        for source in sources:
-            if source not in self._weights:
-                self._weights[source] = weigh(self._eligible, sampler, limits, source, now)
-        return {source: self._weights[source] for source in sources}
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """The best of candidates measured before: some may have gone since."""
@@ -155,10 +131,6 @@ class RunDraws:
             rows = selection.choose(replace(pick, count=pick.count - len(kept)))
             loaded = self._load(connection, rows)
         return kept
-
-
-def _asked(request: DrawRequest) -> list[str | None]:
-    return list(dict.fromkeys(pick.source for pick in request.picks)) or [None]
 
 
 def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:

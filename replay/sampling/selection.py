@@ -10,9 +10,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from replay.mixing.request import Limits, Pick
+from replay.mixing.request import DrawRequest, Pick
 from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
-from replay.sampling.weights import SamplingWeights, Weights
+from replay.sampling.weights import EligibleRows, Weights, refuse_incomparable
 
 Positions = npt.NDArray[np.intp]
 
@@ -29,19 +29,18 @@ class SelectedRow:
 
 
 class Selection:
-    """Chooses for the picks of one draw, one after another."""
+    """Chooses for the picks of one request, one after another. Raises ReplayError where rows can't be compared."""
 
-    def __init__(
-        self, by_source: Mapping[str | None, SamplingWeights], sampler: Sampler, limits: Limits, now: DrawClock
-    ) -> None:
-        self._by_source = by_source
+    def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
+        refuse_incomparable(eligible.index, request)
+        self._by_source = {pick.source: eligible.weigh(request, sampler, pick.source) for pick in request.picks}
         self._sampler, self._random = sampler, sampler.random
-        self._limits, self._now = limits, now
-        self._index = next(iter(by_source.values())).index
+        self._now = DrawClock.of(request)
+        self._index = eligible.index
         self._columns = self._index.columns
         self._taken: list[int] = []
         self._counts: dict[str, Counter[int]] = {"task": Counter(), "group": Counter()}
-        self._caps = {"task": limits.per_task, "group": limits.per_group}
+        self._caps = {"task": request.limits.per_task, "group": request.limits.per_group}
         self._whole: dict[Pick, tuple[WholeGroups, Weights]] = {}
 
     def choose(self, pick: Pick) -> list[SelectedRow]:

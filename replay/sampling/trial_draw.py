@@ -6,8 +6,8 @@ Nothing is reserved and nothing is written, so a database that is open to be rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,32 +36,23 @@ class FilterStep:
 class TrialDraw:
     """What can be asked of the moment before a draw. It is good until the buffer is refreshed."""
 
-    def __init__(
-        self,
-        eligible: EligibleRows,
-        request: DrawRequest,
-        sampler: Sampler,
-        weights: Mapping[str | None, SamplingWeights],
-    ) -> None:
+    def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
+        self.index = eligible.index
         self._eligible = eligible
         self._request = request
         self._sampler = sampler
-        self._weights = weights
+        self._weights = eligible.weigh(request, sampler, None)
         self._now = DrawClock.of(request)
-
-    @property
-    def index(self) -> EligibleIndex:
-        return self._eligible.index
 
     @property
     def drawable(self) -> Mask:
         """[N]: rows that the limits allow and the sampler gives a weight."""
-        return self._weights[None].weights > 0.0
+        return self._weights.weights > 0.0
 
     def available(self) -> Availability:
         """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
         refuse_incomparable(self.index, self._request)
-        return count_available(self._weights[None], self._request.limits)
+        return _count_available(self.index, self._weights, self._request.limits)
 
     def left(self) -> list[FilterStep]:
         """Rule after rule, in the order they are asked; the first is every eligible row."""
@@ -95,7 +86,7 @@ class TrialDraw:
             left = left & allowed
             if not left.any():
                 return f"replay.{rule} leaves out the last of {rows}"
-        if self._weights[None].unknown[left].all():
+        if self._weights.unknown[left].all():
             return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
         if not (self.drawable & left).any():
             return f"{sampler} gives none of {rows} a weight; uniform would"
@@ -109,12 +100,11 @@ class TrialDraw:
 
     def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
         """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
-        selection = Selection(self._weights, self._sampler, self._request.limits, self._now)
+        selection = Selection(self._eligible, replace(self._request, picks=tuple(picks)), self._sampler)
         return [row for pick in picks for row in selection.choose(pick)]
 
 
-def count_available(weights: SamplingWeights, limits: Limits) -> Availability:
-    index = weights.index
+def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Limits) -> Availability:
     tasks = index.codes["task"].names
     weighty = weights.weights > 0.0
     there = np.flatnonzero(weighty)
