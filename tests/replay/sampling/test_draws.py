@@ -82,7 +82,7 @@ def test_commit_of_other_draws_or_numbers_changes_nothing(store: ReplayStore) ->
 
 def test_draw_done_again_takes_the_place_of_the_one_before(store: ReplayStore) -> None:
     FreshRows(1, size=8).append_to(store)
-    asked = replace(request(2, 6), limits=Limits(max_uses=1))
+    asked = replace(request(2, 6), limits=Limits(successful_only=False, max_uses=1))
     store.draw(asked, make_sampler("uniform", 1))
     second = store.draw(asked, make_sampler("uniform", 2))
     # The eight rows are all there to choose from.

@@ -31,7 +31,7 @@ from tests.fakes.records import (
 
 
 def asked(iteration: int, *picks: Pick, **limits: Any) -> DrawRequest:
-    return DrawRequest(RUN, iteration, iteration - 1, picks, limits=Limits(**limits))
+    return DrawRequest(RUN, iteration, iteration - 1, picks, limits=Limits(**{"successful_only": False, **limits}))
 
 
 def draw(store: ReplayStore, iteration: int, count: int = 99, **limits: Any) -> list[BatchRow]:
@@ -184,7 +184,7 @@ def test_rows_that_mean_something_else_are_left_out_and_refused_by_name(store: R
     assert (found.rows, found.incomparable) == (4, {field: 4})
     with pytest.raises(ReplayError, match=rf"source 'run-0' must .* another {field}.*allow_mismatch: \[{field}\]"):
         store.draw(replace(request, picks=(Pick(1, source="run-0"),)), make_sampler("uniform", 0))
-    allowed = replace(request, limits=Limits(allow_mismatch=EVERYTHING))
+    allowed = replace(request, limits=Limits(successful_only=False, allow_mismatch=EVERYTHING))
     assert store.available(allowed, make_sampler("uniform", 0)).rows == (4 if field == "authors" else 8)
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from replay import Rows, Sampler, Trajectory
-from replay.mixing.request import DrawRequest, Pick
 from replay.sampling.samplers import SAMPLERS, DrawClock, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import RUN, FreshRows, new_store
+from tests.fakes.records import FreshRows, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -142,7 +141,7 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
     def measure(rows: Sequence[Trajectory]) -> list[float]:
         return [(measured or {}).get(values[row.id] or 0.0, math.nan) for row in rows]
 
-    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(3),)), make_sampler("entropy", 1, options), measure=measure)
+    drawn = store.draw(request(2, 3), make_sampler("entropy", 1, options), measure=measure)
     assert {row.draw.probability for row in drawn} <= {None}
     return [values[row.trajectory.id] or 0.0 for row in drawn]
 
@@ -211,7 +210,7 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     FreshRows(1, rates=(0.5,), size=10).append_to(store)
-    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(5),)), make_sampler("uniform", 0))
+    drawn = store.draw(request(2, 5), make_sampler("uniform", 0))
     times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
     # Rows alike, of which those of the shortest waiting times are drawn.
     assert [row.trajectory.record.slot for row in drawn] == np.argsort(times)[:5].tolist() == [3, 2, 4, 6, 0]

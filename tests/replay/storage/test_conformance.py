@@ -127,7 +127,7 @@ def test_resumed_run_draws_and_keeps_what_the_unbroken_one_does(new_location: Ca
     def run(store: ReplayStore, sampler: Any, iterations: range, attempt: int = 0) -> list[Any]:
         drawn = []
         for iteration in iterations:
-            limits = Limits(max_uses=3, cooldown=1)
+            limits = Limits(successful_only=False, max_uses=3, cooldown=1)
             ids = iterate(store, iteration, sampler, count=3, attempt=attempt, limits=limits)
             drawn.append([(row.record.iteration, row.record.slot) for row in store.read(ids)])
             store.evict(RUN, iteration, policy_version=iteration, capacity=Capacity(rows=14, staleness=2))
@@ -213,12 +213,13 @@ def test_limits_on_uses_count_what_others_have_reserved(location: Location) -> N
         other.add_run(run_record("run-2"))
         other.add_policy(policy(0, run="run-2"))
         FreshRows(1, size=8).append_to(store)
-        limits = Limits(max_uses=1, sources=(RUN,))
+        once = Limits(successful_only=False, max_uses=1)
+        limits = once.model_copy(update={"sources": (RUN,)})
         taken = other.draw(DrawRequest("run-2", 2, 1, (Pick(5),), limits=limits), make_sampler("uniform", 0))
-        mine = store.draw(replace(request(2, 9), limits=Limits(max_uses=1)), make_sampler("uniform", 0))
+        mine = store.draw(replace(request(2, 9), limits=once), make_sampler("uniform", 0))
         assert len({row.trajectory.id for row in (*taken, *mine)}) == len(taken) + len(mine) == 8
         other.resume("run-2", 1)
-        assert store.available(replace(request(3, 1), limits=Limits(max_uses=1)), make_sampler("uniform", 0)).rows == 5
+        assert store.available(replace(request(3, 1), limits=once), make_sampler("uniform", 0)).rows == 5
 
 
 def test_forgotten_content_is_gone_and_lineage_stays(store: ReplayStore) -> None:
