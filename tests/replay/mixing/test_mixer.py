@@ -158,26 +158,34 @@ def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
     assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
 
 
-stocks = st.builds(
-    lambda by_task, groups, rows: Availability(
-        rows=rows, by_task=dict(zip(POOL, by_task, strict=True)), groups={GROUP: groups, 3: 9}
-    ),
-    st.lists(st.integers(0, 6), min_size=len(POOL), max_size=len(POOL)),
-    st.integers(0, 4),
-    st.integers(0, 30),
-)
+def stock_of(by_task: list[int], groups: int, rows: int) -> Availability:
+    """Each source has half of every task's rows."""
+    named = dict(zip(POOL, by_task, strict=True))
+    halves = [("self", 0), ("teacher", 1)]
+    return Availability(
+        rows=rows,
+        by_source={source: (rows + one) // 2 for source, one in halves},
+        by_task=named,
+        by_source_task={(source, task): (count + one) // 2 for task, count in named.items() for source, one in halves},
+        groups={GROUP: groups, 3: 9},
+        by_source_groups={(source, GROUP): (groups + one) // 2 for source, one in halves},
+    )
+
+
+stocks = st.builds(stock_of, st.lists(st.integers(0, 6), min_size=9, max_size=9), st.integers(0, 4), st.integers(0, 30))
 
 
 @given(
     st.sampled_from(["any", "trajectory", "task", "group"]),
     st.sampled_from(["fresh", "shrink"]),
+    st.sampled_from([{}, {"self": 0.5, "teacher": 0.5}]),
     st.floats(0, 1),
     st.lists(st.tuples(stocks, st.lists(st.sampled_from(POOL), min_size=6, max_size=6)), max_size=8),
 )
 def test_whatever_the_buffer_has_batches_are_well_formed(
-    unit: str, shortfall: str, fraction: float, iterations: list[tuple[Availability, list[str]]]
+    unit: str, shortfall: str, sources: Any, fraction: float, iterations: list[tuple[Availability, list[str]]]
 ) -> None:
-    mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall))
+    mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall, sources=sources))
     for iteration, (stock, tasks) in enumerate(iterations, start=1):
         plan = mixer.plan(iteration=iteration, available=stock, tasks=tasks[: mixer.num_tasks])
         assert plan.planned_fresh + plan.planned_replay == BATCH
@@ -185,23 +193,21 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
         total = plan.fresh + plan.replay
         assert total == BATCH if shortfall == "fresh" else 0 < total <= BATCH
         assert all(0 < size <= GROUP for _, size in plan.groups)
-        drawn = Counter[str | None]()
+        drawn, by_source = Counter[Any](), Counter[Any]()
         for pick in plan.picks:
             drawn[pick.task] += pick.count
+            by_source[pick.source, pick.task] += pick.count
         if unit in ("any", "group"):
             assert plan.replay <= (stock.rows if unit == "any" else GROUP * stock.groups[GROUP])
             assert [slot for slot, _ in plan.groups] == list(range(plan.num_tasks))
             continue
-        assert all(count <= stock.by_task[task] for task, count in drawn.items() if task is not None)
+        assert all(count <= stock.by_task[task] for task, count in drawn.items())
+        assert not sources or all(count <= stock.by_source_task[key] for key, count in by_source.items())
         fresh = dict(plan.groups)
         for task in set(tasks):  # a task may fill several slots
             slots = [slot for slot, other in enumerate(tasks) if other == task]
             members = drawn[task] + sum(fresh.get(slot, 0) for slot in slots)
             assert members == len(slots) * GROUP if shortfall == "fresh" else 0 < members <= len(slots) * GROUP
-
-
-def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
-    return [plan.replay for plan in plans(mixer, count, **more)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unit", ["any", "group"])
@@ -231,7 +237,7 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
     mixer, drawn = Mixer(rule_of("any", 0.5, **rule)), []
     for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
-        drawn += replayed(mixer, 1, first=iteration, available=stock)
+        drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
         mixer.feed(success_rate=success, ess_by_age={})
     assert drawn == counts
 
@@ -246,7 +252,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
     factors, drawn = [], []
     for iteration, ess in enumerate(series, start=1):
-        drawn += replayed(mixer, 1, first=iteration)
+        drawn += [plan.replay for plan in plans(mixer, 1, first=iteration)]
         mixer.feed(success_rate=0.5, ess_by_age=ess)
         factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]

@@ -137,6 +137,8 @@ def test_caps_hold_within_one_draw(store: ReplayStore) -> None:
     for iteration, picks, cap in ((3, (Pick(99),), 4), (4, (Pick(2, task="task-1"), Pick(9)), 3)):
         found = store.draw(asked(iteration, *picks, per_task=cap), make_sampler("uniform", 0))
         assert Counter(row.trajectory.record.task for row in found) == {"task-1": cap, "task-2": 1}
+    sql(store, "update segments set tokens = ? where trajectory like '%1-1-0-0-0'", bytes(40))
+    assert len(draw(store, 8, per_group=3)) == 10  # what can't be read fills no cap
     caps = [{"per_task": 4}, {"per_group": 2}, {"per_group": 1, "per_task": 2}]
     assert [available(store, 4, **limits) for limits in caps] == [5, 7, 3]
 
