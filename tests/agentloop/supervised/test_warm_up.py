@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentloop.config import ModelSection, TinyModelSection, WarmUpSection
-from agentloop.environments import load_environment
+from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
@@ -73,27 +73,20 @@ def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: P
     assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "7" / "tokenizer.json").read_bytes()
 
 
-def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
-    conversation = next(conversations())
-    (tokens,) = demonstrator(loaded).sequences(conversation)
-    trained = loss_mask(tokens, AUTHORS)
-    replies = [m for m in conversation if m.role == "assistant"]
-    ends = tokens.token_ids[trained] == next(iter(loaded.stop_ids))
-    assert int(ends.sum()) == len(replies)
-    text = loaded.codec.decode(tokens.token_ids[trained].tolist())
-    assert text.endswith(f"{replies[-1].content}<|im_end|>")
-    assert "tool_response" not in text
-    assert (trained == response_mask(tokens, AUTHORS)).all()
-
-
-def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedModel) -> None:
-    for conversation in itertools.islice(demonstrations(THINKING, seed=3), 10):
+@pytest.mark.parametrize("factory", [FACTORY, THINKING], ids=["plain", "thinking"])
+def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_with_their_ends(
+    loaded: LoadedModel, factory: EnvironmentFactory
+) -> None:
+    for conversation in itertools.islice(demonstrations(factory, seed=3), 5):
         (tokens,) = demonstrator(loaded).sequences(conversation)
-        rendered = loaded.template.render(conversation, tools=FACTORY.tools, generation_prompt=False)
-        assert "<think>next is" in rendered or "<think>see is" in rendered
+        rendered = loaded.template.render(conversation, tools=factory.tools, generation_prompt=False)
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
+        replies = [message for message in conversation if message.role == "assistant"]
         trained = trained_text(loaded, tokens)
-        assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
+        assert trained.count("<|im_end|>") == len(replies) and trained.endswith(f"{replies[-1].content}<|im_end|>")
+        assert trained.count("<think>") == (len(replies) if factory is THINKING else 0)
+        assert "tool_response" not in trained
+        assert (loss_mask(tokens, AUTHORS) == response_mask(tokens, AUTHORS)).all()
 
 
 def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:

@@ -11,6 +11,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,23 +196,51 @@ BAD: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=range(len(BAD)))
-def test_bad_row_is_named_and_nothing_is_stored(
-    empty: ReplayStore, rows: list[Any], tmp_path: Path, change: Change, message: str
+def answered(**more: Any) -> dict[str, Any]:
+    return {"messages": [*ASKED, {**ANSWER, **more}]}
+
+
+BAD_CONVERSATIONS: list[tuple[Change, str]] = [
+    ("{", "line must be JSON"),
+    (lambda row: {"prompt": "x"}, "row must hold 'messages', got none"),
+    ({"messages": ASKED}, "messages must end in a reply of the assistant"),
+    (answered(weight=0), "one of them be trained"),
+    ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
+    ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
+    ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
+    (answered(function_call={"name": "f"}), "function_call must be empty"),
+    ({"reward": "1"}, "reward must be a valid number, got '1'"),
+    (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
+    (
+        answered(logprobs={"content": [{"token": "x", "logprob": -1, "bytes": [300]}]}),
+        r"bytes\[0\] must be less than",
+    ),
+    ({"tools": [{"function": 5}]}, r"tools\[0\] must be"),
+    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
+]
+FORMS = [("rows", *bad) for bad in BAD] + [("conversations", *bad) for bad in BAD_CONVERSATIONS]
+
+
+@pytest.mark.parametrize(("form", "change", "message"), FORMS, ids=range(len(FORMS)))
+def test_bad_row_or_conversation_is_named_and_nothing_is_stored(
+    empty: ReplayStore, file_store: ReplayStore, rows: list[Any], tmp_path: Path, form: str, change: Any, message: str
 ) -> None:
-    bad = change if isinstance(change, str) else {**rows[1], **change} if isinstance(change, dict) else change(rows[1])
+    whole = rows if form == "rows" else [{"messages": [*ASKED, ANSWER], "reward": number} for number in range(3)]
+    bad = change(whole[1]) if callable(change) else {**whole[1], **change} if isinstance(change, dict) else change
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(lines_of([rows[0], bad, rows[2]]))
+    path.write_bytes(lines_of([whole[0], bad, whole[2]]))
+    made = partial(import_chat, file_store, path, teaching(file_store, tmp_path))
+    store, read = (empty, partial(import_file, empty, path)) if form == "rows" else (file_store, made)
     with pytest.raises(ExchangeError, match=f"rows.jsonl:2: .*{message}") as refused:
-        import_file(empty, path)
+        read()
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 500
     assert "Nothing was stored" in str(refused.value)
-    for table in ("runs", "tasks", "trajectories"):
-        assert sql(empty, f"select count(*) from {table}") == [(0,)]
-    report = import_file(empty, path, skip_bad=True)
+    assert sql(store, "select count(*) from trajectories") == sql(store, "select count(*) from tasks") == [(0,)]
+    assert len(sql(store, "select id from runs")) == (form == "conversations")  # the run that is to learn
+    report = read(skip_bad=True)
     assert (report.inserted, report.bad) == (2, 1)
     assert report.problems[0].startswith(f"{path}:2: ")
-    assert sql(empty, "select id from trajectories order by id") == [("a",), ("c",)]
+    assert sql(store, "select slot from trajectories order by slot") == [(0,), (2,)]
 
 
 def test_rows_that_contradict_each_other_or_the_store_are_bad(

@@ -203,42 +203,6 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
 
 
-def answered(**more: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, {**ANSWER, **more}]}
-
-
-BAD: list[tuple[Any, str]] = [
-    ("{", "line must be JSON"),
-    ({"prompt": "x"}, "row must hold 'messages', got none"),
-    ({"messages": ASKED}, "messages must end in a reply of the assistant"),
-    (answered(weight=0), "one of them be trained"),
-    ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
-    ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
-    ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
-    (answered(function_call={"name": "f"}), "function_call must be empty"),
-    ({**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
-    (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
-    (answered(logprobs={"content": [entry("x", -1, bytes=[300])]}), r"bytes\[0\] must be less than or equal to 255"),
-    ({**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must be"),
-    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
-]
-
-
-@pytest.mark.parametrize(("row", "message"), BAD, ids=range(len(BAD)))
-def test_bad_conversation_is_named_and_nothing_is_stored(
-    file_store: ReplayStore, tmp_path: Path, row: Any, message: str
-) -> None:
-    path = tmp_path / "chat.jsonl"
-    bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row} if isinstance(row, dict) else row)
-    path.write_text(f"{json.dumps(PLAIN)}\n{bad}\n")
-    with pytest.raises(ExchangeError, match=f"chat.jsonl:2: .*{message}") as refused:
-        import_chat(file_store, path, teaching(file_store, tmp_path))
-    assert "\n" not in str(refused.value)
-    assert sql(file_store, "select count(*) from trajectories") == [(0,)]
-    report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
-    assert (report.inserted, report.bad) == (1, 1)
-
-
 def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refused(
     file_store: ReplayStore, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
@@ -70,15 +69,6 @@ def test_sums_of_many_carried_parts_follow_the_shares(shares: list[float], total
         assert min(parts) >= 0
         sums = [before + part for before, part in zip(sums, parts, strict=True)]
     assert all(abs(part - sum(totals) * share) < 2 for part, share in zip(sums, exact, strict=True))
-
-
-def test_remainders_are_kept_apart_by_name_and_survive_json() -> None:
-    ours = Remainders()
-    assert ours.split("a", 1, [0.5, 0.5]) == [1, 0]
-    assert ours.split("b", 1, [0.5, 0.5]) == [1, 0]
-    again = Remainders()
-    again.load_state(json.loads(json.dumps(ours.state())))
-    assert again.split("a", 1, [0.5, 0.5]) == [0, 1]
 
 
 @pytest.mark.parametrize(

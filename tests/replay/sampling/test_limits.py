@@ -198,16 +198,6 @@ def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> No
     assert available(store, 3) == 8
 
 
-def test_a_change_by_hand_is_seen_by_a_trainer_that_runs(store: ReplayStore) -> None:
-    collected = FreshRows(1, rates=(0.0,)).append_to(store)
-    assert available(store, 2, successful_only=True) == 0
-    sql(store, "update buffer_state set value = value + 1 where name = 'changed'")
-    newest = "(select value from buffer_state where name = 'changed')"
-    edit = f"update trajectories set success = true, record_checksum = null, changed = {newest} where id = ?"
-    sql(store, edit, collected.trajectories[0].id)
-    assert available(store, 2, successful_only=True) == 1
-
-
 def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
     return [(row.draw.trajectory, row.draw.slot, row.draw.iteration, row.draw.probability) for row in drawn]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -180,26 +180,9 @@ def test_options_are_checked(name: str, options: dict[str, Any], message: str) -
         make_sampler(name, 0, options)
 
 
-class Longest(Sampler):
-    """Of one's own."""
-
-    @dataclass(frozen=True)
-    class Options:
-        power: float = 1.0
-
-    def weights(self, rows: Rows) -> np.ndarray:
-        return rows.num_action_tokens**self.options.power
-
-
-def test_class_of_ones_own_is_a_sampler_with_its_options() -> None:
-    weights, _ = make_sampler(Longest, 0, {"power": 2.0}).weigh(Rows(columns(), slice(None), NOW))
-    assert weights.tolist() == [float((at + 5) ** 2) for at in range(10)]
-    assert make_sampler(Longest, 0).state()["name"] == "Longest"
-
-
 @pytest.mark.parametrize("wrong", [np.full(10, -1.0), np.full(10, np.nan), np.full(10, np.inf), np.ones(3), 1.0])
 def test_weights_that_are_none_are_refused(wrong: Any) -> None:
-    class Wrong(Longest):
+    class Wrong(Sampler):
         def weights(self, rows: Rows) -> Any:
             return wrong
 
