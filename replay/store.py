@@ -29,9 +29,8 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.draw import Candidates, Measure, RunDraws
+from replay.sampling.draw import Candidates, Measure, RunDraws, TrialDraw
 from replay.sampling.samplers import RankedSampler, Sampler
-from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, read, reclaimed, retention, write
 from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles

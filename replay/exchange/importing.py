@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from replay.errors import InvalidRecord, shortened
@@ -156,13 +156,10 @@ class _Check:
         if known is None:
             checked([run], "run", "id")
             self._runs[run.id] = known = run
-        for part in fields(run):
-            mine, theirs = getattr(known, part.name), getattr(run, part.name)
-            if mine != theirs:
-                raise BadRow(
-                    f"run_{part.name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
-                    f"got {shortened(theirs)}."
-                )
+        for name, value in vars(run).items():
+            if (mine := getattr(known, name)) != value:
+                rule = f"must be that of the known run {shortened(run.id)} ({shortened(mine)})"
+                raise BadRow(f"run_{name} {rule}, got {shortened(value)}.")
         self.runs.add(run.id)
 
     def _check_policy(self, policy: PolicyRecord) -> None:

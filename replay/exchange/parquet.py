@@ -90,8 +90,7 @@ def _check_columns(found: Any, wanted: Any) -> None:
             raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
         if not field.type.equals(kind := wanted.field(field.name).type):
             raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
-    if len(found) != len(wanted):
-        missing = [name for name in wanted.names if name not in found.names]
+    if missing := [name for name in wanted.names if found.names.count(name) != 1]:
         raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 

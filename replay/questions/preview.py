@@ -24,9 +24,9 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
 from replay.questions.preview_settings import as_yaml, shown, wrong
 from replay.records import ELIGIBLE, STATES
+from replay.sampling.draw import TrialDraw
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
-from replay.sampling.trial_draw import TrialDraw
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
