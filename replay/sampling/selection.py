@@ -47,10 +47,10 @@ class Selection:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
         if pick.unit == "group":
             return self._groups(pick)
-        there, weights = self._left(pick)
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
-            candidates = self._candidates(there, weights, pick.count, self._sampler.pool)
+            candidates = self.candidates(pick, self._sampler.pool)
             return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
+        there, weights = self._left(pick)
         total, number = float(weights.sum()), self._number(weights)
         chosen: list[SelectedRow] = []
         for at in drawn_in_turn(weights, pick.count, self._random):
@@ -63,7 +63,11 @@ class Selection:
 
     def candidates(self, pick: Pick, pool: int | None) -> Positions:
         """What a ranked sampler may choose from."""
-        return self._candidates(*self._left(pick), pick.count, pool)
+        there, weights = self._left(pick)
+        if pool is None:
+            return self._random.permutation(there)
+        drawn = list(islice(drawn_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
+        return there[np.array(drawn, np.intp)]
 
     def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
@@ -101,12 +105,6 @@ class Selection:
             weights[self._taken] = 0.0
         there = np.flatnonzero(weights if asked is None else (weights > 0.0) & asked)
         return there, weights[there]
-
-    def _candidates(self, there: Positions, weights: Weights, count: int, pool: int | None) -> Positions:
-        if pool is None:
-            return self._random.permutation(there)
-        drawn = list(islice(drawn_in_turn(weights, count * pool, self._random), count * pool))
-        return there[np.array(drawn, np.intp)]
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """A group can be drawn if every member may be, and weighs the mean of its members."""

@@ -52,16 +52,6 @@ _NEWEST_RATES = (
 )
 
 
-def _success_by_task(connection: sa.Connection, index: EligibleIndex) -> Weights:
-    """[number of tasks], by the index's codes: success of the run's newest group of each; NaN: it has tried it never.
-
-    Whatever became of the group's members.
-    """
-    tasks = index.codes["task"]
-    newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": index.run})))
-    return np.array([newest.get(name, np.nan) for name in tasks.names], np.float64)
-
-
 @dataclass(frozen=True)
 class SamplingWeights:
     """What rows weigh for one sampler at one moment, under one set of limits."""
@@ -84,7 +74,8 @@ class EligibleRows:
         self.resting = frozenset[str]()
         """Rows that the run has drawn in the iterations of its cooldown."""
         self.success_by_task: Weights = np.zeros(0)
-        """By the index's codes; asked under `retire_solved` only."""
+        """Success of the run's newest group of each task by the index's codes, whatever became of its members; NaN:
+        never tried. Asked under `retire_solved` only."""
         self.changes = 0
         """Grows whenever a refresh finds something new."""
         self._weights: dict[str | None, SamplingWeights] = {}
@@ -101,7 +92,9 @@ class EligibleRows:
             since = request.iteration - limits.cooldown
             self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
         if limits.retire_solved is not None:
-            self.success_by_task = _success_by_task(connection, self.index)
+            newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
+            rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
+            self.success_by_task = np.array(rates, np.float64)
         self.changes += changed or before != self._moment()
 
     def weigh(self, request: DrawRequest, sampler: Sampler, source: str | None) -> SamplingWeights:
