@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay import ReplayStore
-from replay.exchange import ExchangeError, export_file, files, import_file, jsonl, parquet
+from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
 from replay.exchange.teacher import import_chat
 from tests.fakes.altered_rows import altered
 from tests.fakes.records import group, new_store, sql, task, trajectory
@@ -134,7 +134,7 @@ def test_other_files_and_names_of_sets_are_refused(
 
 
 def test_a_line_or_a_row_may_be_long_but_not_endless(
-    empty: ReplayStore, three_rows: ReplayStore, rows: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: ReplayStore, three_rows: ReplayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(b" " * (1 << 27), 1))
     tracemalloc.start()
@@ -150,15 +150,6 @@ def test_a_line_or_a_row_may_be_long_but_not_endless(
     with pytest.raises(ExchangeError, match="row must be at most 100 bytes as JSON, got .* for trajectory a"):
         export_file(three_rows, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
-    monkeypatch.setattr(files, "MOST_LINE", 3 << 20)
-    rows[0]["messages"][0]["content"] = "x" * (2 << 20)
-    rows[0]["messages_hash"] = ""
-    (tmp_path / "long.jsonl").write_bytes(lines_of(rows))
-    assert import_file(empty, tmp_path / "long.jsonl").inserted == 3
-    rows[1]["messages"][0]["content"] = "x" * files.MOST_LINE
-    (tmp_path / "endless.jsonl").write_bytes(lines_of(rows))
-    with pytest.raises(ExchangeError, match=r"endless.jsonl:2: line must be at most 3,145,728 bytes"):
-        import_file(empty, tmp_path / "endless.jsonl")
 
 
 def spelled(reward: str) -> Callable[[dict[str, Any]], str]:
