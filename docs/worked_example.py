@@ -36,7 +36,7 @@ from agentloop.rollouts.trajectories import CollectedBy
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context import ChatTemplate, ReactParser, Renderer, TokenCodec, default_authors, loss_mask, response_mask
 from replay import DrawRequest, IterationRecord, ReplayStore, RunRecord, Trajectory, make_sampler
-from replay.mixing.mixer import Mixer
+from replay.mixing.batch_plan import Mixer
 
 CONFIG = """\
 algorithm: dr_grpo                        # advantage = reward - mean reward

@@ -14,7 +14,7 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.context import make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from context import AuthorTable, RenderError, TokenSequence, loss_mask
+from context import AuthorTable, TokenSequence, loss_mask
 from context.messages import shown_messages
 from context.templates.hidden_parts import hidden_tools
 from replay.errors import ReplayError
@@ -61,7 +61,7 @@ class DemonstrationReader:
             except TooLong:
                 found.too_long += 1
                 continue
-            except (BadRow, RenderError, ValueError) as error:
+            except ValueError as error:
                 raise UserError(f"{place}: {error}") from error
             found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
         if not found.read:
@@ -113,7 +113,7 @@ def _conversations(path: Path, key: str, ignored: Counter[str]) -> Iterator[tupl
             if line.strip():
                 try:
                     found = read_line(line, ignored)
-                except (BadRow, RenderError, ValueError) as error:
+                except ValueError as error:
                     raise UserError(f"{path}:{number}: {error}") from error
                 yield f"{path}:{number}", line, found
     except (ReplayError, BadRow) as error:

@@ -25,7 +25,7 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.trace import describe_batch, describe_update
-from replay.mixing.mixer import ReplayStarved
+from replay.mixing.batch_plan import ReplayStarved
 from replay.pages.limited_by import regime
 from replay.records import BatchRow, IterationRecord
 from replay.storage.write import AppendReport

@@ -18,7 +18,6 @@ from typing import IO, Any, TypeVar
 
 from context.authors import AuthorTable
 from context.messages import content_hash
-from context.templates.chat_template import RenderError
 from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
@@ -166,7 +165,7 @@ class _ChatFile:
             for number, line in enumerate(lines(self._path), 1):
                 try:
                     bundle = self._rendered(read_line(line, ignored), number, refused)
-                except (BadRow, RenderError, ValueError) as error:
+                except ValueError as error:
                     self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
                 spool.write(jsonl.encode(bundle) + b"\n")

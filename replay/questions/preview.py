@@ -17,9 +17,8 @@ import sqlalchemy as sa
 
 from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
-from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.batch_plan import BatchPlan, Mixer
 from replay.mixing.mix_settings import MixRule, Schedule
-from replay.mixing.mixer import Mixer
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
 from replay.questions.preview_settings import as_yaml, shown, wrong

@@ -12,7 +12,7 @@ import pytest
 
 from replay import ReplayError, ReplayStore, Rows, Sampler, questions
 from replay.config import StoredConfig, stored_config
-from replay.mixing.mixer import Mixer
+from replay.mixing.batch_plan import Mixer
 from replay.mixing.request import DrawRequest, Limits, Pick
 from replay.questions.preview_settings import WrongSettings, changed
 from replay.sampling.samplers import make_sampler

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from replay import make_sampler
 from replay.mixing.apportion import Remainders, apportion, group_sizes
-from replay.mixing.batch_plan import BatchPlan
+from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, with_completions
 from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
-from replay.mixing.mixer import Mixer, ReplayStarved, with_completions
 from replay.mixing.request import Availability, Pick
 from replay.storage.databases import Location
 from tests.fakes.records import FreshRows, new_store, request
