@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.demonstrated import demonstrations
-from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
+from agentloop.supervised.warm_up import WarmUpResult, demonstrated_sequences, hardest_of_last_reply, warm_up
 from context import Message, TokenSequence, default_authors, loss_mask, response_mask
 from context.parse import choose_parser
 from context.strategies import Hint, Linear, Memory, Strategy
@@ -48,9 +49,11 @@ def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
     return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
-def demonstrator(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Demonstrator:
-    parser = choose_parser("auto", loaded.template)
-    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=strategy)
+def demonstrator(
+    loaded: LoadedModel, strategy: Strategy = LINEAR
+) -> Callable[[Sequence[Message]], list[TokenSequence]]:
+    given = {"parser": choose_parser("auto", loaded.template), "tools": FACTORY.tools, "strategy": strategy}
+    return partial(demonstrated_sequences, renderer=loaded.renderer(AUTHORS), **given)
 
 
 def conversations() -> Iterator[tuple[Message, ...]]:
@@ -59,7 +62,7 @@ def conversations() -> Iterator[tuple[Message, ...]]:
 
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
     settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
-    shown = map(demonstrator(loaded).sequences, conversations())
+    shown = map(demonstrator(loaded), conversations())
     return warm_up(Actor(loaded.model), shown, settings, authors=AUTHORS, control_ids=loaded.codec.added_ids)
 
 
@@ -78,7 +81,7 @@ def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_w
     loaded: LoadedModel, factory: EnvironmentFactory
 ) -> None:
     for conversation in itertools.islice(demonstrations(factory, seed=3), 5):
-        (tokens,) = demonstrator(loaded).sequences(conversation)
+        (tokens,) = demonstrator(loaded)(conversation)
         rendered = loaded.template.render(conversation, tools=factory.tools, generation_prompt=False)
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
         replies = [message for message in conversation if message.role == "assistant"]
@@ -91,8 +94,8 @@ def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_w
 
 def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:
     conversation = next(demonstrations(THINKING, seed=3))
-    (whole,) = demonstrator(loaded).sequences(conversation)
-    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60)).sequences(conversation)
+    (whole,) = demonstrator(loaded)(conversation)
+    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60))(conversation)
     trained = [trained_text(loaded, t) for t in sequences]
     thoughts = [str(message.reasoning) for message in conversation if message.role == "assistant"]
     notes = next(text for text in trained if "<think>" not in text)
@@ -104,7 +107,7 @@ def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(load
     conversations = itertools.islice(demonstrations(THINKING, seed=3, strategy=Hint()), 4)
     plain = list(itertools.islice(demonstrations(THINKING, seed=3), 4))
     for number, conversation in enumerate(conversations):
-        (tokens,) = demonstrator(loaded, Hint()).sequences(conversation)
+        (tokens,) = demonstrator(loaded, Hint())(conversation)
         text = loaded.codec.decode(tokens.token_ids.tolist())
         assert text.count("The trail: ") == number % 2
         assert conversation[2:] == plain[number][2:]  # behind the system message and the question
