@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.context import make_strategy
+from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from context import AuthorTable, TokenSequence, loss_mask
+from context import TokenSequence, loss_mask
 from context.messages import shown_messages
+from context.strategies import Strategy
 from context.templates.hidden_parts import hidden_tools
+from context.templates.render import Renderer
 from replay.errors import ReplayError
 from replay.exchange.files import lines
 from replay.exchange.openai_chat import Conversation, TooLong, read_line, recorded
@@ -43,55 +45,52 @@ class Demonstrations:
     """Fields of the file that were not looked at."""
 
 
-class DemonstrationReader:
-    """Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown."""
+def read_demonstrations(path: Path, config: RunConfig, loaded: LoadedModel, *, key: str) -> Demonstrations:
+    """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line.
 
-    def __init__(self, config: RunConfig, loaded: LoadedModel, authors: AuthorTable) -> None:
-        self._config = config
-        self._authors = authors
-        self._renderer = loaded.renderer(authors, allow_hidden=config.context.allow_hidden_tools)
-        self._strategy = make_strategy(config.context.strategy, config.context.options)
-
-    def read(self, path: Path, *, key: str) -> Demonstrations:
-        """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line."""
-        found = Demonstrations()
-        for place, line, conversation in _conversations(path, key, found.ignored):
-            try:
-                sequences = self._sequences(conversation)
-            except TooLong:
-                found.too_long += 1
-                continue
-            except ValueError as error:
-                raise UserError(f"{place}: {error}") from error
-            found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
-        if not found.read:
-            limit = self._config.context.max_tokens
-            raise UserError(
-                f"{key} must hold a conversation of at most context.max_tokens={limit} tokens, got none in "
-                f"{str(path)!r} ({found.too_long} longer ones). Raise it, or name another file."
-            )
-        return found
-
-    def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
-        section = self._config.context
-        if conversation.tools and not section.allow_hidden_tools:
-            opening, described = shown_messages(conversation.opening, self._authors), section.parser != "auto"
-            problem = hidden_tools(self._renderer.template, conversation.tools, opening, described=described)
-            if problem is not None:
-                raise BadRow(problem)
-        context = recorded(
-            conversation,
-            self._renderer,
-            max_tokens=section.max_tokens,
-            strategy=self._strategy,
-            control=section.training_control(),
-            strict=section.strict,
+    Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown.
+    """
+    section, found = config.context, Demonstrations()
+    renderer = loaded.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
+    strategy = make_strategy(section.strategy, section.options)
+    for place, line, conversation in _conversations(path, key, found.ignored):
+        try:
+            sequences = _sequences(conversation, section, renderer, strategy)
+        except TooLong:
+            found.too_long += 1
+            continue
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from error
+        found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
+    if not found.read:
+        raise UserError(
+            f"{key} must hold a conversation of at most context.max_tokens={section.max_tokens} tokens, got none in "
+            f"{str(path)!r} ({found.too_long} longer ones). Raise it, or name another file."
         )
-        sequences = [segment.tokens for segment in context.segments()]
-        trained = [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
-        if not trained:
-            raise BadRow("conversation must hold a token that context lets be trained, got none.")
-        return trained
+    return found
+
+
+def _sequences(
+    conversation: Conversation, section: ContextSection, renderer: Renderer, strategy: Strategy
+) -> list[TokenSequence]:
+    if conversation.tools and not section.allow_hidden_tools:
+        opening, described = shown_messages(conversation.opening, renderer.authors), section.parser != "auto"
+        problem = hidden_tools(renderer.template, conversation.tools, opening, described=described)
+        if problem is not None:
+            raise BadRow(problem)
+    context = recorded(
+        conversation,
+        renderer,
+        max_tokens=section.max_tokens,
+        strategy=strategy,
+        control=section.training_control(),
+        strict=section.strict,
+    )
+    sequences = [segment.tokens for segment in context.segments()]
+    trained = [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]
+    if not trained:
+        raise BadRow("conversation must hold a token that context lets be trained, got none.")
+    return trained
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:

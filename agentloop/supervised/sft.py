@@ -37,7 +37,7 @@ from agentloop.runs.display import RunDisplay, open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader, conversation_texts
+from agentloop.supervised.demonstrations import Demonstration, conversation_texts, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
 
 _Row = TypeVar("_Row")
@@ -155,10 +155,9 @@ class _Data:
 def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
     seed_process(config)
     loaded = load_policy(config, first, saved=saved)
-    reader = DemonstrationReader(config, loaded, config.context.author_table())
-    found = reader.read(_data_path(config), key="sft.data")
+    found = read_demonstrations(_data_path(config), config, loaded, key="sft.data")
     if config.sft.held_out is not None:
-        others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
+        others = read_demonstrations(Path(config.sft.held_out).expanduser(), config, loaded, key="sft.held_out")
         found.too_long += others.too_long
         found.ignored += others.ignored
         trained, held_out = found.read, others.read

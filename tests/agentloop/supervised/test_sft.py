@@ -18,7 +18,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume
-from agentloop.supervised.demonstrations import DemonstrationReader
+from agentloop.supervised.demonstrations import read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
@@ -62,7 +62,7 @@ def configured(folder: Path, model: Path, data: Path, /, **sections: Any) -> Run
 
 def read(loaded: LoadedModel, path: Path, **sections: Any) -> list[TokenSequence]:
     config = RunConfig.model_validate({"context": {"max_tokens": 2000}, **sections})
-    found = DemonstrationReader(config, loaded, AUTHORS).read(path, key="sft.data")
+    found = read_demonstrations(path, config, loaded, key="sft.data")
     return [tokens for row in found.read for tokens in row.sequences]
 
 
