@@ -100,13 +100,9 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
 
 
-def entry(token: str, log_prob: float, **more: Any) -> dict[str, Any]:
-    return {"token": token, "logprob": log_prob, **more}
-
-
-def log_probs(text: str, *, by: str = "bytes", end: bool = True) -> dict[str, Any]:
+def log_probs(text: str, *, by: str = "bytes") -> dict[str, Any]:
     codec = codec_of()
-    ids = codec.encode(text + ("<|im_end|>" if end else ""))
+    ids = codec.encode(f"{text}<|im_end|>")
     named: dict[str, Callable[[int], dict[str, Any]]] = {
         "bytes": lambda token: {"token": "?", "bytes": list(codec.token_bytes(token))},
         "text": lambda token: {"token": codec.token_bytes(token).decode()},
@@ -128,25 +124,21 @@ def test_log_probs_are_taken_where_every_token_is_the_same(file_store: ReplaySto
     assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (log_probs("The code is 78.", end=False), "the file has no log-prob for the token that ends the reply"),
-        (log_probs("The code is 79."), "the file's tokens are others than the model's"),
-        ({"content": log_probs("The code is 78.")["content"][:2]}, "the file has another number of tokens"),
-        ({"content": [entry("The code is 78.", -1.0)]}, "the file's tokens are others than the model's"),
-        (
-            {"content": [{**e, "logprob": 0.5} for e in log_probs("The code is 78.")["content"]]},
-            "a log-prob is above 0 or infinite",
-        ),
-    ],
-)
-def test_other_tokens_log_probs_are_not_ours(
-    file_store: ReplayStore, tmp_path: Path, given: dict[str, Any], reason: str
-) -> None:
-    row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": given}]}
-    report = import_chat(file_store, written(tmp_path, PLAIN, row), teaching(file_store, tmp_path))
-    assert report.log_probs_refused == {reason: 1}
+def test_other_tokens_log_probs_are_not_ours(file_store: ReplayStore, tmp_path: Path) -> None:
+    own = log_probs("The code is 78.")["content"]
+    refused = {
+        "the file has no log-prob for the token that ends the reply": [own[:-1]],
+        "the file has another number of tokens": [own[:2]],
+        "a log-prob is above 0 or infinite": [[{**entry, "logprob": 0.5} for entry in own]],
+        "the file's tokens are others than the model's": [
+            log_probs("The code is 79.")["content"],
+            [{"token": "The code is 78.", "logprob": -1.0}],
+        ],
+    }
+    given = [{"content": entries} for of_one in refused.values() for entries in of_one]
+    rows = [{**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": one}]} for one in given]
+    report = import_chat(file_store, written(tmp_path, PLAIN, *rows), teaching(file_store, tmp_path))
+    assert report.log_probs_refused == {reason: len(of_one) for reason, of_one in refused.items()}
     for row in file_store.read([id for (id,) in sql(file_store, "select id from trajectories")]):
         assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
 
