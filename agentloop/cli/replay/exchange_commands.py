@@ -109,7 +109,8 @@ def import_(
             named = [] if source is None else [source]
             report.empty_sources = questions.empty_sources(buffer.store, learner, named=named)
             loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
-            refused = report.without_log_probs * ReplayLossSection.model_validate(loss).rejects_missing
+            if ReplayLossSection.model_validate(loss).rejects_missing:
+                refused = report.without_log_probs
     say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
 
 
