@@ -158,8 +158,10 @@ class _Check:
             self._runs[run.id] = known = run
         for name, value in vars(run).items():
             if (mine := getattr(known, name)) != value:
-                rule = f"must be that of the known run {shortened(run.id)} ({shortened(mine)})"
-                raise BadRow(f"run_{name} {rule}, got {shortened(value)}.")
+                raise BadRow(
+                    f"run_{name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
+                    f"got {shortened(value)}."
+                )
         self.runs.add(run.id)
 
     def _check_policy(self, policy: PolicyRecord) -> None:
