@@ -24,7 +24,7 @@ from benchmarks._goals import show
 from benchmarks._rows import ROWS, RUN, TASK, TOKENS, add_run, make_group, make_trajectory, seconds
 from context.messages import to_template
 from context.tokens.token_sequence import TokenSequence
-from replay import DrawRequest, Pick, ReplayStore, Trajectory, make_sampler
+from replay import DrawRequest, Limits, Pick, ReplayStore, Trajectory, make_sampler
 
 GOALS = {"append_rate_to_raw": ">= 0.5", "draw_time_to_raw": "<= 3.5", "disk_to_raw_bytes": "<= 0.45"}
 FIELDS = ("token_ids", "authors", "behavior_log_probs", "policy_versions")
@@ -111,7 +111,7 @@ def measure(rounds: int, folder: Path) -> Times:
         times["append"]["store"].append(seconds(append))
         for name, other in others.items():
             times["append"][name].append(seconds(partial(other.append, rows)))
-        request = DrawRequest(RUN, iteration + 1, 0, (Pick(ROWS),))
+        request = DrawRequest(RUN, iteration + 1, 0, (Pick(ROWS),), limits=Limits(successful_only=False))
         times["refresh"]["store"].append(seconds(partial(store.available, request, sampler)))
         times["draw"]["store"].append(seconds(partial(store.draw, request, sampler)))
         ids = random.choice(stored, ROWS, replace=False).tolist()

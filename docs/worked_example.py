@@ -35,7 +35,7 @@ from agentloop.rollouts.trajectories import CollectedBy
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from context import ChatTemplate, ReactParser, Renderer, TokenCodec, default_authors, loss_mask, response_mask
 from replay import DrawRequest, IterationRecord, ReplayStore, RunRecord, Trajectory, make_sampler
-from replay.mixing.mixer import Mixer
+from replay.mixing.batch_plan import Mixer
 
 CONFIG = """\
 algorithm: dr_grpo                        # advantage = reward - mean reward
@@ -150,7 +150,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
     for collected in (earlier, fresh):
         store.append(collected.tasks, collected.groups, collected.trajectories)
 
-    request, sampler = DrawRequest("worked", iteration=2, policy_version=1), make_sampler("uniform", seed=0)
+    request, sampler = DrawRequest("worked", 2, 1, limits=config.replay.limits), make_sampler("uniform", seed=0)
     plan = Mixer(config.mix_rule()).plan(iteration=2, available=store.available(request, sampler))
     request = replace(request, picks=plan.picks, first_slot=plan.fresh)
     own = request.fresh_rows(fresh.trajectories)

@@ -78,7 +78,6 @@ class HindsightSection(Section):
 class ReplayConfig(LimitSection, MixSection):
     """The mixing ratio, which rows are drawn, and what the buffer keeps."""
 
-    successful_only: bool = Field(True, description="Draw successful trajectories only.")
     sampler: str = Field(
         "success",
         description="Which rows are drawn: uniform, recency, fifo_window, success, difficulty, entropy, advantage, "

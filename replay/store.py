@@ -28,9 +28,8 @@ from replay.records import (
     TaskRecord,
     Trajectory,
 )
-from replay.sampling.draw import Candidates, Measure, RunDraws
+from replay.sampling.draw import Candidates, Measure, RunDraws, TrialDraw
 from replay.sampling.samplers import RankedSampler, Sampler
-from replay.sampling.trial_draw import TrialDraw
 from replay.storage import counters, draws, read, reclaimed, retention, write
 from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles
@@ -147,15 +146,15 @@ class ReplayStore:
 
         def counted() -> Availability:
             with self._run_draws(request) as run_draws, self._database.reading() as connection:
-                return run_draws.available(connection, request, sampler)
+                return run_draws.trial(connection, request, sampler).available()
 
         return retried(counted)
 
     @contextmanager
-    def trial_draw(self, request: DrawRequest, sampler: Sampler, *, sources: Sequence[str] = ()) -> Iterator[TrialDraw]:
-        """The moment before a draw, of which nothing is reserved. `sources` are those that picks will name."""
+    def trial_draw(self, request: DrawRequest, sampler: Sampler) -> Iterator[TrialDraw]:
+        """The moment before a draw, of which nothing is reserved. Nobody else draws for the run meanwhile."""
         with self._run_draws(request) as run_draws, self._database.reading() as connection:
-            yield run_draws.trial(connection, request, sampler, sources)
+            yield run_draws.trial(connection, request, sampler)
 
     def draw(self, request: DrawRequest, sampler: Sampler, *, measure: Measure | None = None) -> list[BatchRow]:
         """Select and reserve, in the order of the picks; fewer than asked if there are not enough. A corrupt row is

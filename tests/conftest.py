@@ -35,7 +35,6 @@ LONGEST = (
     "agentloop/cli/test_main.py",
     "replay/storage/test_races.py",
     "replay/storage/test_conformance.py",
-    "replay/sampling/test_limits.py",
     "invariants/test_objectives.py",
     "docs/test_blocks.py",
     "replay/sampling/test_draws.py",

@@ -24,7 +24,6 @@ def write_demonstrations(
     environments: RunEnvironments,
     file: Path,
     *,
-    run: str | None,
     where: sa.ColumnElement[bool],
     limit: int | None = None,
     force: bool = False,
@@ -54,7 +53,7 @@ def write_demonstrations(
         return json.dumps(row).encode()
 
     asked = sa.and_(answered, sa.or_(*known), where)
-    return export_file(store, file, run=run, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
+    return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)
 
 
 def _message(message: Message) -> dict[str, Any]:

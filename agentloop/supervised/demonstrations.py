@@ -5,25 +5,23 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.config.sections.context import make_strategy
+from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from context import AuthorTable, ContextManager, Message, RenderError, TokenSequence, loss_mask
+from context import TokenSequence, loss_mask
 from context.messages import shown_messages
-from context.parse import KnownReply
-from context.strategies import CONTEXT_FULL
+from context.strategies import Strategy
 from context.templates.hidden_parts import hidden_tools
+from context.templates.render import Renderer
 from replay.errors import ReplayError
 from replay.exchange.files import lines
-from replay.exchange.openai_chat import Conversation, read_line
+from replay.exchange.openai_chat import Conversation, TooLong, read_line, recorded
 from replay.exchange.row_format import BadRow
 
 _CORPUS_CONVERSATIONS = 4000
@@ -47,83 +45,52 @@ class Demonstrations:
     """Fields of the file that were not looked at."""
 
 
-class _TooLong(Exception):
-    """A conversation does not fit the context."""
+def read_demonstrations(path: Path, config: RunConfig, loaded: LoadedModel, *, key: str) -> Demonstrations:
+    """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line.
 
-
-class DemonstrationReader:
-    """Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown."""
-
-    def __init__(self, config: RunConfig, loaded: LoadedModel, authors: AuthorTable) -> None:
-        self._config = config
-        self._authors = authors
-        self._renderer = loaded.renderer(authors, allow_hidden=config.context.allow_hidden_tools)
-        self._strategy = make_strategy(config.context.strategy, config.context.options)
-
-    def read(self, path: Path, *, key: str) -> Demonstrations:
-        """Every conversation of the file; `key` names it in errors. Raises UserError with the first bad line."""
-        found = Demonstrations()
-        for place, line, conversation in _conversations(path, key, found.ignored):
-            try:
-                with _named(place):
-                    sequences = self._sequences(conversation)
-            except _TooLong:
-                found.too_long += 1
-                continue
-            found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
-        if not found.read:
-            limit = self._config.context.max_tokens
-            raise UserError(
-                f"{key} must hold a conversation of at most context.max_tokens={limit} tokens, got none in "
-                f"{str(path)!r} ({found.too_long} longer ones). Raise it, or name another file."
-            )
-        return found
-
-    def _sequences(self, conversation: Conversation) -> list[TokenSequence]:
-        given, section = KnownReply(), self._config.context
-        control = section.training_control()
-        shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
-        context = ContextManager(
-            self._renderer,
-            given,
-            max_tokens=section.max_tokens,
-            strategy=self._strategy,
-            control=replace(control, discard_turns=(*control.discard_turns, *shown)),
-            strict=section.strict,
+    Replies of weight 1 are tokens of author `demonstration`, which is trained; those of weight 0 are only shown.
+    """
+    section, found = config.context, Demonstrations()
+    renderer = loaded.renderer(section.author_table(), allow_hidden=section.allow_hidden_tools)
+    strategy = make_strategy(section.strategy, section.options)
+    for place, line, conversation in _conversations(path, key, found.ignored):
+        try:
+            sequences = _sequences(conversation, section, renderer, strategy)
+        except TooLong:
+            found.too_long += 1
+            continue
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from error
+        found.read.append(Demonstration(hashlib.sha256(line.strip()).hexdigest(), tuple(sequences)))
+    if not found.read:
+        raise UserError(
+            f"{key} must hold a conversation of at most context.max_tokens={section.max_tokens} tokens, got none in "
+            f"{str(path)!r} ({found.too_long} longer ones). Raise it, or name another file."
         )
-        context.begin(conversation.opening, conversation.tools)
-        if conversation.tools and not section.allow_hidden_tools:
-            opening, described = shown_messages(conversation.opening, self._authors), section.parser != "auto"
-            problem = hidden_tools(self._renderer.template, conversation.tools, opening, described=described)
-            if problem is not None:
-                raise BadRow(problem)
-        for reply, answers in conversation.turns:
-            given.message = reply.message
-            ids = self._renderer.reply(reply.message)
-            if len(ids) > context.room:
-                raise _TooLong
-            context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
-            if answers:
-                self._observe(context, answers)
-        sequences = [segment.tokens for segment in context.segments()]
-        trained = [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
-        if not trained:
-            raise BadRow("conversation must hold a token that context lets be trained, got none.")
-        return trained
+    return found
 
-    def _observe(self, context: ContextManager, answers: Sequence[Message]) -> None:
-        stopped = context.observe(answers)
-        if stopped == CONTEXT_FULL:
-            raise _TooLong
-        if stopped is not None:
-            raise BadRow(
-                f"conversation must fit the chat template and context.strategy, got {stopped}: {context.problem}"
-            )
-        if context.question:
-            raise UserError(
-                f"context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
-                f"{self._config.context.strategy}. Set context.strategy: linear."
-            )
+
+def _sequences(
+    conversation: Conversation, section: ContextSection, renderer: Renderer, strategy: Strategy
+) -> list[TokenSequence]:
+    if conversation.tools and not section.allow_hidden_tools:
+        opening, described = shown_messages(conversation.opening, renderer.authors), section.parser != "auto"
+        problem = hidden_tools(renderer.template, conversation.tools, opening, described=described)
+        if problem is not None:
+            raise BadRow(problem)
+    context = recorded(
+        conversation,
+        renderer,
+        max_tokens=section.max_tokens,
+        strategy=strategy,
+        control=section.training_control(),
+        strict=section.strict,
+    )
+    sequences = [segment.tokens for segment in context.segments()]
+    trained = [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]
+    if not trained:
+        raise BadRow("conversation must hold a token that context lets be trained, got none.")
+    return trained
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:
@@ -143,17 +110,10 @@ def _conversations(path: Path, key: str, ignored: Counter[str]) -> Iterator[tupl
     try:
         for number, line in enumerate(lines(path), 1):
             if line.strip():
-                with _named(f"{path}:{number}"):
+                try:
                     found = read_line(line, ignored)
+                except ValueError as error:
+                    raise UserError(f"{path}:{number}: {error}") from error
                 yield f"{path}:{number}", line, found
     except (ReplayError, BadRow) as error:
         raise UserError(f"{key} must be a readable .jsonl file, got {str(path)!r}: {error}") from error
-
-
-@contextmanager
-def _named(place: str) -> Iterator[None]:
-    """Name the line of which something within can't be used."""
-    try:
-        yield
-    except (BadRow, RenderError, ValueError) as error:
-        raise UserError(f"{place}: {error}") from error

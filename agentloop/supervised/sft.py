@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from agentloop.config import RunConfig
 from agentloop.config.seeds import derive_seed
@@ -36,9 +37,10 @@ from agentloop.runs.display import RunDisplay, open_display
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, DemonstrationReader, conversation_texts
+from agentloop.supervised.demonstrations import Demonstration, conversation_texts, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
 
+_Row = TypeVar("_Row")
 _SUFFIX = "-sft"
 _FIRST = "start"
 """Folder of the built-in model as the training begins with it."""
@@ -153,10 +155,9 @@ class _Data:
 def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
     seed_process(config)
     loaded = load_policy(config, first, saved=saved)
-    reader = DemonstrationReader(config, loaded, config.context.author_table())
-    found = reader.read(_data_path(config), key="sft.data")
+    found = read_demonstrations(_data_path(config), config, loaded, key="sft.data")
     if config.sft.held_out is not None:
-        others = reader.read(Path(config.sft.held_out).expanduser(), key="sft.held_out")
+        others = read_demonstrations(Path(config.sft.held_out).expanduser(), config, loaded, key="sft.held_out")
         found.too_long += others.too_long
         found.ignored += others.ignored
         trained, held_out = found.read, others.read
@@ -176,6 +177,14 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
     if found.ignored:
         display.note(f"not looked at: {', '.join(sorted(found.ignored))}")
     return _Data(config, loaded, trained, held_out)
+
+
+def batch_of_update(rows: Sequence[_Row], update: int, *, size: int, seed: int) -> list[_Row]:
+    """What the 1-based `update` learns from: every epoch has all rows once, in an order of its own by the seed."""
+    epoch, place = divmod(update - 1, -(-len(rows) // size))
+    order = list(rows)
+    random.Random(derive_seed(seed, "sft", epoch)).shuffle(order)
+    return order[place * size : (place + 1) * size]
 
 
 class _Training:
@@ -243,7 +252,8 @@ class _Training:
         rate = learning_rate(self._schedule, iteration=update, iterations=self._total)
         self._optimizer.set_learning_rate(rate)
         self._optimizer.clear_gradients()
-        learned = self._on(learn, self._batch(update))
+        rows = batch_of_update(self.data.trained, update, size=self._config.sft.batch, seed=self._config.run.seed)
+        learned = self._on(learn, rows)
         norm = self._optimizer.gradient_norm()
         if not math.isfinite(learned.loss + norm):
             raise TrainingStopped(
@@ -261,14 +271,6 @@ class _Training:
             "sft/learning_rate": rate,
             "sft/epoch": update / self._per_epoch,
         }
-
-    def _batch(self, update: int) -> list[Demonstration]:
-        """A function of seed and number of the update: there is no state to keep."""
-        epoch, place = divmod(update - 1, self._per_epoch)
-        order = list(self.data.trained)
-        random.Random(derive_seed(self._config.run.seed, "sft", epoch)).shuffle(order)
-        size = self._config.sft.batch
-        return order[place * size : (place + 1) * size]
 
     def _on(self, act: Callable[..., Learned], rows: list[Demonstration]) -> Learned:
         sequences = [sequence for row in rows for sequence in row.sequences]

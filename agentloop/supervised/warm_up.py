@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from agentloop.config import WarmUpSection
-from agentloop.environments import EnvironmentFactory
 from agentloop.learning.optimizer import hidden_matrices
 from agentloop.models.actor import Actor
-from agentloop.models.loading import LoadedModel
 from agentloop.supervised.supervised_update import learn
 from context import AuthorTable, ContextManager, Message, ReplyParser, TokenSequence, loss_mask
 from context.authors import LLM
 from context.strategies import Strategy
+from context.templates.render import Renderer
 
 _SMOOTHING = 0.9
 _ENDLESS = 1 << 30
@@ -37,51 +37,41 @@ class WarmUpResult:
     """Smoothed loss of the last reply's hardest token, nats."""
 
 
-class Demonstrator:
-    """Turns demonstrated conversations into training sequences, through the same context a rollout uses."""
+def demonstrated_sequences(
+    conversation: Sequence[Message],
+    renderer: Renderer,
+    *,
+    parser: ReplyParser,
+    tools: Sequence[Mapping[str, Any]],
+    strategy: Strategy,
+) -> list[TokenSequence]:
+    """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        authors: AuthorTable,
-        parser: ReplyParser,
-        *,
-        factory: EnvironmentFactory,
-        strategy: Strategy,
-    ) -> None:
-        self._authors = authors
-        self._parser = parser
-        self._factory = factory
-        self._strategy = strategy
-        self._renderer = loaded.renderer(authors)
+    Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
+    """
+    context = ContextManager(renderer, parser, max_tokens=_ENDLESS, strategy=strategy)
 
-    def sequences(self, conversation: Sequence[Message]) -> list[TokenSequence]:
-        """The conversation with its replies in the place of sampled ones (author `demonstration`, no log-probs).
-
-        Where the strategy rewrites what is shown there are several. One that stops the episode ends them early.
-        """
-        context = ContextManager(self._renderer, self._parser, max_tokens=_ENDLESS, strategy=self._strategy)
-        first = next(i for i, message in enumerate(conversation) if message.author == LLM)
-        context.begin(conversation[:first], self._factory.tools)
-        results: list[Message] = []
-        for message in conversation[first:]:
-            if message.author != LLM:
-                results.append(message)
-                continue
-            if results:
-                context.observe(results)
-                results = []
-            while context.question is not None and context.stopped is None:
-                self._say(context, Message("assistant", context.question.example))
-            if context.stopped is not None:
-                break
-            self._say(context, message)
-        sequences = [segment.tokens for segment in context.segments()]
-        return [tokens for tokens in sequences if loss_mask(tokens, self._authors).any()]
-
-    def _say(self, context: ContextManager, reply: Message) -> None:
-        ids = self._renderer.reply(reply)[: context.room]
+    def say(reply: Message) -> None:
+        ids = renderer.reply(reply)[: context.room]
         context.record_reply(ids, [math.nan] * len(ids), policy_version=0)
+
+    first = next(i for i, message in enumerate(conversation) if message.author == LLM)
+    context.begin(conversation[:first], tools)
+    results: list[Message] = []
+    for message in conversation[first:]:
+        if message.author != LLM:
+            results.append(message)
+            continue
+        if results:
+            context.observe(results)
+            results = []
+        while context.question is not None and context.stopped is None:
+            say(Message("assistant", context.question.example))
+        if context.stopped is not None:
+            break
+        say(message)
+    sequences = [segment.tokens for segment in context.segments()]
+    return [tokens for tokens in sequences if loss_mask(tokens, renderer.authors).any()]
 
 
 def warm_up(

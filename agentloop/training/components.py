@@ -46,7 +46,7 @@ from context import AuthorTable
 from context.messages import Message, content_hash
 from context.templates.template_report import check_template
 from replay.exchange.attach import check_attachable
-from replay.mixing.mixer import Mixer
+from replay.mixing.batch_plan import Mixer
 from replay.sampling.samplers import Sampler
 from replay.storage.write import Redactor
 from replay.store import ReplayStore

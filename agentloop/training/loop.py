@@ -22,7 +22,7 @@ from agentloop.training.collecting.collection import Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
-from replay.mixing.mixer import ReplayStarved
+from replay.mixing.batch_plan import ReplayStarved
 from replay.pages.limited_by import regime
 from replay.records import IterationRecord
 from replay.storage.write import AppendReport

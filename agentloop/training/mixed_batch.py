@@ -13,8 +13,7 @@ from agentloop.rollouts.dynamic_sampling import zero_variance_groups
 from agentloop.rollouts.trajectories import Collected
 from agentloop.training.advantage_estimator import AdvantageEstimator, member_of
 from context.authors import LLM_DO_NOT_TRAIN, AuthorTable
-from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mixer import Mixer, with_completions
+from replay.mixing.batch_plan import BatchPlan, Mixer, with_completions
 from replay.mixing.request import Availability, DrawRequest, Pick
 from replay.records import FRESH, REPLAY, BatchRow, Trajectory
 

@@ -21,7 +21,7 @@ from agentloop.rollouts.demonstrated import demonstrations
 from agentloop.runs.checkpoint import write_directory
 from agentloop.runs.display import RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder
-from agentloop.supervised.warm_up import Demonstrator, warm_up
+from agentloop.supervised.warm_up import demonstrated_sequences, warm_up
 from context import TokenSequence
 
 _CORPUS_CONVERSATIONS = 400
@@ -73,19 +73,13 @@ def _make_tiny(target: Path, config: RunConfig, display: RunDisplay) -> None:
     loaded = load_model(config.model, target, template=context.template, template_args=context.template_args)
     authors = context.author_table()
     parser = make_parser(context.parser, loaded.template, tools=environments.tools)
-    strategy = make_strategy(context.strategy, context.options)
+    strategy, renderer = make_strategy(context.strategy, context.options), loaded.renderer(authors)
 
     def in_turn() -> Iterator[Sequence[TokenSequence]]:
         """Conversations of one environment after another, as training sequences."""
-        played = [
-            map(
-                Demonstrator(loaded, authors, parser, factory=one, strategy=strategy).sequences,
-                demonstrations(one, seed=seed, strategy=strategy),
-            )
-            for one in environments.all
-        ]
-        for sequences in itertools.cycle(played):
-            yield next(sequences)
+        played = [(one.tools, demonstrations(one, seed=seed, strategy=strategy)) for one in environments.all]
+        for tools, shown in itertools.cycle(played):
+            yield demonstrated_sequences(next(shown), renderer, parser=parser, tools=tools, strategy=strategy)
 
     result = warm_up(
         Actor(loaded.model, compute=config.compute),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,23 +12,16 @@ from replay.exchange import jsonl, parquet
 from replay.exchange.files import ExchangeError, is_parquet, opened, replaced
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
 from replay.exchange.row_format import BadRow, Bundle
-from replay.exchange.stored_rows import NotExported, bundles, exportable
+from replay.exchange.stored_rows import ExportReport, bundles, exportable
 from replay.store import ReplayStore
 
-__all__ = ["ExchangeError", "ExportReport", "ImportReport", "check_set_name", "export_file", "import_file"]
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    rows: int
-    left: NotExported
+__all__ = ["ExchangeError", "ExportReport", "ImportReport", "export_file", "import_file"]
 
 
 def export_file(
     store: ReplayStore,
     path: Path,
     *,
-    run: str | None = None,
     where: sa.ColumnElement[bool] | None = None,
     limit: int | None = None,
     force: bool = False,
@@ -40,23 +32,17 @@ def export_file(
 
     Rows stand in the order of run, iteration, slot and id. Orphaned, quarantined and evicted ones are left out and
     counted, also those that became so meanwhile; rows that are written meanwhile may be in the file or not.
-    `limit` takes the first of those that `run` and `where` choose. `line_of` makes lines that no import reads.
+    `limit` takes the first of those that `where` chooses. `line_of` makes lines that no import reads.
     """
     as_parquet = is_parquet(path)
     if as_parquet and line_of is not None:
         raise ExchangeError(f"FILE must end in .jsonl or .jsonl.gz, got {str(path)!r}. Rename it.")
-    left = NotExported()
+    report = ExportReport()
     with store.naming_damage(), replaced(path, force=force) as target:
-        ids = exportable(store, left, run=run, where=where)[:limit]
-        rows = _counted(bundles(store, ids, left), lambda done: progress(done, len(ids)))
-        count = parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
-    return ExportReport(count, left)
-
-
-def _counted(rows: Iterator[Bundle], progress: Callable[[int], None]) -> Iterator[Bundle]:
-    for done, row in enumerate(rows, 1):
-        yield row
-        progress(done)
+        ids = exportable(store, report, sa.true() if where is None else where)[:limit]
+        rows = bundles(store, ids, report, progress)
+        parquet.write(target, rows) if as_parquet else jsonl.write(path, target, rows, line_of or jsonl.encode)
+    return report
 
 
 def import_file(
@@ -73,18 +59,15 @@ def import_file(
     """
     if name is not None:
         check_set_name(name)
-    reader = parquet.read if is_parquet(path) else jsonl.read
-    unit = "row " if is_parquet(path) else ""
+    report, read = ImportReport(), partial(_placed, path, as_parquet=is_parquet(path))
     with opened(path):
-        report = ImportReport()
-        rows = partial(_placed, path, reader, unit)
-        import_rows(store, rows, report, source=name, skip_bad=skip_bad, progress=progress)
-        return report
+        import_rows(store, read, report, source=name, skip_bad=skip_bad, progress=progress)
+    return report
 
 
-def _placed(path: Path, reader: Callable[[Path], Iterator[Bundle | BadRow]], unit: str) -> Iterator[Placed]:
+def _placed(path: Path, *, as_parquet: bool) -> Iterator[Placed]:
     """Each row with where it stands; what ends the reading early is the last of them."""
-    number = 0
+    reader, unit, number = (parquet.read, "row ", 0) if as_parquet else (jsonl.read, "", 0)
     try:
         for number, row in enumerate(reader(path), 1):
             yield f"{path}:{unit}{number}", row

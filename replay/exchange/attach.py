@@ -12,7 +12,7 @@ from operator import or_
 
 from replay.exchange.files import ExchangeError
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
-from replay.exchange.stored_rows import NotExported, bundles, exportable, known_runs
+from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
 from replay.locate import place as located
 from replay.records import ELIGIBLE
 from replay.sampling.compatibility import bits, meanings, names_of
@@ -52,11 +52,11 @@ def attach(
         comparable = [id for id, mismatch in differing.items() if not mismatch]
         # The run's own rows may be there too, in a database that both once shared.
         where = (trajectories.c.state == ELIGIBLE) & trajectories.c.run.in_(comparable)
-        left = NotExported()
-        ids = exportable(other, left, run=None, where=where)
+        read = ExportReport()
+        ids = exportable(other, read, where)
 
         def rows() -> Iterator[Placed]:
-            return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(other, ids, left))
+            return ((f"{name}:{bundle.trajectory.id}", bundle) for bundle in bundles(other, ids, read))
 
         if not ids:
             names = ", ".join(names_of(reduce(or_, differing.values(), 0)))
@@ -67,6 +67,6 @@ def attach(
             )
         report = ImportReport()
         import_rows(store, rows, report, source=name, progress=progress)
-    report.problems += [f"{name}:{id}: {reason}" for id, reason in left.corrupt.items()]
-    report.bad = len(left.corrupt)
+    report.problems += [f"{name}:{id}: {reason}" for id, reason in read.corrupt.items()]
+    report.bad = len(read.corrupt)
     return report

@@ -21,20 +21,22 @@ JSONL = (".jsonl", ".jsonl.gz")
 PARQUET = ".parquet"
 MOST_LINE = 32 << 20
 """Bytes of one JSONL line: a trajectory of about a million tokens."""
-_AT_ONCE = 1 << 16
+ROWS_AT_ONCE = 64
+_BYTES_AT_ONCE = 8 << 20
+"""Bytes of rows that are in memory together; never less than a row."""
 
 
 class ExchangeError(ReplayError):
     """A file that can't be read or written; nothing has been stored."""
 
 
-def batched(rows: Iterable[_Row], size: Callable[[_Row], int], *, most: int, room: int) -> Iterator[list[_Row]]:
-    """At most so many rows at a time, and as many as there is room for, but never less than one."""
+def batched(rows: Iterable[_Row], size: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """The rows in parts that fit in memory and in one transaction; `size` says the bytes of each row."""
     batch: list[_Row] = []
     taken = 0
     for row in rows:
         mine = size(row)
-        if batch and (len(batch) == most or taken + mine > room):
+        if batch and (len(batch) == ROWS_AT_ONCE or taken + mine > _BYTES_AT_ONCE):
             yield batch
             batch, taken = [], 0
         batch.append(row)
@@ -54,7 +56,7 @@ def is_parquet(path: Path) -> bool:
     )
 
 
-def _is_packed(path: Path) -> bool:
+def is_packed(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
 
@@ -96,17 +98,6 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def packed(path: Path, target: Path) -> Iterator[IO[bytes]]:
-    """Write to `target` as the ending of `path` says; the same bytes on every day and machine."""
-    with target.open("wb") as raw:
-        if not _is_packed(path):
-            yield raw
-            return
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as stream:
-            yield stream  # type: ignore[misc]  # a stream of bytes by another name
-
-
-@contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, as they are. Pipes and devices are none: a file is read more than once."""
     try:
@@ -122,34 +113,17 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def lines(path: Path) -> Iterator[bytes]:
     """The lines of a JSONL file, packed or not; raises ExchangeError for a file of another kind.
 
-    Raises BadRow for one of more than `MOST_LINE` bytes, and for contents that are damaged. What is packed is unpacked
-    piece by piece.
+    Raises BadRow for one of more than `MOST_LINE` bytes, and for contents that are damaged.
     """
     if is_parquet(path):
         raise ExchangeError(f"FILE must end in {', '.join(JSONL)}, got {str(path)!r}. Write one row a line.")
-    line = bytearray()
     with opened(path) as raw:
-        for piece in _pieces(raw, is_packed=_is_packed(path)):
-            *ends, begun = piece.split(b"\n")
-            for end in ends:
-                yield _checked(line + end)
-                line.clear()
-            line += begun
-            _checked(line)
-    if line:
-        yield bytes(line)
-
-
-def _checked(line: bytearray) -> bytes:
-    if len(line) > MOST_LINE:
-        raise BadRow(f"line must be at most {MOST_LINE:,} bytes, got more. Leave it out.")
-    return bytes(line)
-
-
-def _pieces(raw: IO[bytes], *, is_packed: bool) -> Iterator[bytes]:
-    stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed else raw
-    try:
-        while piece := stream.read(_AT_ONCE):
-            yield piece
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadRow(f"contents must unpack, got a damaged or cut file ({str(error).splitlines()[0]}).") from None
+        stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed(path) else raw
+        try:
+            while line := stream.readline(MOST_LINE + 1):
+                line = line.removesuffix(b"\n")
+                if len(line) > MOST_LINE:
+                    raise BadRow(f"line must be at most {MOST_LINE:,} bytes, got more. Leave it out.")
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise BadRow(f"contents must unpack, got a damaged or cut file ({str(error).splitlines()[0]}).") from None

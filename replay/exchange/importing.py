@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from replay.errors import InvalidRecord, shortened
@@ -16,10 +16,6 @@ from replay.records import OWN_SOURCES, SOURCE_NAME, PolicyRecord, RunRecord
 from replay.storage.validate import NOTHING_STORED, checked
 from replay.store import ReplayStore
 
-_AT_ONCE = 64
-"""Rows of one transaction ..."""
-_TOKENS_AT_ONCE = 1 << 20
-"""... and tokens, or characters of messages; never less than a row."""
 _MOST_NAMED = 20
 _MOST_BAD = 1000
 """Rows; beyond these, and if they are most, the rest of the file is not read."""
@@ -52,12 +48,6 @@ class ImportReport:
         self.bad += 1
         if len(self.problems) < _MOST_NAMED:
             self.problems.append(f"{place}: {problem}")
-
-    def refuse_bad(self) -> None:
-        """Raises ExchangeError if there is a bad row."""
-        if self.bad:
-            more = f" {self.bad - 1} more rows are bad." if self.bad > 1 else ""
-            raise ExchangeError(f"{self.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
 
 
 def check_set_name(name: str) -> None:
@@ -92,28 +82,18 @@ def import_rows(
         progress("check", done)
         if len(bad) > max(_MOST_BAD, done / 2):
             raise ExchangeError(f"{report.problems[0]} Most rows are bad. Nothing was stored; is this the right file?")
-    if not skip_bad:
-        report.refuse_bad()
+    if report.bad and not skip_bad:
+        more = f" {report.bad - 1} more rows are bad." if report.bad > 1 else ""
+        raise ExchangeError(f"{report.problems[0]}{more} Nothing was stored; leave bad rows out with --skip-bad.")
     report.runs = sorted(check.runs)
     for batch in _batches(rows()):
-        _store(store, check.sourced(_good(batch, bad)), report)
+        good = [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
+        _store(store, check.sourced(good), report)
         progress("store", report.rows)
 
 
-def _good(batch: Sequence[Placed], bad: Set[str]) -> list[Bundle]:
-    return [row for place, row in batch if place not in bad and isinstance(row, Bundle)]
-
-
 def _batches(rows: Iterable[Placed]) -> Iterator[list[Placed]]:
-    return batched(rows, _size, most=_AT_ONCE, room=_TOKENS_AT_ONCE)
-
-
-def _size(placed: Placed) -> int:
-    _, row = placed
-    if isinstance(row, BadRow):
-        return 0
-    characters = sum(len(message.content) + len(message.reasoning or "") for message in row.trajectory.messages)
-    return characters + sum(len(part.tokens) for part in row.trajectory.segments)
+    return batched(rows, lambda placed: placed[1].size if isinstance(placed[1], Bundle) else 0)
 
 
 class _Check:
@@ -133,7 +113,8 @@ class _Check:
         """The rows with the sources they are to have: one that is stored already is the one it was."""
         with self._store.reading() as connection:
             stored = stored_sources(connection, [bundle.trajectory.id for bundle in bundles])
-        return [_with_source(bundle, stored.get(bundle.trajectory.id, self._source)) for bundle in bundles]
+        sources = [stored.get(row.trajectory.id, self._source or row.trajectory.record.source) for row in bundles]
+        return [row.with_record(source=source) for row, source in zip(bundles, sources, strict=True)]
 
     def problems(self, batch: Sequence[Placed]) -> Iterator[tuple[str, str]]:
         """Place and problem of each bad row."""
@@ -173,12 +154,11 @@ class _Check:
         if known is None:
             checked([run], "run", "id")
             self._runs[run.id] = known = run
-        for part in fields(run):
-            mine, theirs = getattr(known, part.name), getattr(run, part.name)
-            if mine != theirs:
+        for name, value in vars(run).items():
+            if (mine := getattr(known, name)) != value:
                 raise BadRow(
-                    f"run_{part.name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
-                    f"got {shortened(theirs)}."
+                    f"run_{name} must be that of the known run {shortened(run.id)} ({shortened(mine)}), "
+                    f"got {shortened(value)}."
                 )
         self.runs.add(run.id)
 
@@ -196,12 +176,6 @@ class _Check:
 
 def _problem(error: Exception) -> str:
     return str(error).removesuffix(NOTHING_STORED)
-
-
-def _with_source(bundle: Bundle, source: str | None) -> Bundle:
-    row = bundle.trajectory
-    named = row.record if source is None else replace(row.record, source=source)
-    return replace(bundle, trajectory=replace(row, record=named))
 
 
 def _records(bundles: Sequence[Bundle]) -> tuple[list, list, list]:  # type: ignore[type-arg]  # what append takes

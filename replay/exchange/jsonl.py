@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from replay.exchange.files import MOST_LINE, ExchangeError, lines, packed
+from replay.exchange.files import MOST_LINE, ExchangeError, is_packed, lines
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, PlainRow, from_plain, json_line, to_plain
 
 
-def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> int:
-    """The rows to `target`, packed as the ending of `path` says; how many."""
-    count = 0
-    with packed(path, target) as stream:
+def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable[[Bundle], bytes]) -> None:
+    """The rows to `target`, packed as the ending of `path` says; the same bytes on every day and machine."""
+    with target.open("wb") as raw, _packing(raw) if is_packed(path) else nullcontext(raw) as stream:
         for bundle in bundles:
             line = line_of(bundle)
             if len(line) > MOST_LINE:
@@ -26,8 +27,10 @@ def write(path: Path, target: Path, bundles: Iterable[Bundle], line_of: Callable
                     f"{bundle.trajectory.id}. Export Parquet, or leave it out."
                 )
             stream.write(line + b"\n")
-            count += 1
-    return count
+
+
+def _packing(raw: IO[bytes]) -> gzip.GzipFile:
+    return gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:

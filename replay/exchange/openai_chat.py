@@ -1,16 +1,22 @@
-"""Conversations as OpenAI's chat format has them, one per line: messages, tools, and log-probs where they were kept."""
+"""Conversations as OpenAI's chat format has them, one per line, and the context in which their replies are trained."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, JsonValue
 
 from context.conversation_file import check_tools, read_message
+from context.manager import ContextManager
 from context.messages import Message
+from context.parse import KnownReply
+from context.strategies import CONTEXT_FULL, Strategy
+from context.templates.render import Renderer
+from context.tokens.control import TrainingControl
 from replay.errors import shortened
 from replay.exchange.row_format import BadRow, Part, json_line, typed
 from replay.records import Finite
@@ -121,3 +127,47 @@ def _entry(index: int, given: _Given, ignored: Counter[str]) -> TeacherMessage:
     log_probs = typed(ChatLogProbs, own, whole=f"{where}.logprobs") if own else None
     message = read_message(index, {name: value for name, value in given.items() if name in _READ})
     return TeacherMessage(message, bool(weight), (log_probs and log_probs.content) or None)
+
+
+class TooLong(BadRow):
+    """A conversation does not fit the context."""
+
+
+def recorded(
+    conversation: Conversation,
+    renderer: Renderer,
+    *,
+    max_tokens: int,
+    strategy: Strategy | None = None,
+    control: TrainingControl | None = None,
+    strict: bool = False,
+    log_probs: Callable[[TeacherMessage, Sequence[int]], Sequence[float]] = lambda reply, ids: [math.nan] * len(ids),
+) -> ContextManager:
+    """An episode in which the policy said the replies; those of weight 0 are only shown.
+
+    `log_probs` gives those of a reply's tokens, NaN where they are unknown. Raises BadRow, TooLong among them.
+    """
+    given, control = KnownReply(), control or TrainingControl()
+    shown = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
+    control = replace(control, discard_turns=(*control.discard_turns, *shown))
+    context = ContextManager(renderer, given, max_tokens=max_tokens, strategy=strategy, control=control, strict=strict)
+    context.begin(conversation.opening, conversation.tools)
+    for reply, answers in conversation.turns:
+        given.message = reply.message
+        ids = renderer.reply(reply.message)
+        stopped = CONTEXT_FULL if len(ids) > context.room else None
+        if stopped is None:
+            context.record_reply(ids, log_probs(reply, ids), policy_version=0)
+            stopped = context.observe(answers) if answers else None
+        if stopped == CONTEXT_FULL:
+            raise TooLong("conversation must fit context.max_tokens, got one that is longer.")
+        if stopped is not None:
+            raise BadRow(
+                f"conversation must fit the chat template and context.strategy, got {stopped}: {context.problem}"
+            )
+        if context.question:
+            raise BadRow(
+                "context.strategy must be one that asks the policy nothing, for demonstrations hold no answers, got "
+                f"{type(strategy).__name__}. Set context.strategy: linear."
+            )
+    return context

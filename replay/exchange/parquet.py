@@ -11,13 +11,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from replay.errors import shortened
-from replay.exchange.files import ExchangeError, batched, opened
+from replay.exchange.files import ROWS_AT_ONCE, ExchangeError, batched, opened
 from replay.exchange.row_format import ARRAYS, BadRow, Bundle, ExchangedRow, PlainRow, from_plain, to_plain
 from replay.storage.format.column_types import from_storable, to_storable
 
-_GROUP_ROWS = 64
-_GROUP_BYTES = 8 << 20
-"""Rows are written a row group at a time: about as much goes into one, and never less than a row."""
 MOST_BYTES = 128 << 20
 """Bytes of what is in memory at once: a row, or as many of them as a row group's mean size allows."""
 _MOST_FOOTER = 16 << 20
@@ -25,13 +22,13 @@ _REPEATED = ["run_name", "run_config", "run_authors", "run_authors_hash", "run_c
 """Columns that are the same in many rows: stored once per row group."""
 
 
-def write(target: Path, bundles: Iterable[Bundle]) -> int:
-    """The rows to `target`; the same bytes for the same rows and the same version of pyarrow. How many."""
+def write(target: Path, bundles: Iterable[Bundle]) -> None:
+    """The rows to `target`; the same bytes for the same rows and the same version of pyarrow."""
     _check_installed()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, count = _schema(pa), 0
+    schema = _schema(pa)
     options: dict[str, Any] = {
         "compression": "zstd",
         "use_dictionary": _REPEATED,
@@ -39,11 +36,9 @@ def write(target: Path, bundles: Iterable[Bundle]) -> int:
         "write_page_checksum": True,
     }
     with pq.ParquetWriter(target, schema, **options) as writer:
-        for rows in batched(map(to_plain, bundles), _size, most=_GROUP_ROWS, room=_GROUP_BYTES):
-            table = pa.Table.from_pylist([_with_texts(row, to_storable) for row in rows], schema)
+        for rows in batched(bundles, lambda row: row.size):
+            table = pa.Table.from_pylist([_with_texts(to_plain(row), to_storable) for row in rows], schema)
             writer.write_table(table, row_group_size=len(rows))
-            count += len(rows)
-    return count
 
 
 def read(path: Path) -> Iterator[Bundle | BadRow]:
@@ -78,7 +73,7 @@ def _rows(pa: Any, raw: Any) -> Iterator[PlainRow]:
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         mean = group.total_byte_size // max(1, group.num_rows)
-        at_once = max(1, min(_GROUP_ROWS, MOST_BYTES // 4 // max(1, mean)))
+        at_once = max(1, min(ROWS_AT_ONCE, MOST_BYTES // 4 // max(1, mean)))
         for batch in file.iter_batches(batch_size=at_once, row_groups=[number], use_threads=False):
             if batch.nbytes > MOST_BYTES:
                 raise BadRow(
@@ -95,8 +90,7 @@ def _check_columns(found: Any, wanted: Any) -> None:
             raise BadRow(f"columns must be those of an export, got {shortened(field.name)}.")
         if not field.type.equals(kind := wanted.field(field.name).type):
             raise BadRow(f"{field.name} must be of type {kind}, got {shortened(str(field.type))}.")
-    if len(found) != len(wanted):
-        missing = [name for name in wanted.names if name not in found.names]
+    if missing := [name for name in wanted.names if found.names.count(name) != 1]:
         raise BadRow(f"columns must hold {', '.join(map(repr, missing))} once, got others.")
 
 
@@ -143,13 +137,3 @@ def _schema(pa: Any) -> Any:
         return kinds.get(origin or annotation) or kind(args[0])
 
     return pa.schema(fields(ExchangedRow))
-
-
-def _size(row: PlainRow) -> int:
-    """About how many bytes the row takes."""
-    said = sum(
-        len(message["content"]) + len(message["reasoning"] or "") + len(str(message["tool_calls"]))
-        for message in row["messages"]
-    )
-    arrays = sum(int(part[name].nbytes) for part in row["segments"] for name in ARRAYS)
-    return arrays + said + sum(len(value) for value in row.values() if isinstance(value, str))

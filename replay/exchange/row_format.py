@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -33,11 +33,14 @@ from context.messages import Message, ToolCall, canonical_json
 from context.tokens.token_sequence import Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
-from replay.records import Count, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
 
 FORMAT = 2
 """Raised when a column changes its meaning, or one is added or goes."""
+
+_BYTES_OF_TOKEN = 13
+"""Bytes of a token's entries in the arrays of `ARRAYS`."""
 
 PlainRow = dict[str, Any]
 _Part = TypeVar("_Part", bound="Part")
@@ -57,6 +60,18 @@ class Bundle:
     run: RunRecord
     policies: tuple[PolicyRecord, ...]
     """Those that sampled it or had its tokenizer, as far as the run says."""
+
+    def with_record(self, **changes: Any) -> Bundle:
+        """The row with other values in its record."""
+        record = replace(self.trajectory.record, **changes)
+        return replace(self, trajectory=replace(self.trajectory, record=record))
+
+    @property
+    def size(self) -> int:
+        """Bytes that its tokens and messages take, about."""
+        row = self.trajectory
+        said = sum(len(one.content) + len(one.reasoning or "") + len(str(one.tool_calls)) for one in row.messages)
+        return said + _BYTES_OF_TOKEN * sum(len(part.tokens) for part in row.segments)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -138,7 +153,12 @@ def typed(kind: type[_Part], value: object, *, whole: str = "row") -> _Part:
 Payload = Annotated[dict[str, JsonValue], BeforeValidator(partial(read_object, constants=False))]
 Arguments = Annotated[dict[str, JsonValue], BeforeValidator(read_object)]
 """Models write NaN, too."""
-ARRAYS = {"token_ids": np.int32, "authors": np.uint8, "behavior_log_probs": np.float32, "policy_versions": np.int32}
+ARRAYS: dict[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "authors": np.uint8,
+    "behavior_log_probs": np.float32,
+    "policy_versions": np.int32,
+}
 
 
 def _part(kind: str, columns: Mapping[str, Any]) -> Any:
@@ -146,61 +166,30 @@ def _part(kind: str, columns: Mapping[str, Any]) -> Any:
     return create_model(kind, __base__=Part, **required)
 
 
-# Lists are checked up to their first bad part: a million of them would have a million problems.
-class CallColumns(Part):
-    name: str
-    arguments: Arguments
-    id: str | None
-
-
-class MessageColumns(Part):
-    author: str
-    role: str
-    content: str
-    tool_calls: Annotated[list[CallColumns], Field(fail_fast=True)]
-    name: str | None
-    tool_call_id: str | None
-    reasoning: str | None
-    note: str
-
-
-class PolicyColumns(Part):
-    version: Count
-    tokenizer_hash: str
-    template_hash: str
-
-
-_Int32 = Annotated[Any, PlainValidator(partial(_numbers, np.int32))]
-
-
-class SegmentColumns(Part):
-    reason: str
-    behavior_context: str
-    token_ids: _Int32
-    authors: Annotated[Any, PlainValidator(partial(_numbers, np.uint8))]
-    behavior_log_probs: Annotated[Any, PlainValidator(partial(_numbers, np.float32))]
-    policy_versions: _Int32
-
-
-class _RunObjects(Part):
-    run_config: Arguments
-    run_fingerprint: Payload | None
+def _list(part: Any) -> Any:
+    """Checked up to its first bad part: a million of them would have a million problems."""
+    return Annotated[list[part], Field(fail_fast=True)]
 
 
 _NAN_IS_NULL = ("mean_behavior_log_prob", "min_behavior_log_prob")
 _OF_MEMBERS = ("id", "run", "task", "iteration")
 """Fields of a group that are its members' too."""
+_POLICY = ("version", "tokenizer_hash", "template_hash")
 _RECORD: dict[str, Any] = column_types(TrajectoryRecord) | dict.fromkeys(_NAN_IS_NULL, float | None)
 _GROUP = {f"group_{name}": kind for name, kind in column_types(GroupRecord).items() if name not in _OF_MEMBERS}
 _TASK = {"task_environment": str, "task_payload": Payload}
-_RUN = {f"run_{name}": str for name in ("name", "config", "authors", "authors_hash", "code_version")}
+_RUN = {f"run_{name}": kind for name, kind in column_types(RunRecord).items() if name != "id"}
+_RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
+_MESSAGE = column_types(Message)
+_CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
+_ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
 _PARTS = {
-    "policies": Annotated[list[PolicyColumns], Field(fail_fast=True)],
-    "segments": Annotated[list[SegmentColumns], Field(fail_fast=True)],
-    "messages": Annotated[list[MessageColumns], Field(fail_fast=True)],
+    "policies": _list(_part("PolicyColumns", {name: column_types(PolicyRecord)[name] for name in _POLICY})),
+    "segments": _list(_part("SegmentColumns", {"reason": str, "behavior_context": str} | _ARRAYS)),
+    "messages": _list(_part("MessageColumns", _MESSAGE | {"tool_calls": _list(_CALL)})),
 }
-_HEAD, _TAIL = {"format": Literal[FORMAT]}, {"run_fingerprint": str | None, "messages_hash": str}
-ExchangedRow = _part("ExchangedRow", _HEAD | _RECORD | _GROUP | _TASK | _RUN | _TAIL | _PARTS)
+_HEAD = {"format": Literal[FORMAT]}
+ExchangedRow = _part("ExchangedRow", _HEAD | _RECORD | _GROUP | _TASK | _RUN | {"messages_hash": str} | _PARTS)
 _AuthorColumns = _part("AuthorColumns", column_types(Author))
 
 
@@ -217,9 +206,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
     }
     messages = [_plain_message(message) for message in bundle.trajectory.messages]
     row["messages_hash"] = _messages_hash(messages)
-    row["policies"] = [
-        {name: getattr(policy, name) for name in PolicyColumns.model_fields} for policy in bundle.policies
-    ]
+    row["policies"] = [{name: getattr(policy, name) for name in _POLICY} for policy in bundle.policies]
     row["segments"] = [
         {"reason": part.reason, "behavior_context": part.behavior_context}
         | {name: getattr(part.tokens, name) for name in ARRAYS}
@@ -238,7 +225,7 @@ def _plain_message(message: Message) -> PlainRow:
         {"name": call.name, "arguments": json.dumps(dict(call.arguments), separators=(",", ":")), "id": call.id}
         for call in message.tool_calls
     ]
-    return {name: getattr(message, name) for name in MessageColumns.model_fields} | {"tool_calls": calls}
+    return {name: getattr(message, name) for name in _MESSAGE} | {"tool_calls": calls}
 
 
 def from_plain(row: PlainRow) -> Bundle:
@@ -254,28 +241,16 @@ def from_plain(row: PlainRow) -> Bundle:
     record = TrajectoryRecord(**values | {name: math.nan for name in _NAN_IS_NULL if values[name] is None})
     ours = {name: getattr(record, name) for name in _OF_MEMBERS} | {"id": record.group}
     group = GroupRecord(**ours, **{name.removeprefix("group_"): columns[name] for name in _GROUP})
+    if hashlib.sha256(given.run_authors.encode("utf-8", "surrogatepass")).hexdigest() != given.run_authors_hash:
+        raise BadRow(f"run_authors_hash must be that of run_authors, got {shortened(given.run_authors_hash)}.")
+    author_table(given.run_authors)
+    run = RunRecord(id=record.run, **{name.removeprefix("run_"): columns[name] for name in _RUN})
     # A snapshot's path would be looked for in the folder of a run that is not this one.
     policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **vars(policy)) for policy in given.policies)
     segments = tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given.segments))
-    return Bundle(
-        Trajectory(record, segments, tuple(map(_message, given.messages))),
-        group,
-        TaskRecord(record.task, given.task_environment, given.task_payload),
-        _run(record.run, *(columns[name] for name in _RUN), given.run_fingerprint),
-        policies,
-    )
-
-
-@lru_cache(maxsize=8)
-def _run(
-    id: str, name: str, config: str, authors: str, authors_hash: str, code_version: str, fingerprint: str | None
-) -> RunRecord:
-    """Every row of a run says the same about it."""
-    if hashlib.sha256(authors.encode("utf-8", "surrogatepass")).hexdigest() != authors_hash:
-        raise BadRow(f"run_authors_hash must be that of run_authors, got {shortened(authors_hash)}.")
-    author_table(authors)
-    made = typed(_RunObjects, {"run_config": config, "run_fingerprint": fingerprint})
-    return RunRecord(id, name, made.run_config, authors, authors_hash, code_version, made.run_fingerprint)
+    trajectory = Trajectory(record, segments, tuple(map(_message, given.messages)))
+    task = TaskRecord(record.task, given.task_environment, given.task_payload)
+    return Bundle(trajectory, group, task, run, policies)
 
 
 @lru_cache(maxsize=8)

@@ -7,11 +7,12 @@ and as it was at one moment, and the rows are not all of the same moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import sqlalchemy as sa
 
+from replay.exchange.files import ROWS_AT_ONCE
 from replay.exchange.row_format import Bundle
 from replay.records import ELIGIBLE, EVICTED, UNTRAINABLE, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.format.rows import GROUP_COLUMNS, RUN_COLUMNS, run_of
@@ -20,8 +21,6 @@ from replay.storage.read import load, task_records
 from replay.storage.statements import selected
 from replay.store import ReplayStore
 
-_AT_ONCE = 64
-"""Whole trajectories of one transaction, and in memory."""
 _EXCHANGED = (ELIGIBLE, UNTRAINABLE)
 _Known = dict[str, tuple[RunRecord, dict[int, PolicyRecord]]]
 """Runs with their policies, by id."""
@@ -29,47 +28,48 @@ _rows = trajectories.c
 
 
 @dataclass
-class NotExported:
-    """What an export left out."""
-
-    states: Counter[str] = field(default_factory=Counter)
-    """Rows by state; only those that can be trained or shown are exchanged. Rows that went meanwhile are `evicted`."""
+class ExportReport:
+    rows: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    """Rows left out, by state; only those that can be trained or shown are exchanged, and those pruned meanwhile are
+    `evicted`."""
     corrupt: dict[str, str] = field(default_factory=dict)
-    """Reason by id."""
+    """Reasons why rows could not be read, by id."""
 
 
-def exportable(
-    store: ReplayStore, left: NotExported, *, run: str | None, where: sa.ColumnElement[bool] | None
-) -> list[str]:
-    """Ids by run, iteration, slot and id; `left` counts the other rows asked for. None: every run, every row."""
-    query = sa.select(_rows.run, _rows.iteration, _rows.slot, _rows.id, _rows.state)
-    query = query if run is None else query.where(_rows.run == run)
-    query = query if where is None else query.where(where)
+def exportable(store: ReplayStore, report: ExportReport, where: sa.ColumnElement[bool]) -> list[str]:
+    """Ids by run, iteration, slot and id; the report counts the other rows asked for."""
+    query = sa.select(_rows.run, _rows.iteration, _rows.slot, _rows.id, _rows.state).where(where)
     with store.reading() as connection:
         found = connection.execute(query).all()
-    left.states.update(row.state for row in found if row.state not in _EXCHANGED)
+    report.left.update(row.state for row in found if row.state not in _EXCHANGED)
     # Sorted here, as databases order texts in ways of their own.
     return [id for *_, id, state in sorted(map(tuple, found)) if state in _EXCHANGED]
 
 
-def bundles(store: ReplayStore, ids: Sequence[str], left: NotExported) -> Iterator[Bundle]:
-    """The rows of these ids, in their order; one that is no longer what was written is left out by name.
-
-    One that is no longer there, or was evicted since its id was read, is counted.
-    """
+def bundles(
+    store: ReplayStore,
+    ids: Sequence[str],
+    report: ExportReport,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Bundle]:
+    """The rows of these ids, in their order; one that can't be read, or has gone since, is left out and reported."""
     known: _Known = {}
-    for start in range(0, len(ids), _AT_ONCE):
+    for start in range(0, len(ids), ROWS_AT_ONCE):
         with store.reading() as connection:
-            page = _bundles(connection, ids[start : start + _AT_ONCE], left, known)
-        yield from page
+            page = _bundles(connection, ids[start : start + ROWS_AT_ONCE], report, known)
+        for row in page:
+            yield row
+            report.rows += 1
+            progress(report.rows, len(ids))
 
 
-def _bundles(connection: sa.Connection, ids: Sequence[str], left: NotExported, known: _Known) -> list[Bundle]:
+def _bundles(connection: sa.Connection, ids: Sequence[str], report: ExportReport, known: _Known) -> list[Bundle]:
     loaded = load(connection, ids)
-    left.corrupt.update(loaded.corrupt)
+    report.corrupt.update(loaded.corrupt)
     found = [loaded.whole[id] for id in ids if id in loaded.whole]
-    left.states.update([EVICTED] * sum(id not in loaded.whole and id not in loaded.corrupt for id in ids))
-    left.states.update(row.record.state for row in found if row.record.state not in _EXCHANGED)
+    report.left.update([EVICTED] * sum(id not in loaded.whole and id not in loaded.corrupt for id in ids))
+    report.left.update(row.record.state for row in found if row.record.state not in _EXCHANGED)
     rows = [row for row in found if row.record.state in _EXCHANGED]
     for record in (row.record for row in rows):
         # A policy may have been published since they were read.

@@ -14,25 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from context.authors import AuthorTable
-from context.manager import ContextManager
-from context.messages import Message, content_hash
-from context.parse import KnownReply
-from context.templates.chat_template import RenderError
+from context.messages import content_hash
 from context.templates.model_files import ModelFiles, load_model_files
-from context.templates.render import Renderer
-from context.tokens.control import TrainingControl
-from context.tokens.token_sequence import Segment
 from replay.exchange import jsonl
 from replay.exchange.files import ExchangeError, lines, opened
 from replay.exchange.importing import ImportReport, Placed, Progress, check_set_name, import_rows
-from replay.exchange.openai_chat import Conversation, TeacherMessage, read_line
+from replay.exchange.openai_chat import Conversation, TeacherMessage, TokenLogProb, read_line, recorded
 from replay.exchange.row_format import BadRow, Bundle
 from replay.exchange.stored_rows import known_policies, known_runs
 from replay.records import (
-    GroupRecord,
     PolicyRecord,
     RunRecord,
     StopReason,
@@ -41,12 +34,14 @@ from replay.records import (
     TrajectoryRecord,
     group_of,
     group_statistics,
+    stored_setting,
 )
 from replay.store import ReplayStore
 
 SOURCE = "teacher"
 ENVIRONMENT = "openai-chat"
 _ENDLESS = 1 << 30
+_Value = TypeVar("_Value")
 
 GroupAdvantages = Callable[[Sequence[float], bool], Sequence[float]]
 """Advantages of a group by its rewards; True: divided by their standard deviation."""
@@ -117,8 +112,8 @@ def teaching_of(
         mine = load_model_files(own)
         same = (mine.codec.hash, mine.template.hash) == (files.codec.hash, files.template.hash)
     else:  # other writers spell the same tokenizer in other ways: its text proves nothing
-        sizes = {files.codec.vocab_size, (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)}
-        same = files.template.hash == policy.template_hash and len(sizes) == 1
+        size = (learner.fingerprint or {}).get("vocab_size", files.codec.vocab_size)
+        same = (files.template.hash, files.codec.vocab_size) == (policy.template_hash, size)
     if not same:
         raise ExchangeError(
             f"--model must hold the tokenizer and chat template of run {learner.id}, got others in {str(folder)!r}. "
@@ -146,10 +141,7 @@ def import_chat(
     chat = _ChatFile(path, teaching, name, report)
     with tempfile.TemporaryFile() as spool:
         chat.render_to(spool, progress)
-        if not skip_bad:
-            report.refuse_bad()
-        rows = partial(chat.placed, spool)
-        import_rows(store, rows, report, source=name, skip_bad=skip_bad, progress=progress)
+        import_rows(store, partial(chat.placed, spool), report, source=name, skip_bad=skip_bad, progress=progress)
     return report
 
 
@@ -161,14 +153,9 @@ class _ChatFile:
         self._teaching = teaching
         self._report = report
         self._run = _run_of_set(path, teaching, name)
-        self._authors = AuthorTable.from_json(teaching.run.authors)
-        model = teaching.model
-        self._renderer = Renderer(model.codec, model.template, authors=self._authors, stop_ids=model.stop_ids)
+        self._renderer = teaching.model.renderer(AuthorTable.from_json(teaching.run.authors))
         self._members: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         """Reward and success by task."""
-        self._groups: dict[str, tuple[GroupRecord, Sequence[float]]] = {}
-        self._lines: list[int] = []
-        """The lines of the file that the rows in the spool are from."""
 
     def render_to(self, spool: IO[bytes], progress: Progress) -> None:
         ignored: Counter[str] = Counter()
@@ -178,55 +165,51 @@ class _ChatFile:
             for number, line in enumerate(lines(self._path), 1):
                 try:
                     bundle = self._rendered(read_line(line, ignored), number, refused)
-                except (BadRow, RenderError, ValueError) as error:
+                except ValueError as error:
                     self._report.add_bad(f"{self._path}:{number}", str(error))
                     continue
                 spool.write(jsonl.encode(bundle) + b"\n")
                 record = bundle.trajectory.record
                 self._members[record.task].append((record.reward, record.success))
-                self._lines.append(number)
                 progress("check", number)
         except BadRow as error:
             self._report.add_bad(f"{self._path}:{number + 1}", str(error))
         self._report.ignored, self._report.log_probs_refused = dict(ignored), dict(refused)
 
     def placed(self, spool: IO[bytes]) -> Iterator[Placed]:
-        """The rows with their groups."""
+        """The rows with their groups as they are with all members, and the advantages in them."""
+        groups = {task: (group_statistics(found), self._advantages(found)) for task, found in self._members.items()}
+        self._report.groups = len(groups)
+        self._report.without_signal = sum(one == 0.0 for _, advantages in groups.values() for one in advantages)
         spool.seek(0)
-        seen: Counter[str] = Counter()
-        self._report.without_signal = 0
-        self._report.groups = len(self._members)
-        for number, line in zip(self._lines, spool, strict=True):
+        for line in spool:
             bundle = jsonl.decode(line)
-            task = bundle.task.hash
-            member, seen[task] = seen[task], seen[task] + 1
-            group, advantages = self._group(bundle.group)
-            self._report.without_signal += advantages[member] == 0.0
-            record = replace(bundle.trajectory.record, member=member, advantage=advantages[member])
-            whole = replace(bundle, trajectory=replace(bundle.trajectory, record=record), group=group)
-            yield f"{self._path}:{number}", whole
+            record = bundle.trajectory.record
+            statistics, advantages = groups[record.task]
+            row = bundle.with_record(advantage=advantages[record.member])
+            yield f"{self._path}:{record.slot + 1}", replace(row, group=replace(bundle.group, **statistics))
 
-    def _group(self, group: GroupRecord) -> tuple[GroupRecord, Sequence[float]]:
-        """The group as it is with all members, and the advantage of each."""
-        if group.id not in self._groups:
-            rewards = [reward for reward, _ in self._members[group.task]]
-            whole = replace(group, **group_statistics(self._members[group.task]))
-            given = self._teaching.advantage
-            normalise = self._setting("advantage", "normalise_std", True)
-            if normalise is None:
-                normalise = self._teaching.run.config.get("algorithm", "grpo") in ("grpo", "ppo")
-            made = self._teaching.group_advantages(rewards, normalise) if given is None else [given] * len(rewards)
-            self._groups[group.id] = whole, made
-        return self._groups[group.id]
+    def _advantages(self, members: Sequence[tuple[float, bool]]) -> Sequence[float]:
+        if self._teaching.advantage is not None:
+            return [self._teaching.advantage] * len(members)
+        normalise = self._setting("advantage.normalise_std", bool)
+        if normalise is None:
+            normalise = (self._setting("algorithm", str) or "grpo") in ("grpo", "ppo")
+        return self._teaching.group_advantages([reward for reward, _ in members], normalise)
 
     def _rendered(self, conversation: Conversation, number: int, refused: Counter[str]) -> Bundle:
         reward = self._teaching.reward if conversation.reward is None else conversation.reward
         if reward is None:
             raise BadRow("row must hold a reward, got none. Write one, or give all such rows one with --reward.")
-        segments, messages = self._trained_turns(conversation, refused)
+        context = recorded(
+            conversation,
+            self._renderer,
+            max_tokens=self._setting("context.max_tokens", int) or _ENDLESS,
+            log_probs=partial(self._log_probs, refused),
+        )
         task = content_hash({"environment": ENVIRONMENT, "prompt": conversation.task})
-        threshold = self._setting("rollout", "success_reward", 1.0)
-        success = reward >= threshold if conversation.success is None else conversation.success
+        threshold = self._setting("rollout.success_reward", float)
+        reached = reward >= (1.0 if threshold is None else threshold)
         called = conversation.turns[-1][0].message.tool_calls
         record = TrajectoryRecord(
             id=_identify(self._run.id, number),
@@ -235,10 +218,10 @@ class _ChatFile:
             task=task,
             iteration=0,
             slot=number - 1,
-            member=0,
+            member=len(self._members[task]),
             source=SOURCE,
             reward=reward,
-            success=success,
+            success=reached if conversation.success is None else conversation.success,
             advantage=0.0,
             stop_reason=str(StopReason.CALLED_LAST if called else StopReason.ANSWERED),
             num_turns=len(conversation.turns),
@@ -250,51 +233,22 @@ class _ChatFile:
             environment=ENVIRONMENT,
             environment_version="1",
         )
-        trajectory = Trajectory(record, segments, messages)
-        return Bundle(
-            trajectory,
-            group_of([trajectory]),
-            TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task}),
-            self._run,
-            (replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None),),
-        )
+        trajectory = Trajectory(record, context.segments(), context.messages)
+        asked = TaskRecord(task, ENVIRONMENT, {"prompt": conversation.task})
+        policy = replace(self._teaching.policy, run=self._run.id, version=0, checkpoint=None)
+        return Bundle(trajectory, group_of([trajectory]), asked, self._run, (policy,))
 
-    def _trained_turns(
-        self, conversation: Conversation, refused: Counter[str]
-    ) -> tuple[tuple[Segment, ...], tuple[Message, ...]]:
-        given = KnownReply()
-        untrained = tuple(turn for turn, (reply, _) in enumerate(conversation.turns) if not reply.trained)
-        context = ContextManager(
-            self._renderer,
-            given,
-            max_tokens=self._setting("context", "max_tokens", _ENDLESS),
-            control=TrainingControl(discard_turns=untrained),
-        )
-        context.begin(conversation.opening, conversation.tools)
-        for reply, answers in conversation.turns:
-            given.message = reply.message
-            ids = self._renderer.reply(reply.message)
-            if len(ids) > context.room:
-                raise BadRow("conversation must fit context.max_tokens, got one that is longer.")
-            context.record_reply(ids, self._log_probs(reply, ids, refused), policy_version=0)
-            if answers and (problem := context.observe(answers)) is not None:
-                raise BadRow(f"conversation must fit the run's context and template, got {problem}.")
-        return context.segments(), context.messages
-
-    def _log_probs(self, reply: TeacherMessage, ids: Sequence[int], refused: Counter[str]) -> list[float]:
+    def _log_probs(self, refused: Counter[str], reply: TeacherMessage, ids: Sequence[int]) -> list[float]:
         self._report.replies += 1
-        unknown = [math.nan] * len(ids)
-        if reply.log_probs is None:
-            return unknown
-        if reason := self._mismatch(reply, ids):
+        if reply.log_probs and (reason := self._mismatch(reply.log_probs, ids)):
             refused[reason] += 1
-            return unknown
-        self._report.replies_with_log_probs += 1
-        return [entry.logprob for entry in reply.log_probs]
+        elif reply.log_probs:
+            self._report.replies_with_log_probs += 1
+            return [entry.logprob for entry in reply.log_probs]
+        return [math.nan] * len(ids)
 
-    def _mismatch(self, reply: TeacherMessage, ids: Sequence[int]) -> str | None:
-        """Why a reply's log-probs are not those of our tokens."""
-        entries = reply.log_probs or ()
+    def _mismatch(self, entries: Sequence[TokenLogProb], ids: Sequence[int]) -> str | None:
+        """Why the log-probs of a reply are not those of our tokens."""
         codec = self._renderer.codec
         for token, entry in zip(ids, entries, strict=False):
             if entry.token != f"token_id:{token}" and entry.raw != codec.token_bytes(token):
@@ -307,10 +261,9 @@ class _ChatFile:
             return "a log-prob is above 0 or infinite"
         return None
 
-    def _setting(self, section: str, name: str, default: Any) -> Any:
+    def _setting(self, dotted: str, kind: type[_Value]) -> _Value | None:
         """A key of the configuration of the run that is to learn."""
-        values = self._teaching.run.config.get(section)
-        return values.get(name, default) if isinstance(values, dict) else default
+        return stored_setting(self._teaching.run.config, dotted, kind)
 
 
 def _run_of_set(path: Path, teaching: Teaching, name: str) -> RunRecord:

@@ -15,7 +15,7 @@ from replay.setting_types import Fraction, Positive, Section
 class LimitSection(Section):
     """Keys of `replay` that say which rows a draw may take, whatever they weigh."""
 
-    successful_only: bool = Field(False, description="Draw successful trajectories only.")
+    successful_only: bool = Field(True, description="Draw successful trajectories only.")
     max_staleness: int | None = Field(
         None, ge=0, description="Oldest rows drawn, in policy versions; null: however old."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replay.mixing.schedule import Schedule
+from replay.mixing.mix_settings import Schedule
 from replay.pages.charts import Config, Metrics, finite, number
 from replay.pages.limited_by import regime
 from replay.records import stored_setting as stored

@@ -17,17 +17,15 @@ import sqlalchemy as sa
 
 from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
-from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mix_settings import MixRule
-from replay.mixing.mixer import Mixer
+from replay.mixing.batch_plan import BatchPlan, Mixer
+from replay.mixing.mix_settings import MixRule, Schedule
 from replay.mixing.request import Availability, DrawRequest
-from replay.mixing.schedule import Schedule
 from replay.questions.filters.query import QueryResult
 from replay.questions.preview_settings import as_yaml, shown, wrong
 from replay.records import ELIGIBLE, STATES
+from replay.sampling.draw import TrialDraw
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
-from replay.sampling.trial_draw import TrialDraw
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
@@ -217,7 +215,7 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
     request = DrawRequest(now.run, now.iteration, now.policy_version, limits=config.replay.limits)
     with ExitStack() as stack:
         try:
-            trial = stack.enter_context(store.trial_draw(request, sampler, sources=list(config.replay.sources)))
+            trial = stack.enter_context(store.trial_draw(request, sampler))
         except ValueError as error:  # options so large or small that no weight is left that is a number
             given = json.dumps(config.replay.sampler_options)
             raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error

@@ -53,17 +53,15 @@ def names_of(found: int) -> list[str]:
     return [*names, "authors"] if found & AUTHORS else names
 
 
-def _sampled_apart(row: Any) -> tuple[Any, ...]:
-    """For each of ROW_FIELDS, whether log-probs are not those of the whole distribution at the row's temperature."""
-    return row.logprobs_mode != "full", row.top_p < 1.0, row.top_k > 0
-
-
 def sampling_mismatch(rows: Any) -> sa.ColumnElement[int]:
-    """Bits of ROW_FIELDS. A row without log-probs has none to compare."""
+    """Bits of ROW_FIELDS: log-probs that are not those of the whole distribution at the row's temperature.
+
+    A row without log-probs has none to compare.
+    """
     known = rows.mean_behavior_log_prob.is_not(None)
     total: sa.ColumnElement[int] = sa.literal(0)
-    for name, condition in zip(ROW_FIELDS, _sampled_apart(rows), strict=True):
-        total = total + sa.case((known & condition, bits((name,))), else_=0)
+    for name, differs in zip(ROW_FIELDS, (rows.logprobs_mode != "full", rows.top_p < 1.0, rows.top_k > 0), strict=True):
+        total = total + sa.case((known & differs, bits((name,))), else_=0)
     return total
 
 

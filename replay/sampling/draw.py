@@ -1,31 +1,31 @@
-"""One run's draws: what is there, what is chosen, what is taken out and reserved."""
+"""One run's draws: what is there, what is chosen, what is taken out and reserved; and the next one, tried out."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from replay.errors import ReplayError
+from context.wording import nearest
+from replay.mixing.mix_settings import SAME_TASK, Unit
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
-from replay.records import REPLAY, BatchRow, Trajectory
+from replay.records import OWN_SOURCES, REPLAY, BatchRow, Trajectory
+from replay.sampling.compatibility import AUTHORS, MISMATCHES, bits, names_of
+from replay.sampling.index import EligibleIndex
 from replay.sampling.samplers import DrawClock, RankedSampler, Sampler
-from replay.sampling.selection import SelectedRow, Selection
-from replay.sampling.trial_draw import TrialDraw, count_available
-from replay.sampling.weights import EligibleRows, SamplingWeights, refuse_incomparable, weigh
+from replay.sampling.selection import Positions, SelectedRow, Selection, whole_groups
+from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
+from replay.staleness import Mask
 from replay.storage.draws import release, reserve
-from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
 from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
-
-_RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -46,39 +46,17 @@ class RunDraws:
     def __init__(self, run: str, others: Collection[str] = ()) -> None:
         self.run, self.others = run, others
         self._eligible = EligibleRows(run, others)
-        self._weights: dict[str | None, SamplingWeights] = {}
-        """By the source that a pick asks for, of one moment, sampler and set of limits."""
-        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the first refresh, which reads every row, is still to come."""
-        return not self._eligible.index.is_filled
-
-    def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
-        """Everything that has changed in the database since."""
-        is_new = self.is_new
-        self._eligible.refresh(connection, request)
-        if is_new:
-            self._refuse_missing(connection)
 
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
-        self.refresh(connection, request)
-        self._by_source(request, sampler, _asked(request))
+        self._eligible.refresh(connection, request)
+        for pick in request.picks:
+            self._eligible.weigh(request, sampler, pick.source)
 
-    def available(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> Availability:
-        self.refresh(connection, request)
-        refuse_incomparable(self._eligible.index, request)
-        weights = self._by_source(request, sampler, [None])
-        return count_available(weights[None], request.limits)
-
-    def trial(
-        self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, sources: Sequence[str]
-    ) -> TrialDraw:
-        """The moment before a draw of `request`, whose picks may name these sources; they play no part yet."""
-        self.refresh(connection, request)
-        return TrialDraw(self._eligible, request, sampler, self._by_source(request, sampler, [None, *sources]))
+    def trial(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> TrialDraw:
+        """The moment before a draw of `request`, whose picks play no part yet."""
+        self._eligible.refresh(connection, request)
+        return TrialDraw(self._eligible, request, sampler)
 
     def draw(
         self, connection: sa.Connection, request: DrawRequest, sampler: Sampler, candidates: Candidates | None = None
@@ -87,8 +65,8 @@ class RunDraws:
         checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
-        self.refresh(connection, request)
-        selection = self._selection(request, sampler)
+        self._eligible.refresh(connection, request)
+        selection = Selection(self._eligible, request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
         chosen = [
@@ -114,45 +92,12 @@ class RunDraws:
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
-        self.refresh(connection, request)
-        selection, names = self._selection(request, sampler), self._eligible.index.ids
+        self._eligible.refresh(connection, request)
+        selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
         ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
         loaded = load(connection, together, with_messages=False)
         return ids, loaded.whole, loaded.corrupt
-
-    def _selection(self, request: DrawRequest, sampler: Sampler) -> Selection:
-        weights = self._by_source(request, sampler, _asked(request))
-        refuse_incomparable(self._eligible.index, request)
-        return Selection(weights, sampler, request.limits, DrawClock.of(request))
-
-    def _by_source(
-        self, request: DrawRequest, sampler: Sampler, sources: Sequence[str | None]
-    ) -> dict[str | None, SamplingWeights]:
-        """What rows weigh now for picks of these sources; kept until anything changes."""
-        # Caps hold within one draw; they change no row's weight.
-        limits = request.limits.model_copy(update={"per_task": None, "per_group": None})
-        now = DrawClock.of(request)
-        moment = now, self._eligible.changes, sampler, limits
-        if self._weighed != moment:
-            self._weighed, self._weights = moment, {}
-        for source in sources:
-            if source not in self._weights:
-                self._weights[source] = weigh(self._eligible, sampler, limits, source, now)
-        return {source: self._weights[source] for source in sources}
-
-    def _refuse_missing(self, connection: sa.Connection) -> None:
-        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
-        names = [name for name in sorted(self.others) if self._eligible.index.codes["source"].get(name) < 0]
-        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
-        found = {row.id: row.name for row in connection.execute(query)}
-        for name in names:
-            same = sorted(id for id, title in found.items() if title == name)
-            if name not in found and (same or _RUN_ID.fullmatch(name)):
-                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
-                raise ReplayError(
-                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
-                )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """The best of candidates measured before: some may have gone since."""
@@ -193,11 +138,161 @@ class RunDraws:
         return kept
 
 
-def _asked(request: DrawRequest) -> list[str | None]:
-    return list(dict.fromkeys(pick.source for pick in request.picks)) or [None]
-
-
 def _quarantined(connection: sa.Connection, corrupt: Mapping[str, str]) -> None:
     quarantine(connection, corrupt)
     for id, reason in corrupt.items():
         _log.warning("trajectory %s quarantined: %s", id, reason)
+
+
+@dataclass(frozen=True)
+class FilterStep:
+    """How many rows are left once a rule has left some out."""
+
+    rule: str
+    """Key of the configuration's part `replay`; iteration: rows of later ones; sampler: those it gives no weight."""
+    rows: int
+
+
+class TrialDraw:
+    """What can be asked of the moment before a draw, which a database that is only read will do for.
+
+    Good until the buffer is refreshed.
+    """
+
+    def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
+        self.index = eligible.index
+        self._eligible = eligible
+        self._request = request
+        self._sampler = sampler
+        self._weights = eligible.weigh(request, sampler, None)
+        self._now = DrawClock.of(request)
+
+    @property
+    def drawable(self) -> Mask:
+        """[N]: rows that the limits allow and the sampler gives a weight."""
+        return self._weights.weights > 0.0
+
+    def available(self) -> Availability:
+        """Raises ReplayError for a source that is asked for by name and can't be compared with the run's own rows."""
+        refuse_incomparable(self.index, self._request)
+        return _count_available(self.index, self._weights, self._request.limits)
+
+    def left(self) -> list[FilterStep]:
+        """Rule after rule, in the order they are asked; the first is every eligible row."""
+        kept = np.ones(len(self.index), np.bool_)
+        found = [FilterStep("eligible", len(kept))]
+        for name, allowed in rules(self._eligible, self._request.limits, self._now):
+            kept &= allowed
+            found.append(FilterStep(name, int(np.count_nonzero(kept))))
+        return [*found, FilterStep("sampler", int(np.count_nonzero(self.drawable)))]
+
+    def empty_sources(self, unit: Unit, group_size: int, named: Iterable[str] = ()) -> list[str]:
+        """A sentence for each source that can give nothing: those of `replay.sources`, of any row where it is empty,
+        and those `named` besides. What the run collects itself may still be to come.
+        """
+        codes = self.index.codes["source"].names
+        known = sorted({codes[code] for code in np.unique(self.index.columns["source"]).tolist()})
+        asked = self._request.limits.sources
+        names = dict.fromkeys((*(known if asked is None else asked), *named))
+        reasons = [(name, self._why_empty(name, known, unit, group_size)) for name in names]
+        return [f"source {name!r} can give nothing: {reason}." for name, reason in reasons if reason]
+
+    def _why_empty(self, name: str, known: Sequence[str], unit: Unit, group_size: int) -> str | None:
+        columns = self.index.columns
+        left = of_source(self.index, (name,)) & (~columns["own"] | (columns["iteration"] < self._now.iteration))
+        if not left.any():
+            similar = nearest(name, known)
+            reason = "no row has it" + (f", but rows have {similar!r}" if similar else " yet: import or attach some")
+            return None if name in OWN_SOURCES else reason
+        rows, sampler = f"its {np.count_nonzero(left):,} rows", f"replay.sampler {self._sampler.title}"
+        for rule, allowed in rules(self._eligible, self._request.limits, self._now):
+            left = left & allowed
+            if not left.any():
+                return f"replay.{rule} leaves out the last of {rows}"
+        if self._weights.unknown[left].all():
+            return f"{sampler} needs {' and '.join(self._sampler.needs)}, unknown of {rows}"
+        if not (self.drawable & left).any():
+            return f"{sampler} gives none of {rows} a weight; uniform would"
+        whole = whole_groups(np.flatnonzero(left), columns)
+        if unit == "group" and not (whole.sizes == group_size).any():
+            return f"replay.unit group takes whole groups of {group_size}, and {rows} make up none"
+        own = columns["task"][columns["own"] & (columns["source"] == self.index.codes["source"].get("self"))]
+        if unit in SAME_TASK and len(own) and not np.isin(columns["task"][left], own).any():
+            return f"replay.unit {unit} takes rows of tasks that the run collects, and none of {rows} is of one so far"
+        return None
+
+    def draw(self, picks: Sequence[Pick]) -> list[SelectedRow]:
+        """What the next draw would take. Not for a sampler that asks the current policy: there is none here."""
+        selection = Selection(self._eligible, replace(self._request, picks=tuple(picks)), self._sampler)
+        return [row for pick in picks for row in selection.choose(pick)]
+
+
+def _count_available(index: EligibleIndex, weights: SamplingWeights, limits: Limits) -> Availability:
+    tasks = index.codes["task"].names
+    weighty = weights.weights > 0.0
+    there = np.flatnonzero(weighty)
+    whole = whole_groups(np.flatnonzero(weights.mask), index.columns)
+    # Of groups of which some member weighs anything.
+    first = whole.first[np.logical_or.reduceat(weighty[whole.rows], whole.starts)] if len(whole) else whole.first
+    sizes = index.columns["group_size"]
+
+    def by_task(rows: Positions) -> dict[str, int]:
+        counts = _within_caps(index, rows, limits)
+        return {tasks[code]: int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+
+    by_source = {name: by_task(rows) for name, rows in _by_source(index, there)}
+    groups = Counter((name, size) for name, rows in _by_source(index, first) for size in sizes[rows].tolist())
+    all_tasks = by_task(there)
+    return Availability(
+        rows=sum(all_tasks.values()),
+        by_source={name: sum(counts.values()) for name, counts in by_source.items()},
+        by_task=all_tasks,
+        by_source_task={(name, task): n for name, counts in by_source.items() for task, n in counts.items()},
+        groups=dict(Counter(sizes[first].tolist())),
+        by_source_groups=dict(groups),
+        by_task_reward=_by_task_reward(index, there),
+        unknown_priority=int(np.count_nonzero(weights.mask & weights.unknown)),
+        incomparable=_incomparable(index, limits),
+    )
+
+
+def _by_source(index: EligibleIndex, rows: Positions) -> list[tuple[str, Positions]]:
+    """Under every name a pick may call them."""
+    found = []
+    for column in ("source", "run"):
+        codes = index.columns[column][rows]
+        for code in np.unique(codes).tolist():
+            name = index.codes[column].names[code]
+            if column == "source" or name != index.run:
+                found.append((name, rows[of_source(index, (name,), rows)]))
+    return found
+
+
+def _by_task_reward(index: EligibleIndex, rows: Positions) -> dict[tuple[str, float], int]:
+    tasks, rewards = index.columns["task"][rows], index.columns["reward"][rows]
+    values, reward = np.unique(rewards, return_inverse=True)
+    pairs, counts = np.unique(tasks * max(1, len(values)) + reward, return_counts=True)
+    names = index.codes["task"].names
+    found = zip(pairs.tolist(), counts.tolist(), strict=True)
+    return {(names[pair // len(values)], float(values[pair % len(values)])): count for pair, count in found}
+
+
+def _within_caps(index: EligibleIndex, rows: Positions, limits: Limits) -> npt.NDArray[np.int64]:
+    """How many of the rows one draw could take, by task code."""
+    counts: npt.NDArray[np.int64]
+    if limits.per_group is None:
+        counts = np.bincount(index.columns["task"][rows])
+    else:
+        _, first, members = np.unique(index.columns["group"][rows], return_index=True, return_counts=True)
+        within = np.minimum(members, limits.per_group)
+        counts = np.bincount(index.columns["task"][rows[first]], weights=within).astype(np.int64)
+    return counts if limits.per_task is None else np.minimum(counts, limits.per_task)
+
+
+def _incomparable(index: EligibleIndex, limits: Limits) -> dict[str, int]:
+    found = index.mismatches() & ~bits(limits.allow_mismatch)
+    if not found.any():
+        return {}
+    places = [*(1 << place for place in range(len(MISMATCHES))), AUTHORS]
+    counts = {names_of(place)[0]: int(np.count_nonzero(found & place)) for place in places}
+    return {name: count for name, count in counts.items() if count}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -86,11 +86,6 @@ class EligibleIndex:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether it was refreshed before: the first time takes all rows."""
-        return self._last >= 0
-
     def position(self, id: str) -> int | None:
         """None: no eligible row has the id."""
         if self._positions is None:
@@ -104,10 +99,13 @@ class EligibleIndex:
             raise DamagedDatabase(f"{newest} after {self._last} in buffer_state.value of 'changed'")
         if newest == self._last:
             return False
-        come, gone = _Batch(self.codes), list[str]()
-        for rows in self._changed(connection, newest):
-            gone += come.add(rows)
-        if self.is_filled:
+        is_first, come, gone = self._last < 0, _Batch(self.codes), list[str]()
+        # Numbers are handed out in order, under a lock: one that is seen has no smaller one to come. One above the
+        # newest is damage, which must not hide what is still to come.
+        between = {} if is_first else {"since": self._last, "newest": newest}
+        for part in connection.execute(self._all if is_first else self._since, between).partitions(_BATCH):
+            gone += come.add(list(zip(*part, strict=True)))
+        if not is_first:
             gone += reclaimed_between(connection, self._last, newest)
         mismatches = run_mismatches(connection, self.run, self.codes["run"].names)
         # Nothing is asked of the database from here on: a refresh that fails there can be made again.
@@ -119,19 +117,6 @@ class EligibleIndex:
             self._mark_own()
         self._mismatch_of_run = np.array([mismatches[name] for name in self.codes["run"].names], np.int64)
         return True
-
-    def _changed(self, connection: sa.Connection, newest: int) -> Iterator[list[Sequence[Any]]]:
-        """Columns of the rows, in parts; the first time only of those that count.
-
-        Numbers are handed out in order, under a lock: one that is seen has no smaller one still to come, and one above
-        the newest is damage, which must not hide what is still to come.
-        """
-        if self.is_filled:
-            result = connection.execute(self._since, {"since": self._last, "newest": newest})
-        else:
-            result = connection.execute(self._all)
-        for part in result.partitions(_BATCH):
-            yield list(zip(*part, strict=True))
 
     def _remove(self, gone: Sequence[str]) -> None:
         places = [place for place in map(self.position, gone) if place is not None]

@@ -10,9 +10,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from replay.mixing.request import Limits, Pick
+from replay.mixing.request import DrawRequest, Pick
 from replay.sampling.samplers import DrawClock, RankedSampler, Rows, Sampler
-from replay.sampling.weights import SamplingWeights, Weights
+from replay.sampling.weights import EligibleRows, Weights, refuse_incomparable
 
 Positions = npt.NDArray[np.intp]
 
@@ -29,29 +29,28 @@ class SelectedRow:
 
 
 class Selection:
-    """Chooses for the picks of one draw, one after another."""
+    """Chooses for the picks of one request, one after another. Raises ReplayError where rows can't be compared."""
 
-    def __init__(
-        self, by_source: Mapping[str | None, SamplingWeights], sampler: Sampler, limits: Limits, now: DrawClock
-    ) -> None:
-        self._by_source = by_source
+    def __init__(self, eligible: EligibleRows, request: DrawRequest, sampler: Sampler) -> None:
+        refuse_incomparable(eligible.index, request)
+        self._by_source = {pick.source: eligible.weigh(request, sampler, pick.source) for pick in request.picks}
         self._sampler, self._random = sampler, sampler.random
-        self._limits, self._now = limits, now
-        self._index = next(iter(by_source.values())).index
+        self._now = DrawClock.of(request)
+        self._index = eligible.index
         self._columns = self._index.columns
         self._taken: list[int] = []
         self._counts: dict[str, Counter[int]] = {"task": Counter(), "group": Counter()}
-        self._caps = {"task": limits.per_task, "group": limits.per_group}
+        self._caps = {"task": request.limits.per_task, "group": request.limits.per_group}
         self._whole: dict[Pick, tuple[WholeGroups, Weights]] = {}
 
     def choose(self, pick: Pick) -> list[SelectedRow]:
         """At most `pick.count` rows of those the pick asks for; whole groups of them for unit group."""
         if pick.unit == "group":
             return self._groups(pick)
-        there, weights = self._left(pick)
         if isinstance(self._sampler, RankedSampler) and self._sampler.pool != 0:
-            candidates = self._candidates(there, weights, pick.count, self._sampler.pool)
+            candidates = self.candidates(pick, self._sampler.pool)
             return self.best(candidates, self._sampler.scores(Rows(self._columns, candidates, self._now)), pick)
+        there, weights = self._left(pick)
         total, number = float(weights.sum()), self._number(weights)
         chosen: list[SelectedRow] = []
         for at in drawn_in_turn(weights, pick.count, self._random):
@@ -64,7 +63,11 @@ class Selection:
 
     def candidates(self, pick: Pick, pool: int | None) -> Positions:
         """What a ranked sampler may choose from."""
-        return self._candidates(*self._left(pick), pick.count, pool)
+        there, weights = self._left(pick)
+        if pool is None:
+            return self._random.permutation(there)
+        drawn = list(islice(drawn_in_turn(weights, pick.count * pool, self._random), pick.count * pool))
+        return there[np.array(drawn, np.intp)]
 
     def best(self, candidates: Positions, scores: npt.NDArray[np.float64], pick: Pick) -> list[SelectedRow]:
         """The candidates of the lowest scores that may be drawn; one whose score is NaN never is."""
@@ -102,12 +105,6 @@ class Selection:
             weights[self._taken] = 0.0
         there = np.flatnonzero(weights if asked is None else (weights > 0.0) & asked)
         return there, weights[there]
-
-    def _candidates(self, there: Positions, weights: Weights, count: int, pool: int | None) -> Positions:
-        if pool is None:
-            return self._random.permutation(there)
-        drawn = list(islice(drawn_in_turn(weights, count * pool, self._random), count * pool))
-        return there[np.array(drawn, np.intp)]
 
     def _groups(self, pick: Pick) -> list[SelectedRow]:
         """A group can be drawn if every member may be, and weighs the mean of its members."""

@@ -52,18 +52,20 @@ _NEWEST_RATES = (
 )
 
 
-def _success_by_task(connection: sa.Connection, index: EligibleIndex) -> Weights:
-    """[number of tasks], by the index's codes: success of the run's newest group of each; NaN: it has tried it never.
+@dataclass(frozen=True)
+class SamplingWeights:
+    """What rows weigh for one sampler at one moment, under one set of limits."""
 
-    Whatever became of the group's members.
-    """
-    tasks = index.codes["task"]
-    newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": index.run})))
-    return np.array([newest.get(name, np.nan) for name in tasks.names], np.float64)
+    mask: Mask
+    """[N]: what the limits allow, whatever it weighs."""
+    weights: Weights
+    """[N]: 0 where the limits forbid the row."""
+    unknown: Mask
+    """[N]: allowed rows of which the sampler does not know what they weigh."""
 
 
 class EligibleRows:
-    """What one run knows of the rows it may draw."""
+    """What one run knows of the rows it may draw, and what they weigh."""
 
     def __init__(self, run: str, others: Collection[str]) -> None:
         self.index = EligibleIndex(run, others)
@@ -72,9 +74,13 @@ class EligibleRows:
         self.resting = frozenset[str]()
         """Rows that the run has drawn in the iterations of its cooldown."""
         self.success_by_task: Weights = np.zeros(0)
-        """By the index's codes; asked under `retire_solved` only."""
+        """Success of the run's newest group of each task by the index's codes, whatever became of its members; NaN:
+        never tried. Asked under `retire_solved` only."""
         self.changes = 0
         """Grows whenever a refresh finds something new."""
+        self._weights: dict[str | None, SamplingWeights] = {}
+        """By the source that a pick asks for, as they were weighed at one moment for one sampler and set of limits."""
+        self._weighed: tuple[DrawClock, int, Sampler, Limits] | None = None
 
     def refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
         """Everything that has changed in the database since, as far as the request asks for it."""
@@ -86,8 +92,26 @@ class EligibleRows:
             since = request.iteration - limits.cooldown
             self.resting = frozenset(_texts(execute(connection, _LATEST, run=request.run, since=since)))
         if limits.retire_solved is not None:
-            self.success_by_task = _success_by_task(connection, self.index)
+            newest = dict(map(tuple, connection.execute(_NEWEST_RATES, {"run": request.run})))
+            rates = [newest.get(name, np.nan) for name in self.index.codes["task"].names]
+            self.success_by_task = np.array(rates, np.float64)
         self.changes += changed or before != self._moment()
+
+    def weigh(self, request: DrawRequest, sampler: Sampler, source: str | None) -> SamplingWeights:
+        """The weights of all rows for a pick of `source`, None: of every source; kept until anything changes."""
+        # Caps hold within one draw; they change no row's weight.
+        limits, now = request.limits.model_copy(update={"per_task": None, "per_group": None}), DrawClock.of(request)
+        if self._weighed != (asked := (now, self.changes, sampler, limits)):
+            self._weighed, self._weights = asked, {}
+        if source not in self._weights:
+            mask: Mask = np.logical_and.reduce([kept for _, kept in rules(self, limits, now)])
+            if source is not None:
+                mask &= of_source(self.index, (source,))
+            there = np.flatnonzero(mask)
+            weights, unknown = np.zeros(len(self.index)), np.zeros(len(self.index), np.bool_)
+            weights[there], unknown[there] = sampler.weigh(Rows(self.index.columns, there, now))
+            self._weights[source] = SamplingWeights(mask, weights, unknown)
+        return self._weights[source]
 
     def _moment(self) -> tuple[object, ...]:
         return self.reserved, self.resting, self.success_by_task.tobytes()
@@ -137,30 +161,3 @@ def refuse_incomparable(index: EligibleIndex, request: DrawRequest) -> None:
                 f"of another {names}. Leave the source out, or name what may differ in "
                 f"replay.allow_mismatch: [{names}]."
             )
-
-
-@dataclass(frozen=True)
-class SamplingWeights:
-    """What rows weigh for one sampler at one moment, under one set of limits."""
-
-    index: EligibleIndex
-    mask: Mask
-    """[N]: what the limits allow, whatever it weighs."""
-    weights: Weights
-    """[N]: 0 where the limits forbid the row."""
-    unknown: Mask
-    """[N]: allowed rows of which the sampler does not know what they weigh."""
-
-
-def weigh(
-    eligible: EligibleRows, sampler: Sampler, limits: Limits, source: str | None, now: DrawClock
-) -> SamplingWeights:
-    """The weights of all rows for a pick of `source`; None: of every source."""
-    index = eligible.index
-    mask: Mask = np.logical_and.reduce([kept for _, kept in rules(eligible, limits, now)])
-    if source is not None:
-        mask &= of_source(index, (source,))
-    there = np.flatnonzero(mask)
-    weights, unknown = np.zeros(len(index)), np.zeros(len(index), np.bool_)
-    weights[there], unknown[there] = sampler.weigh(Rows(index.columns, there, now))
-    return SamplingWeights(index, mask, weights, unknown)

@@ -17,7 +17,7 @@ from agentloop.config.config_file import load_config, to_plain
 from agentloop.user_code import load_sampler
 from replay import DrawRequest, ReplayStore
 from replay.config import StoredConfig
-from replay.mixing.mixer import Mixer, with_completions
+from replay.mixing.batch_plan import Mixer, with_completions
 from replay.records import HINDSIGHT, group_of
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.tables import table

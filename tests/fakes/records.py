@@ -204,7 +204,7 @@ def iterate(
     """One whole iteration of a make-believe loop; the ids drawn."""
     fresh = FreshRows(iteration, rates=(0.5, 0.25), attempt=attempt).append_to(store).draws()
     store.reserve_fresh(fresh)
-    drawn = store.draw(replace(request(iteration, count), limits=limits or Limits()), sampler)
+    drawn = store.draw(replace(request(iteration, count), limits=limits or Limits(successful_only=False)), sampler)
     record = iteration_record(iteration, replay=len(drawn))
     store.commit(record, measured([*fresh, *(row.draw for row in drawn)]), sampler_state=sampler.state())
     store.add_policy(policy(iteration))

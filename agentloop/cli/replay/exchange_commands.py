@@ -19,8 +19,8 @@ from replay import questions
 from replay.exchange import ExportReport, ImportReport, export_file, import_file
 from replay.exchange.teacher import SOURCE, TeacherReport, import_chat, teaching_of
 from replay.locate import start_folder
-from replay.questions.filters import condition
-from replay.records import RunRecord, stored_setting
+from replay.questions import chosen
+from replay.records import stored_setting
 
 _ENDINGS = ".jsonl, .jsonl.gz or .parquet"
 _CHAT_ENDINGS = ".jsonl or .jsonl.gz"
@@ -43,17 +43,12 @@ def export(
         report = export_file(
             buffer.store,
             file,
-            run=buffer.run,
-            where=None if filter is None else condition(filter),
+            where=chosen(buffer.run, filter),
             limit=limit,
             force=force,
             progress=lambda done, total: show("export", done, total),
         )
-    if as_json:
-        left = {"left_out": dict(report.left.states), "corrupt": report.left.corrupt}
-        say_json({"file": str(file), "rows": report.rows, "bytes": file.stat().st_size, **left}, indent=None)
-        raise typer.Exit(1 if report.left.corrupt else 0)
-    _end_with(report, file)
+    _end_with(report, file, as_json=as_json)
 
 
 @app.command("import", epilog="Example: agentloop replay import wins.parquet runs/quickstart-002 --name wins")
@@ -94,8 +89,8 @@ def import_(
         fail("--model, --reward and --advantage must come with --format openai-chat, got another format.")
     if are_conversations and keep_source:
         fail("--keep-source must come with exported rows, got conversations, which have no source.")
+    source = None if keep_source else name or (SOURCE if are_conversations else "import")
     report: ImportReport
-    source: str | None
     refused = 0
     with opened(run, read_only=False) as buffer, _progress_line() as show:
         learner = buffer.own_run
@@ -106,15 +101,16 @@ def import_(
             teaching = teaching_of(
                 buffer.store, learner, own, group_advantages, model=model, reward=reward, advantage=advantage
             )
-            source, learner = name or SOURCE, teaching.run.id
-            report = import_chat(buffer.store, file, teaching, name=source, skip_bad=skip_bad, progress=show)
+            learner = teaching.run.id
+            report = import_chat(buffer.store, file, teaching, name=source or SOURCE, skip_bad=skip_bad, progress=show)
         else:
-            source = None if keep_source else name or "import"
             report = import_file(buffer.store, file, name=source, skip_bad=skip_bad, progress=show)
         if learner is not None and learner in questions.run_names(buffer.store):
             named = [] if source is None else [source]
             report.empty_sources = questions.empty_sources(buffer.store, learner, named=named)
-            refused = report.without_log_probs if _refuses_missing(buffer.store.run(learner)) else 0
+            loss = stored_setting(buffer.store.run(learner).config, "loss.replay", dict) or {}
+            if ReplayLossSection.model_validate(loss).rejects_missing:
+                refused = report.without_log_probs
     say_json(asdict(report), indent=None) if as_json else say(_import_text(report, file, refused))
 
 
@@ -145,8 +141,7 @@ def demonstrations(
             buffer.store,
             environments,
             file,
-            run=buffer.run,
-            where=condition(filter),
+            where=chosen(buffer.run, filter),
             limit=limit,
             force=force,
             progress=lambda done, total: show("write", done, total),
@@ -154,20 +149,16 @@ def demonstrations(
     _end_with(found, file)
 
 
-def _end_with(report: ExportReport, file: Path) -> NoReturn:
+def _end_with(report: ExportReport, file: Path, *, as_json: bool = False) -> NoReturn:
     """Say what was written, and exit."""
-    lines = [f"{report.rows:,} rows in {file} ({file.stat().st_size / 1e6:.1f} MB)"]
-    if report.left.states:
-        lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.states.items()))
-    lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.left.corrupt.items()]
-    say("\n".join(lines))
-    raise typer.Exit(1 if report.left.corrupt else 0)
-
-
-def _refuses_missing(run: RunRecord) -> bool:
-    """True if an update of the run stops at a replayed row without log-probs."""
-    loss = stored_setting(run.config, "loss.replay", dict) or {}
-    return ReplayLossSection.model_validate(loss).rejects_missing
+    size = file.stat().st_size
+    lines = [f"{report.rows:,} rows in {file} ({size / 1e6:.1f} MB)"]
+    if report.left:
+        lines.append("left out: " + ", ".join(f"{count:,} {state}" for state, count in report.left.items()))
+    lines += [f"corrupt, left out: {id}: {reason}" for id, reason in report.corrupt.items()]
+    facts = {"file": str(file), "rows": report.rows, "bytes": size, "left_out": report.left, "corrupt": report.corrupt}
+    say_json(facts, indent=None) if as_json else say("\n".join(lines))
+    raise typer.Exit(1 if report.corrupt else 0)
 
 
 def _import_text(report: ImportReport, file: Path, refused: int) -> str:
@@ -182,23 +173,18 @@ def _import_text(report: ImportReport, file: Path, refused: int) -> str:
         )
     lines += report.problems
     if isinstance(report, TeacherReport):
-        lines += _about_conversations(report)
+        replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
+        lines.append(f"{report.groups:,} groups; {replies}")
+        refusals = report.log_probs_refused.items()
+        lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in refusals]
+        if report.without_signal:
+            lines.append(
+                f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach "
+                "nothing; give them one with --advantage"
+            )
+        if report.ignored:
+            lines.append("fields not looked at: " + ", ".join(sorted(report.ignored)[:20]))
     return "\n".join([*lines, *report.empty_sources])
-
-
-def _about_conversations(report: TeacherReport) -> list[str]:
-    """What is odd about conversations that were imported."""
-    replies = f"{report.replies:,} replies, {report.replies_with_log_probs:,} with log-probs"
-    lines = [f"{report.groups:,} groups; {replies}"]
-    lines += [f"log-probs not taken from {count:,} replies: {why}" for why, count in report.log_probs_refused.items()]
-    if report.without_signal:
-        lines.append(
-            f"{report.without_signal:,} rows have advantage 0 (groups of one or of equal rewards) and teach nothing; "
-            "give them one with --advantage"
-        )
-    if report.ignored:
-        lines.append("fields not looked at: " + ", ".join(sorted(report.ignored)[:20]))
-    return lines
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from agentloop.rollouts.trajectories import Collected
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch
-from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mixer import ReplayStarved
+from replay.mixing.batch_plan import BatchPlan, ReplayStarved
 from replay.mixing.request import Availability, DrawRequest
 from replay.records import BatchRow
 from replay.storage.write import AppendReport

@@ -46,7 +46,7 @@ def written(run: TrainResult, file: Path, where: str, *, version: str | None = N
     if version is not None:
         environments = environments.with_version_of(version)
     with closing(run.buffer()) as store:
-        return write_demonstrations(store, environments, file, run=None, where=condition(where))
+        return write_demonstrations(store, environments, file, where=condition(where))
 
 
 def stored(run: TrainResult, where: str) -> list[list[dict[str, Any]]]:
@@ -74,7 +74,7 @@ def test_answered_rows_are_read_as_they_were_said(run: TrainResult, tmp_path: Pa
     found = written(run, everything, "reward >= 0")
     expected = stored(run, "stop_reason = 'answered'")
     assert expected
-    assert (found.rows, found.left.corrupt) == (len(expected), {})
+    assert (found.rows, found.corrupt) == (len(expected), {})
     assert read(everything) == expected
     assert written(run, wins, "success").rows == len(stored(run, "stop_reason = 'answered' and success"))
     # Tools of another version are not known.
@@ -90,7 +90,7 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
     environments = RunEnvironments.of_one(replace(load_environment("lookup_chain", {}), version="1"))
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         store.append([task()], [group()], [row])
-        write_demonstrations(store, environments, tmp_path / "wins.jsonl", run=None, where=condition("success"))
+        write_demonstrations(store, environments, tmp_path / "wins.jsonl", where=condition("success"))
     conversation = read_line((tmp_path / "wins.jsonl").read_bytes(), Counter())
     assert [message.content for message in conversation.opening] == ["What is 2 times 2?", "It is 4.", "And 2 times 3?"]
     assert [reply.message.content for reply, _ in conversation.turns] == ["It is 6."]

@@ -18,8 +18,8 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume
-from agentloop.supervised.demonstrations import DemonstrationReader
-from agentloop.supervised.sft import SftResult, sft
+from agentloop.supervised.demonstrations import read_demonstrations
+from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
@@ -62,7 +62,7 @@ def configured(folder: Path, model: Path, data: Path, /, **sections: Any) -> Run
 
 def read(loaded: LoadedModel, path: Path, **sections: Any) -> list[TokenSequence]:
     config = RunConfig.model_validate({"context": {"max_tokens": 2000}, **sections})
-    found = DemonstrationReader(config, loaded, AUTHORS).read(path, key="sft.data")
+    found = read_demonstrations(path, config, loaded, key="sft.data")
     return [tokens for row in found.read for tokens in row.sequences]
 
 
@@ -70,36 +70,32 @@ def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
     return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
-def test_replies_are_trained_with_their_ends_and_nothing_else(loaded: LoadedModel, tmp_path: Path) -> None:
-    (tokens,) = read(loaded, written(tmp_path / "a.jsonl", [conversation(7)]))
-    call = '<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-    assert trained_text(loaded, tokens) == f"{call}It is 1.<|im_end|>"
-    assert np.isnan(tokens.behavior_log_probs).all()
-
-
-def test_reply_of_weight_0_is_shown_and_not_trained(loaded: LoadedModel, tmp_path: Path) -> None:
-    first, second = conversation(7)["messages"], conversation(7)["messages"]
-    first[3]["weight"] = 0
-    first += [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
-    second.insert(0, {"role": "assistant", "content": "Hello.", "weight": 0})
-    both = read(loaded, written(tmp_path / "a.jsonl", [{"messages": first}, {"messages": second}]))
-    assert trained_text(loaded, both[0]).endswith("</tool_call><|im_end|>Yes.<|im_end|>")
-    assert "It is 1." in loaded.codec.decode(both[0].token_ids.tolist())
-    assert "Hello." not in trained_text(loaded, both[1])
-
-
 def test_strategy_shows_demonstrations_as_the_policy_will_see_them(loaded: LoadedModel, tmp_path: Path) -> None:
     long = conversation(7)
     long["messages"][1:1] = 4 * long["messages"][1:3]
     path = written(tmp_path / "a.jsonl", [long])
     (whole,) = read(loaded, path)
+    call = '<tool_call>\n{"name": "look", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
+    assert trained_text(loaded, whole) == f"{5 * call}It is 1.<|im_end|>"
+    assert np.isnan(whole.behavior_log_probs).all()
     window = {"strategy": "sliding_window", "options": {"budget": len(whole) - 60}}
     sequences = read(loaded, path, context={"max_tokens": 2000, **window})
     assert len(sequences) > 1
     assert "".join(trained_text(loaded, tokens) for tokens in sequences) == trained_text(loaded, whole)
-    with pytest.raises(UserError, match=r"^context\.strategy must be one that asks the policy nothing"):
+    with pytest.raises(UserError, match=r":1: context\.strategy must be one that asks the policy nothing.*got Memory"):
         asking = {"budget": len(whole) - 60, "max_summary_tokens": 60}
         read(loaded, path, context={"max_tokens": 2000, "strategy": "memory", "options": asking})
+
+
+def test_order_within_an_epoch_comes_from_the_seed() -> None:
+    def epoch(number: int, seed: int) -> list[int]:
+        updates = range(5 * number + 1, 5 * number + 6)
+        return [row for update in updates for row in batch_of_update(range(19), update, size=4, seed=seed)]
+
+    first = epoch(0, seed=7)
+    assert sorted(first) == list(range(19))
+    assert first == epoch(0, seed=7)
+    assert first not in (epoch(1, seed=7), epoch(0, seed=8), list(range(19)))
 
 
 # The loss
@@ -230,17 +226,14 @@ def test_loss_that_is_no_number_stops_the_training(tmp_path: Path, qwen2: Path, 
         sft(config, display=SilentDisplay())
 
 
-NO_REPLY = ":1: messages must end in a reply of the assistant"
-UNREADABLE = "sft.data must be a readable .jsonl file, got "
 ONE = json.dumps(conversation(1))
 
 
 @pytest.mark.parametrize(
     ("content", "sections", "message"),
     [
-        ('{"messages": []}\n', {}, NO_REPLY),
+        ('{"messages": []}\n', {}, ":1: messages must end in a reply of the assistant"),
         (ONE + "\n{", {}, ":2: line must be JSON"),
-        (json.dumps({"messages": conversation(1)["messages"][:1]}), {}, NO_REPLY),
         ("", {}, "sft.data must hold a conversation of at most context.max_tokens=400 tokens, got none in"),
         (ONE, {}, "sft.data must hold conversations to train on and others to measure on, got 1 of"),
         ("", {"sft": {"data": None}}, "sft.data must be named for sft, got null. Set it with --set sft.data=PATH."),
@@ -249,8 +242,11 @@ ONE = json.dumps(conversation(1))
             {"context": {"max_tokens": 400, "keep_turns": [7]}},
             "conversation must hold a token that context lets be trained, got none.",
         ),
-        ("", {"sft": {"data": "missing.jsonl"}}, UNREADABLE + "'missing.jsonl': FILE must"),
-        ("", {"sft": {"data": "a.parquet"}}, UNREADABLE + "'a.parquet': FILE must"),
+        (
+            "",
+            {"sft": {"data": "missing.jsonl"}},
+            "sft.data must be a readable .jsonl file, got 'missing.jsonl': FILE must",
+        ),
     ],
 )
 def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(

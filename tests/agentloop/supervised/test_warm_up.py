@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from agentloop.config import ModelSection, TinyModelSection, WarmUpSection
-from agentloop.environments import load_environment
+from agentloop.environments import EnvironmentFactory, load_environment
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.models.tiny import build_tiny_model
 from agentloop.rollouts.demonstrated import demonstrations
-from agentloop.supervised.warm_up import Demonstrator, WarmUpResult, hardest_of_last_reply, warm_up
+from agentloop.supervised.warm_up import WarmUpResult, demonstrated_sequences, hardest_of_last_reply, warm_up
 from context import Message, TokenSequence, default_authors, loss_mask, response_mask
 from context.messages import to_template
 from context.parse import choose_parser
@@ -49,9 +50,11 @@ def trained_text(loaded: LoadedModel, tokens: TokenSequence) -> str:
     return loaded.codec.decode(tokens.token_ids[loss_mask(tokens, AUTHORS)].tolist())
 
 
-def demonstrator(loaded: LoadedModel, strategy: Strategy = LINEAR) -> Demonstrator:
-    parser = choose_parser("auto", loaded.template)
-    return Demonstrator(loaded, AUTHORS, parser, factory=FACTORY, strategy=strategy)
+def demonstrator(
+    loaded: LoadedModel, strategy: Strategy = LINEAR
+) -> Callable[[Sequence[Message]], list[TokenSequence]]:
+    given = {"parser": choose_parser("auto", loaded.template), "tools": FACTORY.tools, "strategy": strategy}
+    return partial(demonstrated_sequences, renderer=loaded.renderer(AUTHORS), **given)
 
 
 def conversations() -> Iterator[tuple[Message, ...]]:
@@ -60,7 +63,7 @@ def conversations() -> Iterator[tuple[Message, ...]]:
 
 def warmed(loaded: LoadedModel, **section: float) -> WarmUpResult:
     settings = WarmUpSection.model_validate({"max_updates": 3, "batch": 4, **section})
-    shown = map(demonstrator(loaded).sequences, conversations())
+    shown = map(demonstrator(loaded), conversations())
     return warm_up(Actor(loaded.model), shown, settings, authors=AUTHORS, control_ids=loaded.codec.added_ids)
 
 
@@ -74,34 +77,28 @@ def test_tiny_model_is_the_same_for_the_same_seed_only(folder: Path, tmp_path: P
     assert (folder / "tokenizer.json").read_bytes() == (tmp_path / "7" / "tokenizer.json").read_bytes()
 
 
-def test_demonstration_trains_the_replies_with_their_ends_and_nothing_else(loaded: LoadedModel) -> None:
-    conversation = next(conversations())
-    (tokens,) = demonstrator(loaded).sequences(conversation)
-    trained = loss_mask(tokens, AUTHORS)
-    replies = [m for m in conversation if m.role == "assistant"]
-    ends = tokens.token_ids[trained] == next(iter(loaded.stop_ids))
-    assert int(ends.sum()) == len(replies)
-    text = loaded.codec.decode(tokens.token_ids[trained].tolist())
-    assert text.endswith(f"{replies[-1].content}<|im_end|>")
-    assert "tool_response" not in text
-    assert (trained == response_mask(tokens, AUTHORS)).all()
-
-
-def test_thinking_demonstration_reads_as_the_template_renders_it(loaded: LoadedModel) -> None:
-    for conversation in itertools.islice(demonstrations(THINKING, seed=3), 10):
-        (tokens,) = demonstrator(loaded).sequences(conversation)
-        rows = list(map(to_template, conversation))
-        rendered = loaded.template.render(rows, tools=FACTORY.tools, generation_prompt=False)
-        assert "<think>next is" in rendered or "<think>see is" in rendered
+@pytest.mark.parametrize("factory", [FACTORY, THINKING], ids=["plain", "thinking"])
+def test_demonstration_reads_as_the_template_renders_it_and_trains_the_replies_with_their_ends(
+    loaded: LoadedModel, factory: EnvironmentFactory
+) -> None:
+    for conversation in itertools.islice(demonstrations(factory, seed=3), 5):
+        (tokens,) = demonstrator(loaded)(conversation)
+        rendered = loaded.template.render(
+            list(map(to_template, conversation)), tools=factory.tools, generation_prompt=False
+        )
         assert loaded.codec.decode(tokens.token_ids.tolist()) + "\n" == rendered
+        replies = [message for message in conversation if message.role == "assistant"]
         trained = trained_text(loaded, tokens)
-        assert trained.count("<think>") == sum(m.role == "assistant" for m in conversation)
+        assert trained.count("<|im_end|>") == len(replies) and trained.endswith(f"{replies[-1].content}<|im_end|>")
+        assert trained.count("<think>") == (len(replies) if factory is THINKING else 0)
+        assert "tool_response" not in trained
+        assert (loss_mask(tokens, AUTHORS) == response_mask(tokens, AUTHORS)).all()
 
 
 def test_demonstration_answers_the_question_for_notes_with_what_was_thought(loaded: LoadedModel) -> None:
     conversation = next(demonstrations(THINKING, seed=3))
-    (whole,) = demonstrator(loaded).sequences(conversation)
-    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60)).sequences(conversation)
+    (whole,) = demonstrator(loaded)(conversation)
+    sequences = demonstrator(loaded, Memory(len(whole) - 60, max_summary_tokens=60))(conversation)
     trained = [trained_text(loaded, t) for t in sequences]
     thoughts = [str(message.reasoning) for message in conversation if message.role == "assistant"]
     notes = next(text for text in trained if "<think>" not in text)
@@ -113,7 +110,7 @@ def test_every_second_demonstration_shows_the_hint_that_the_policy_will_see(load
     conversations = itertools.islice(demonstrations(THINKING, seed=3, strategy=Hint()), 4)
     plain = list(itertools.islice(demonstrations(THINKING, seed=3), 4))
     for number, conversation in enumerate(conversations):
-        (tokens,) = demonstrator(loaded, Hint()).sequences(conversation)
+        (tokens,) = demonstrator(loaded, Hint())(conversation)
         text = loaded.codec.decode(tokens.token_ids.tolist())
         assert text.count("The trail: ") == number % 2
         assert conversation[2:] == plain[number][2:]  # behind the system message and the question

@@ -154,12 +154,12 @@ def test_rows_are_chosen_and_those_left_out_counted(file_store: ReplayStore, tmp
     filled(file_store)
     file_store.resume(RUN, 1)  # iteration 2 and its 8 rows are newer than the checkpoint
     report = export_file(file_store, tmp_path / "all.jsonl")
-    assert (report.rows, dict(report.left.states)) == (12, {"orphaned": 8})
+    assert (report.rows, dict(report.left)) == (12, {"orphaned": 8})
     report = export_file(file_store, tmp_path / "some.jsonl", where=condition("success and iteration == 1"), limit=2)
-    assert (report.rows, dict(report.left.states)) == (2, {})
+    assert (report.rows, dict(report.left)) == (2, {})
     rows = [json.loads(line) for line in (tmp_path / "some.jsonl").read_text().splitlines()]
     assert [row["success"] for row in rows] == [True, True]
-    assert export_file(file_store, tmp_path / "none.jsonl", run="another").rows == 0
+    assert export_file(file_store, tmp_path / "none.jsonl", where=condition("run == 'another'")).rows == 0
 
 
 def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_row_evicted_meanwhile_is_left_out_and_counted(location: Location, tmp_p
                 store.append([], [], [trajectory("t1295", slot=200)])
 
         report = export_file(store, tmp_path / "rows.jsonl", progress=evict)
-    assert (report.rows, dict(report.left.states)) == (128, {"evicted": 2})
+    assert (report.rows, dict(report.left)) == (128, {"evicted": 2})
     rows = [json.loads(line)["id"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows == [f"t{slot:03d}" for slot in range(130) if slot not in (64, 129)]
 

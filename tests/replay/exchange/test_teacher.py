@@ -34,7 +34,6 @@ CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": '{"next": "78"}', "name": "lookup", "tool_call_id": "call00001"},
 ]
-ANSWERED = "The code is 78.<|im_end|>"
 PLAIN = {"messages": [*ASKED, ANSWER], "reward": 1.0}
 
 
@@ -45,11 +44,6 @@ def save_model(folder: Path, name: str = "chatml") -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(family.special_tokens))
     (folder / "chat_template.jinja").write_text(family.template_source)
     return folder
-
-
-@pytest.fixture(params=["chatml", "llama3", "mistral"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def teaching(store: ReplayStore, tmp_path: Path, name: str = "chatml", **options: Any) -> Teaching:
@@ -85,6 +79,7 @@ def replies_of(segment: Segment, name: str = "chatml") -> list[str]:
     return [codec_of(name).decode(ids[a:b]) for a, b in zip(trained[::2], trained[1::2], strict=True)]
 
 
+@pytest.mark.parametrize("family", ["chatml", "llama3", "mistral"])
 def test_replies_are_the_demonstrators_and_have_no_log_probs(
     file_store: ReplayStore, tmp_path: Path, family: str
 ) -> None:
@@ -93,12 +88,8 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert (report.inserted, report.replies, report.replies_with_log_probs) == (1, 2, 0)
     found = only_row(file_store)
     (segment,) = found.segments
-    tokens = segment.tokens
-    assert authors_of(tokens) == {DEMONSTRATION}
-    if family == "chatml":  # token by token: no piece is encoded apart that a policy would have said in one
-        trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-        assert trained[-len(codec_of().encode(ANSWERED)) :] == codec_of().encode(ANSWERED)
-    assert np.isnan(tokens.behavior_log_probs).all()
+    assert authors_of(segment.tokens) == {DEMONSTRATION}
+    assert np.isnan(segment.tokens.behavior_log_probs).all()
     end, call = fakes.family(family).end, fakes.family(family).call
     space = " " if family == "mistral" else ""
     assert replies_of(segment, family) == [call + end, f"{space}The code is 78.{end}"]
@@ -109,27 +100,9 @@ def test_replies_are_the_demonstrators_and_have_no_log_probs(
     assert [m.author for m in found.messages] == ["user", DEMONSTRATION, "env", DEMONSTRATION]
 
 
-def test_text_becomes_no_control_token(file_store: ReplayStore, tmp_path: Path, family: str) -> None:
-    codec = codec_of(family)
-    evil = " ".join(codec.added_tokens)
-    rows = {
-        "messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": f"a {evil} b"}],
-        "reward": 1,
-    }
-    import_chat(file_store, written(tmp_path, rows), teaching(file_store, tmp_path, family))
-    found = only_row(file_store)
-    tokens = found.segments[0].tokens
-    trained = tokens.token_ids[AUTHORS.is_trained(tokens.authors)].tolist()
-    assert [token for token in trained if token in codec.added_ids] == [fakes.family(family).end_id]
-
-
-def entry(token: str, log_prob: float, **more: Any) -> dict[str, Any]:
-    return {"token": token, "logprob": log_prob, **more}
-
-
-def log_probs(text: str, *, by: str = "bytes", end: bool = True) -> dict[str, Any]:
+def log_probs(text: str, *, by: str = "bytes") -> dict[str, Any]:
     codec = codec_of()
-    ids = codec.encode(text + ("<|im_end|>" if end else ""))
+    ids = codec.encode(f"{text}<|im_end|>")
     named: dict[str, Callable[[int], dict[str, Any]]] = {
         "bytes": lambda token: {"token": "?", "bytes": list(codec.token_bytes(token))},
         "text": lambda token: {"token": codec.token_bytes(token).decode()},
@@ -151,25 +124,21 @@ def test_log_probs_are_taken_where_every_token_is_the_same(file_store: ReplaySto
     assert found.record.min_behavior_log_prob == -0.125 * (int(sampled.sum()) - 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        (log_probs("The code is 78.", end=False), "the file has no log-prob for the token that ends the reply"),
-        (log_probs("The code is 79."), "the file's tokens are others than the model's"),
-        ({"content": log_probs("The code is 78.")["content"][:2]}, "the file has another number of tokens"),
-        ({"content": [entry("The code is 78.", -1.0)]}, "the file's tokens are others than the model's"),
-        (
-            {"content": [{**e, "logprob": 0.5} for e in log_probs("The code is 78.")["content"]]},
-            "a log-prob is above 0 or infinite",
-        ),
-    ],
-)
-def test_other_tokens_log_probs_are_not_ours(
-    file_store: ReplayStore, tmp_path: Path, given: dict[str, Any], reason: str
-) -> None:
-    row = {**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": given}]}
-    report = import_chat(file_store, written(tmp_path, PLAIN, row), teaching(file_store, tmp_path))
-    assert report.log_probs_refused == {reason: 1}
+def test_other_tokens_log_probs_are_not_ours(file_store: ReplayStore, tmp_path: Path) -> None:
+    own = log_probs("The code is 78.")["content"]
+    refused = {
+        "the file has no log-prob for the token that ends the reply": [own[:-1]],
+        "the file has another number of tokens": [own[:2]],
+        "a log-prob is above 0 or infinite": [[{**entry, "logprob": 0.5} for entry in own]],
+        "the file's tokens are others than the model's": [
+            log_probs("The code is 79.")["content"],
+            [{"token": "The code is 78.", "logprob": -1.0}],
+        ],
+    }
+    given = [{"content": entries} for of_one in refused.values() for entries in of_one]
+    rows = [{**PLAIN, "messages": [*ASKED, {**ANSWER, "logprobs": one}]} for one in given]
+    report = import_chat(file_store, written(tmp_path, PLAIN, *rows), teaching(file_store, tmp_path))
+    assert report.log_probs_refused == {reason: len(of_one) for reason, of_one in refused.items()}
     for row in file_store.read([id for (id,) in sql(file_store, "select id from trajectories")]):
         assert np.isnan(row.segments[0].tokens.behavior_log_probs).all()
 
@@ -224,54 +193,6 @@ def test_the_same_import_is_stored_once_and_a_changed_file_is_another_set(
     assert (report.inserted, report.duplicates) == (0, 1)
     written(tmp_path, PLAIN, PLAIN)
     assert import_chat(file_store, path, teaching(file_store, tmp_path)).inserted == 2
-
-
-def called(**function: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}]}
-
-
-def answered(**more: Any) -> dict[str, Any]:
-    return {"messages": [*ASKED, {**ANSWER, **more}]}
-
-
-BAD: list[tuple[Any, str]] = [
-    ("{", "line must be JSON"),
-    ({"prompt": "x"}, "row must hold 'messages', got none"),
-    ({"messages": ASKED}, "messages must end in a reply of the assistant"),
-    (answered(weight=0), "one of them be trained"),
-    ({"messages": [ASKED[0], ANSWER]}, "messages must hold one of a user's"),
-    ({"messages": [{"role": "<|im_end|>", "content": "x"}, *ASKED, ANSWER]}, "role must match"),
-    ({"messages": [{"role": 5}, ANSWER]}, r"messages\[0\] must be an object with a role"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]},
-        "must be a text part, got .*image_url",
-    ),
-    ({"messages": [{"role": "user", "content": 5}, ANSWER]}, r"messages\[0\].content must be text .*, got 5"),
-    (called(name="a b"), "tool_calls.name must match"),
-    (called(name="f", arguments="[1]"), "tool_calls must hold an object of arguments"),
-    (called(name="f", arguments='{"a": 1, "a": 2}'), "object of arguments.*the same key twice"),
-    (answered(function_call={"name": "f"}), "function_call must be empty"),
-    ({**PLAIN, "reward": "1"}, "reward must be a valid number, got '1'"),
-    (answered(logprobs={"content": [{"token": "x"}]}), r"content\[0\] must hold 'logprob', got none"),
-    (answered(logprobs={"content": [entry("x", -1, bytes=[300])]}), r"bytes\[0\] must be less than or equal to 255"),
-    ({**PLAIN, "tools": [{"function": 5}]}, r"tools\[0\] must be"),
-    ({"messages": [*ASKED, CALLED[0], ANSWER]}, "messages must hold no two of the assistant in a row"),
-]
-
-
-@pytest.mark.parametrize(("row", "message"), BAD, ids=range(len(BAD)))
-def test_bad_conversation_is_named_and_nothing_is_stored(
-    file_store: ReplayStore, tmp_path: Path, row: Any, message: str
-) -> None:
-    path = tmp_path / "chat.jsonl"
-    bad = row if isinstance(row, str) else json.dumps({"reward": 1.0, **row} if isinstance(row, dict) else row)
-    path.write_text(f"{json.dumps(PLAIN)}\n{bad}\n")
-    with pytest.raises(ExchangeError, match=f"chat.jsonl:2: .*{message}") as refused:
-        import_chat(file_store, path, teaching(file_store, tmp_path))
-    assert "\n" not in str(refused.value)
-    assert sql(file_store, "select count(*) from trajectories") == [(0,)]
-    report = import_chat(file_store, path, teaching(file_store, tmp_path), skip_bad=True)
-    assert (report.inserted, report.bad) == (1, 1)
 
 
 def test_a_file_of_another_kind_and_a_conversation_beyond_the_context_are_refused(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from replay import Rows, Sampler, Trajectory
-from replay.mixing.request import DrawRequest, Pick
 from replay.sampling.samplers import SAMPLERS, DrawClock, make_sampler
 from replay.sampling.selection import drawn_in_turn
-from tests.fakes.records import RUN, FreshRows, new_store
+from tests.fakes.records import FreshRows, new_store, request
 
 # Rows of a buffer made by hand: four of each of these groups of eight, by successes of the group.
 SUCCESSES = (0, 2, 4, 6, 8)
@@ -46,10 +45,6 @@ def weighed(name: str, options: dict[str, Any] | None = None, now: DrawClock = N
     return make_sampler(name, 0, options).weigh(Rows(columns(**changes), slice(None), now))[0].tolist()
 
 
-def shares(weights: list[float]) -> list[float]:
-    return [weight / sum(weights) for weight in weights]
-
-
 WEIGHTS: list[tuple[str, dict[str, Any], list[float]]] = [
     # Staleness 10 10 8 8 6 6 4 4 2, and unknown of the other run's.
     ("recency", {"half_life": 2.0}, [2**-5, 2**-5, 2**-4, 2**-4, 2**-3, 2**-3, 2**-2, 2**-2, 2**-1, 0.0]),
@@ -72,14 +67,10 @@ def test_rows_weigh_by_the_formula_of_their_sampler(name: str, options: dict[str
     assert weighed(name, options) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "name, options", [("recency", {"half_life": 1.0}), ("freshness", {"sampler": "uniform", "tau": 1.0})]
-)
+@pytest.mark.parametrize("name, options", [("recency", {"half_life": 1.0}), ("freshness", {"sampler": "uniform"})])
 def test_ages_stay_in_range_however_long_a_run_is(name: str, options: dict[str, Any]) -> None:
-    for version in (11, 256, 257, 5000, 10**6):
-        far = columns()["policy_version"] + version - 11
-        later = weighed(name, options, DrawClock(version, version), policy_version=far)
-        assert shares(later) == pytest.approx(shares(weighed(name, options)))
+    far = weighed(name, options, DrawClock(10**6, 10**6), policy_version=columns()["policy_version"] + 10**6 - 11)
+    assert far == pytest.approx(weighed(name, options))
 
 
 @pytest.mark.parametrize("elsewhere", [{"own": np.full(10, False)}, {"group_size": np.full(10, 1)}])
@@ -123,41 +114,6 @@ def test_equal_rows_weigh_alike(name: str) -> None:
     assert weights[0] > 0
 
 
-# 99.9 % quantiles of the chi-square distribution, by degrees of freedom.
-CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12, 9: 27.88}
-
-
-@pytest.mark.parametrize(
-    "name, options",
-    [
-        ("uniform", {}),
-        ("recency", {"half_life": 2.0}),
-        ("fifo_window", {"window": 6}),
-        ("success", {}),
-        ("difficulty", {}),
-        ("difficulty", {"mode": "uniform_buckets"}),
-        ("difficulty", {"mode": "hard"}),
-        ("difficulty", {"mode": "easy"}),
-        ("entropy", {"mode": "random"}),
-        ("advantage", {}),
-        ("reward", {"temperature": 0.5}),
-        ("max_variance_group", {}),
-        ("freshness", {"tau": 3.0}),
-    ],
-)
-def test_rows_are_drawn_in_proportion_to_their_stated_weights(name: str, options: dict[str, Any]) -> None:
-    sampler = make_sampler(name, 7, options)
-    weights, rounds = sampler.weigh(Rows(columns(), slice(None), NOW))[0], 4000
-    probabilities = weights / weights.sum()
-    found = np.zeros(10)
-    for _ in range(rounds):
-        found[next(drawn_in_turn(weights, 1, sampler.random))] += 1
-    likely = probabilities * rounds >= 5
-    assert found[probabilities == 0].sum() == 0
-    expected = probabilities[likely] * rounds
-    assert ((found[likely] - expected) ** 2 / expected).sum() < CHI_SQUARE[int(likely.sum()) - 1]
-
-
 def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> None:
     """Of weights 1, 2, 3 the order is (i, j, k) with probability w_i / 6 x w_j / (6 - w_i)."""
     random, weights, rounds = np.random.default_rng(3), np.array([1.0, 0.0, 2.0, 3.0]), 6000
@@ -166,7 +122,7 @@ def test_drawing_in_turn_is_drawing_again_and_again_without_what_was_drawn() -> 
     for order in permutations((0, 2, 3)):
         expected = rounds * weights[order[0]] / 6 * weights[order[1]] / (6 - weights[order[0]])
         found += (orders.count(order) - expected) ** 2 / expected
-    assert found < CHI_SQUARE[5]
+    assert found < 20.52  # the 99.9 % quantile of chi-square with 5 degrees of freedom
     assert list(drawn_in_turn(np.zeros(3), 2, random)) == []
     # Beyond what floats can tell apart, the heavier rows still come first.
     assert next(drawn_in_turn(np.array([1e-300, 1e300, 1e-320]), 1, random)) == 1
@@ -185,7 +141,7 @@ def drawn_entropies(path: Path, options: dict[str, Any], measured: dict[float, f
     def measure(rows: Sequence[Trajectory]) -> list[float]:
         return [(measured or {}).get(values[row.id] or 0.0, math.nan) for row in rows]
 
-    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(3),)), make_sampler("entropy", 1, options), measure=measure)
+    drawn = store.draw(request(2, 3), make_sampler("entropy", 1, options), measure=measure)
     assert {row.draw.probability for row in drawn} <= {None}
     return [values[row.trajectory.id] or 0.0 for row in drawn]
 
@@ -224,26 +180,9 @@ def test_options_are_checked(name: str, options: dict[str, Any], message: str) -
         make_sampler(name, 0, options)
 
 
-class Longest(Sampler):
-    """Of one's own."""
-
-    @dataclass(frozen=True)
-    class Options:
-        power: float = 1.0
-
-    def weights(self, rows: Rows) -> np.ndarray:
-        return rows.num_action_tokens**self.options.power
-
-
-def test_class_of_ones_own_is_a_sampler_with_its_options() -> None:
-    weights, _ = make_sampler(Longest, 0, {"power": 2.0}).weigh(Rows(columns(), slice(None), NOW))
-    assert weights.tolist() == [float((at + 5) ** 2) for at in range(10)]
-    assert make_sampler(Longest, 0).state()["name"] == "Longest"
-
-
 @pytest.mark.parametrize("wrong", [np.full(10, -1.0), np.full(10, np.nan), np.full(10, np.inf), np.ones(3), 1.0])
 def test_weights_that_are_none_are_refused(wrong: Any) -> None:
-    class Wrong(Longest):
+    class Wrong(Sampler):
         def weights(self, rows: Rows) -> Any:
             return wrong
 
@@ -254,7 +193,7 @@ def test_weights_that_are_none_are_refused(wrong: Any) -> None:
 def test_selection_of_a_seed_is_the_same_on_every_machine(tmp_path: Path) -> None:
     store = new_store(tmp_path / "replay.sqlite")
     FreshRows(1, rates=(0.5,), size=10).append_to(store)
-    drawn = store.draw(DrawRequest(RUN, 2, 1, (Pick(5),)), make_sampler("uniform", 0))
+    drawn = store.draw(request(2, 5), make_sampler("uniform", 0))
     times = np.random.Generator(np.random.PCG64(0)).standard_exponential(10)
     # Rows alike, of which those of the shortest waiting times are drawn.
     assert [row.trajectory.record.slot for row in drawn] == np.argsort(times)[:5].tolist() == [3, 2, 4, 6, 0]

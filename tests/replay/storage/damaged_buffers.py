@@ -184,7 +184,7 @@ def _quarantined(store: ReplayStore) -> list[str]:
 
 
 def _drawn(store: ReplayStore) -> list[Trajectory]:
-    limits = Limits(max_uses=9, cooldown=1, max_staleness=99, retire_solved=1.0)
+    limits = Limits(successful_only=False, max_uses=9, cooldown=1, max_staleness=99, retire_solved=1.0)
     wanted = replace(request(5, 30), limits=limits)
     return [row.trajectory for row in store.draw(wanted, make_sampler("success", 0))]
 

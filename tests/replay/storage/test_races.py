@@ -82,7 +82,7 @@ def drain(location: Location, run: str) -> None:
         store.resume(run, last)
         sampler = make_sampler("uniform", len(run))
         for iteration in range(last + 1, 99):
-            limits = Limits(max_uses=3, sources=(RUN,))
+            limits = Limits(successful_only=False, max_uses=3, sources=(RUN,))
             drawn = store.draw(DrawRequest(run, iteration, iteration - 1, (Pick(4),), limits=limits), sampler)
             record = iteration_record(iteration, replay=len(drawn), run=run)
             store.commit(record, [row.draw for row in drawn], sampler_state={})

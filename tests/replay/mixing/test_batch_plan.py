@@ -1,9 +1,13 @@
+"""What a batch is made of: rounding, schedules, the four units, what a buffer lacks, and a mixer that goes on."""
+
 from __future__ import annotations
 
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mix_settings import EssRule, MixRule, StartRule
-from replay.mixing.mixer import Mixer, ReplayStarved
+from replay import make_sampler
+from replay.mixing.apportion import Remainders, apportion, group_sizes
+from replay.mixing.batch_plan import BatchPlan, Mixer, ReplayStarved, with_completions
+from replay.mixing.mix_settings import EssRule, MixRule, Schedule, StartRule
 from replay.mixing.request import Availability, Pick
-from replay.mixing.schedule import Schedule
+from replay.storage.databases import Location
+from tests.fakes.records import FreshRows, new_store, request
 
 GROUP = 4
 BATCH = 24
@@ -28,7 +34,6 @@ PLENTY = Availability(
     groups={GROUP: 1_000},
     by_source_groups={("self", GROUP): 500, ("teacher", GROUP): 500},
 )
-NOTHING = Availability()
 SCHEDULES = {
     "constant": lambda first: Schedule(),
     "linear": lambda first: Schedule(shape="linear", final=0.0),
@@ -49,16 +54,6 @@ def plans(mixer: Mixer, count: int, available: Availability = PLENTY, *, first: 
         mixer.plan(iteration=at, available=available, tasks=list(itertools.islice(tasks, mixer.num_tasks)))
         for at in range(first, first + count)
     ]
-
-
-def sizes_by_slot(plan: BatchPlan, tasks: Sequence[str]) -> list[int]:
-    """Fresh and replayed members of each slot of a same-task unit."""
-    fresh, replayed = dict(plan.groups), Counter[str]()
-    for pick in plan.picks:
-        assert pick.task is not None
-        replayed[pick.task] += pick.count
-    assert len(set(tasks)) == len(tasks)
-    return [fresh.get(slot, 0) + replayed[task] for slot, task in enumerate(tasks)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -97,23 +92,19 @@ def test_shortfall_error_stops_and_names_the_remedy(unit: str) -> None:
     with pytest.raises(
         ReplayStarved, match=r"got 0 of 12 rows in iteration 1.*replay\.start\.buffer.*shortfall: fresh"
     ):
-        plans(Mixer(rule_of(unit, 0.5, shortfall="error")), 1, NOTHING)
+        plans(Mixer(rule_of(unit, 0.5, shortfall="error")), 1, Availability())
 
 
-@pytest.mark.parametrize("shortfall", ["fresh", "shrink"])
 @pytest.mark.parametrize("fraction", [1 / 3, 0.5, 0.9])
-def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float, shortfall: str) -> None:
-    mixer = Mixer(rule_of("trajectory", fraction, shortfall=shortfall))
-    for iteration, plan in enumerate(plans(mixer, 30)):
+def test_unit_trajectory_replays_as_many_members_of_every_group(fraction: float) -> None:
+    for iteration, plan in enumerate(plans(Mixer(rule_of("trajectory", fraction)), 30)):
         tasks = [POOL[(iteration * 6 + slot) % 9] for slot in range(6)]
-        replayed = Counter({pick.task: pick.count for pick in plan.picks})
-        assert sizes_by_slot(plan, tasks) == [GROUP] * 6
-        assert max(replayed[task] for task in tasks) - min(replayed[task] for task in tasks) <= 1
-        assert plan.num_tasks == 6
+        fresh, drawn = dict(plan.groups), Counter({pick.task: pick.count for pick in plan.picks})
+        assert [fresh.get(slot, 0) + drawn[task] for slot, task in enumerate(tasks)] == [GROUP] * 6
+        assert max(drawn[task] for task in tasks) - min(drawn[task] for task in tasks) <= 1
 
 
 HALVES = {"self": 0.5, "earlier-run": 0.5}
-SHARED = {("self", "task-0"): 1, ("earlier-run", "task-0"): 1}
 Groups = tuple[tuple[int, int], ...]
 SCARCE: list[tuple[MixRule, Availability, tuple[Pick, ...], Groups]] = [
     # 2 of every 4: what a task has, and the rest is collected.
@@ -129,9 +120,6 @@ SCARCE: list[tuple[MixRule, Availability, tuple[Pick, ...], Groups]] = [
     # A row that two sources fit is planned once.
     (rule_of("any", 0.5, sources=HALVES), Availability(rows=9, by_source={"self": 9, "earlier-run": 9}),
      (Pick(6, "self"), Pick(3, "earlier-run")), ((0, 4), (1, 4), (2, 4), (3, 3))),
-    (rule_of("trajectory", 0.5, sources=HALVES),
-     Availability(rows=1, by_task={"task-0": 1}, by_source_task=SHARED),
-     (Pick(1, "self", "task-0"),), ((0, 3), (1, 4), (2, 4), (3, 4), (4, 4), (5, 4))),
     # A source that is empty is not filled by the other.
     (rule_of("any", 0.5, sources={"self": 0.75, "teacher": 0.25}), Availability(rows=50, by_source={"self": 50}),
      (Pick(9, "self"),), ((0, 4), (1, 4), (2, 4), (3, 3))),
@@ -172,26 +160,34 @@ def test_sources_share_the_replayed_rows_as_declared(unit: str) -> None:
     assert abs(drawn["teacher"] - 360) <= (4 if unit == "group" else 1)  # 0.3 of 1,200 rows
 
 
-stocks = st.builds(
-    lambda by_task, groups, rows: Availability(
-        rows=rows, by_task=dict(zip(POOL, by_task, strict=True)), groups={GROUP: groups, 3: 9}
-    ),
-    st.lists(st.integers(0, 6), min_size=len(POOL), max_size=len(POOL)),
-    st.integers(0, 4),
-    st.integers(0, 30),
-)
+def stock_of(by_task: list[int], groups: int, rows: int) -> Availability:
+    """Each source has half of every task's rows."""
+    named = dict(zip(POOL, by_task, strict=True))
+    halves = [("self", 0), ("teacher", 1)]
+    return Availability(
+        rows=rows,
+        by_source={source: (rows + one) // 2 for source, one in halves},
+        by_task=named,
+        by_source_task={(source, task): (count + one) // 2 for task, count in named.items() for source, one in halves},
+        groups={GROUP: groups, 3: 9},
+        by_source_groups={(source, GROUP): (groups + one) // 2 for source, one in halves},
+    )
+
+
+stocks = st.builds(stock_of, st.lists(st.integers(0, 6), min_size=9, max_size=9), st.integers(0, 4), st.integers(0, 30))
 
 
 @given(
     st.sampled_from(["any", "trajectory", "task", "group"]),
     st.sampled_from(["fresh", "shrink"]),
+    st.sampled_from([{}, {"self": 0.5, "teacher": 0.5}]),
     st.floats(0, 1),
     st.lists(st.tuples(stocks, st.lists(st.sampled_from(POOL), min_size=6, max_size=6)), max_size=8),
 )
 def test_whatever_the_buffer_has_batches_are_well_formed(
-    unit: str, shortfall: str, fraction: float, iterations: list[tuple[Availability, list[str]]]
+    unit: str, shortfall: str, sources: Any, fraction: float, iterations: list[tuple[Availability, list[str]]]
 ) -> None:
-    mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall))
+    mixer = Mixer(rule_of(unit, fraction, shortfall=shortfall, sources=sources))
     for iteration, (stock, tasks) in enumerate(iterations, start=1):
         plan = mixer.plan(iteration=iteration, available=stock, tasks=tasks[: mixer.num_tasks])
         assert plan.planned_fresh + plan.planned_replay == BATCH
@@ -199,23 +195,21 @@ def test_whatever_the_buffer_has_batches_are_well_formed(
         total = plan.fresh + plan.replay
         assert total == BATCH if shortfall == "fresh" else 0 < total <= BATCH
         assert all(0 < size <= GROUP for _, size in plan.groups)
-        drawn = Counter[str | None]()
+        drawn, by_source = Counter[Any](), Counter[Any]()
         for pick in plan.picks:
             drawn[pick.task] += pick.count
+            by_source[pick.source, pick.task] += pick.count
         if unit in ("any", "group"):
             assert plan.replay <= (stock.rows if unit == "any" else GROUP * stock.groups[GROUP])
             assert [slot for slot, _ in plan.groups] == list(range(plan.num_tasks))
             continue
-        assert all(count <= stock.by_task[task] for task, count in drawn.items() if task is not None)
+        assert all(count <= stock.by_task[task] for task, count in drawn.items())
+        assert not sources or all(count <= stock.by_source_task[key] for key, count in by_source.items())
         fresh = dict(plan.groups)
         for task in set(tasks):  # a task may fill several slots
             slots = [slot for slot, other in enumerate(tasks) if other == task]
             members = drawn[task] + sum(fresh.get(slot, 0) for slot in slots)
             assert members == len(slots) * GROUP if shortfall == "fresh" else 0 < members <= len(slots) * GROUP
-
-
-def replayed(mixer: Mixer, count: int, **more: object) -> list[int]:
-    return [plan.replay for plan in plans(mixer, count, **more)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unit", ["any", "group"])
@@ -245,7 +239,7 @@ def test_replay_starts_when_its_rule_holds_and_goes_on(rule: dict[str, Any], cou
     mixer, drawn = Mixer(rule_of("any", 0.5, **rule)), []
     for iteration, (success, rows) in enumerate([(0.2, 19), (0.3, 20), (0.1, 6), (None, 99)], start=1):
         stock = Availability(rows=rows if mixer.rule.start.buffer else 99)
-        drawn += replayed(mixer, 1, first=iteration, available=stock)
+        drawn += [plan.replay for plan in plans(mixer, 1, stock, first=iteration)]
         mixer.feed(success_rate=success, ess_by_age={})
     assert drawn == counts
 
@@ -260,7 +254,7 @@ def test_controller_lowers_the_fraction_under_the_floor_and_raises_it_back() -> 
     series += [{"1": 0.5}, {}, {"1": 1.0}, {"1": 1.0}, {"1": 1.0}]
     factors, drawn = [], []
     for iteration, ess in enumerate(series, start=1):
-        drawn += replayed(mixer, 1, first=iteration)
+        drawn += [plan.replay for plan in plans(mixer, 1, first=iteration)]
         mixer.feed(success_rate=0.5, ess_by_age=ess)
         factors.append(mixer.factor)
     assert factors == [0.5, 0.25, 0.125, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
@@ -292,3 +286,116 @@ def test_a_resumed_mixer_goes_on_like_the_unbroken_one() -> None:
         resumed = Mixer(rule)
         resumed.load_state(json.loads(json.dumps(broken.state())))
         assert begun + observed(resumed, 18, 23) == whole
+
+
+@pytest.mark.parametrize(
+    ("total", "shares", "parts"),
+    [
+        (10, [1 / 3, 1 / 3, 1 / 3], [4, 3, 3]),  # of equal remainders the first
+        (5, [2, 1], [3, 2]),  # quotas 3.33 and 1.67
+        (0, [1.0], [0]),
+    ],
+)
+def test_apportion_rounds_by_largest_remainder(total: int, shares: list[float], parts: list[int]) -> None:
+    assert apportion(total, shares) == parts
+
+
+shares_of_some = st.lists(st.floats(0, 10), min_size=1, max_size=6).filter(any)
+
+
+@given(st.integers(0, 500), shares_of_some)
+def test_apportion_sums_exactly_and_stays_within_one_of_each_quota(total: int, shares: list[float]) -> None:
+    parts = apportion(total, shares)
+    exact = [Fraction(share) for share in shares]
+    assert sum(parts) == total
+    assert all(abs(part - total * share / sum(exact)) < 1 for part, share in zip(parts, exact, strict=True))
+
+
+@pytest.mark.parametrize("shares", [[], [0.0, 0.0], [-0.5, 1.5]])
+def test_apportion_refuses_shares_that_are_none(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="shares must be >= 0"):
+        apportion(4, shares)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1)), max_size=40))
+def test_sums_of_two_carried_parts_stay_within_half_of_the_declared_ones(calls: list[tuple[int, float]]) -> None:
+    remainders, declared, given_ = Remainders(), Fraction(0), 0
+    for total, share in calls:
+        first, second = remainders.split("replay", total, [1 - Fraction(share), Fraction(share)])
+        assert min(first, second) >= 0
+        assert first + second == total
+        declared += total * Fraction(share)
+        given_ += second
+        assert abs(given_ - declared) <= Fraction(1, 2)
+
+
+@given(shares_of_some, st.lists(st.integers(0, 30), max_size=40))
+def test_sums_of_many_carried_parts_follow_the_shares(shares: list[float], totals: list[int]) -> None:
+    remainders = Remainders()
+    exact = [Fraction(share) / sum(map(Fraction, shares)) for share in shares]
+    sums = [0] * len(shares)
+    for total in totals:
+        parts = remainders.split("sources", total, shares)
+        assert sum(parts) == total
+        assert min(parts) >= 0
+        sums = [before + part for before, part in zip(sums, parts, strict=True)]
+    assert all(abs(part - sum(totals) * share) < 2 for part, share in zip(sums, exact, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "size", "sizes"),
+    [(96, 8, [8] * 12), (85, 8, [8] * 8 + [7] * 3), (9, 8, [5, 4]), (1, 8, [1]), (0, 8, []), (13, 1, [1] * 13)],
+)
+def test_group_sizes_are_as_even_as_possible(fresh: int, size: int, sizes: list[int]) -> None:
+    assert group_sizes(fresh, size) == sizes
+
+
+def test_schedule_reaches_both_ends_exactly_and_one_iteration_is_its_beginning() -> None:
+    for shape in ("linear", "cosine"):
+        schedule = Schedule(shape=shape, final=0.7)
+        assert [schedule.at(0.1, at, 5) for at in (1, 5)] == [0.1, 0.7]
+        assert schedule.at(0.1, 1, 1) == 0.1
+        assert (schedule.highest(0.1), schedule.highest(0.9)) == (0.7, 0.9)
+    assert Schedule(shape="step", steps=((0.1, 0.4), (0.2, 0.1))).highest(0.2) == 0.4
+
+
+def first(task: str, reward: float = 0.0, source: str | None = None) -> Pick:
+    return Pick(1, source, task, reward_other_than=reward)
+
+
+COMPLETED: list[tuple[list[Pick], list[tuple[str, float]], dict[tuple[str, float], int], tuple[Pick, ...]]] = [
+    # Out of the largest pick.
+    ([Pick(2, "teacher"), Pick(5, "self")], [("a", 0.0), ("b", 1.0)], {("a", 1.0): 3, ("b", 0.5): 1},
+     (first("a", source="self"), first("b", 1.0, "self"), Pick(2, "teacher"), Pick(3, "self"))),
+    # Of a same-task unit, out of the pick of its own group.
+    ([Pick(2, task="a"), Pick(9, task="b")], [("a", 0.0)], {("a", 1.0): 2, ("b", 1.0): 9},
+     (first("a"), Pick(1, task="a"), Pick(9, task="b"))),
+    # What the buffer has nothing for stays as planned.
+    ([Pick(3)], [("a", 0.0)], {("a", 0.0): 5, ("b", 1.0): 5}, (Pick(3),)),
+    ([Pick(3, task="b")], [("a", 0.0)], {("a", 1.0): 5}, (Pick(3, task="b"),)),
+    # One stored row completes one group, and there are never more than replayed rows.
+    ([Pick(9)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 1, ("b", 1.0): 4},
+     (first("a"), first("b"), Pick(7))),
+    ([Pick(1)], [("a", 0.0), ("a", 0.0), ("b", 0.0)], {("a", 1.0): 9, ("b", 1.0): 9}, (first("a"),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("picks", "flat", "stored", "completed"), COMPLETED)
+def test_groups_of_equal_rewards_are_completed_by_stored_rows_of_another(
+    picks: list[Pick], flat: list[tuple[str, float]], stored: dict[tuple[str, float], int], completed: tuple[Pick, ...]
+) -> None:
+    assert with_completions(picks, flat, stored) == completed
+
+
+def test_picks_draw_rows_of_another_reward_and_groups_of_the_stated_size(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        FreshRows(1, rates=(0.5, 0.25)).append_to(store)
+        FreshRows(2, rates=(0.5,), size=2).append_to(store)
+        sampler = make_sampler("uniform", 0)
+        available = store.available(request(3, 1), sampler)
+        assert available.by_task_reward == {("task-1", 1.0): 4, ("task-1", 0.0): 6}
+        assert available.groups == {4: 2, 2: 1}
+        rewarded = replace(request(3, 1), picks=(Pick(9, task="task-1", reward_other_than=0.0),))
+        assert [row.trajectory.record.reward for row in store.draw(rewarded, sampler)] == [1.0] * 4
+        small = replace(request(3, 1), picks=(Pick(4, unit="group", size=2),), first_slot=20)
+        assert [row.trajectory.record.iteration for row in store.draw(small, sampler)] == [2, 2]
