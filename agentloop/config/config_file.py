@@ -242,20 +242,24 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
         if not isinstance(part, str) or (*path, part) not in schema_entries():
             break
         path, value = (*path, part), value[part]
-    entry = schema_entries().get(path)
-    if inside := tuple(_inside(details["loc"][len(path) :], value)):
-        unknown = details["type"] == "extra_forbidden"
-        rule = "be a known key" if unknown else details["msg"].partition("should ")[2] or "be given"
-        got = "an unknown one" if unknown else _quoted(details["input"])
-        where = (*path, *inside)
-        return path, f"{place(where)}: {'.'.join(where)} must {rule}, got {got}. See configs/reference.yaml."
-    if isinstance(entry, Key) and details["type"] != "value_error":
+    entry, where = schema_entries().get(path), (*path, *_inside(details["loc"][len(path) :], value))
+    kind, message = details["type"], str(details.get("ctx", {}).get("error", details["msg"]))
+    if isinstance(entry, Key) and where == path and kind != "value_error":
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
         default = entry.default_with(values["model"]["path"])
         return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
+    if kind == "missing":
+        where, message = (*where, str(details["loc"][-1])), "must be given, got nothing"
+    elif kind == "extra_forbidden":
+        message = "must be a known key, got an unknown one"
+    elif kind != "value_error":
+        message = f"must {message.partition('should ')[2]}, got {_quoted(details['input'])}"
+    if message.startswith("must "):
+        return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
+    if where != path:  # a section of a mapping, which names its key without the way there
+        message = ".".join((*where[:-1], message))
     # A rule over several keys, said by the model in the agreed form: placed at the first key it names, which may lie in
     # a free mapping or a list, such as context.options.budget.
-    message = str(details.get("ctx", {}).get("error", details["msg"]))
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     parts = [part[:length] for part in named for length in range(len(part), 0, -1)]
     keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else _ENTRIES)]

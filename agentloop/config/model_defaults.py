@@ -1,11 +1,9 @@
-"""Defaults that hold where `model.path` names a model, and keys that must have theirs where nothing looks at them."""
+"""Defaults that hold where `model.path` names a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from replay.setting_types import Section
 
 MODEL_DEFAULTS: Mapping[tuple[str, ...], Any] = {
     ("run", "iterations"): 200,
@@ -37,14 +35,3 @@ def defaults_of(values: Mapping[str, Any], *, has_model: bool, above: tuple[str,
         else:
             laid[name] = MODEL_DEFAULTS.get(path, value) if has_model else value
     return laid
-
-
-def check_unused(section: Section, keys: Iterable[str], *, where: str, when: str) -> None:
-    """Raises ValueError for a key of the section `where` that was set although it changes nothing `when` it says."""
-    for key in keys:
-        given, default = getattr(section, key), type(section).model_fields[key].get_default(call_default_factory=True)
-        if given != default:
-            left, got = (list(value) if isinstance(value, tuple) else value for value in (default, given))
-            raise ValueError(
-                f"{where}.{key} must be left at {left} when {when}, got {got}. It would change nothing: remove it."
-            )

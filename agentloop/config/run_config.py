@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentloop.config.rules import check_rules
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
@@ -20,7 +21,7 @@ from agentloop.config.sections.environments import (
     environment_parts,
 )
 from agentloop.config.sections.loss import LossSection
-from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
+from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection
 from agentloop.config.sections.optimization import (
     BatchSection,
     CriticSection,
@@ -28,7 +29,7 @@ from agentloop.config.sections.optimization import (
     OptimizerSection,
     check_learning,
 )
-from agentloop.config.sections.reward import RewardSection, check_rows
+from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import (
     CollectionSection,
     EngineSection,
@@ -99,16 +100,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
-            raise ValueError(
-                f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
-                "Set loss.normalise: per_stream."
-            )
-        check_environments(self, check_tasks, check_rows, check_collection, _check_replay, check_advantages)
-        check_compute(self)
+        check_environments(self, check_rules, check_tasks, check_collection, _check_replay, check_advantages)
         check_engine(self)
         check_learning(self)
-        self.lora.check()
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
@@ -137,11 +131,6 @@ class RunConfig(Section):
                     f"loss.{name}.{key} must be {right} when {why}, whose log-probs count as missing, got {got}. "
                     f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
                 )
-        if self.loss.hinted is not None and not hinted:
-            raise ValueError(
-                f"loss.hinted must be null when context.strategy is {self.context.strategy}, which shows no hint, got "
-                "one. Remove it, or set context.strategy: hint."
-            )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
         if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
             raise ValueError(

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.model_defaults import check_unused
-from replay.config import TaskData
+from replay.config import TaskData, check_task_pool
 from replay.setting_types import Section
 
 if TYPE_CHECKING:
@@ -48,44 +47,18 @@ class TasksSection(TaskData, Section):
     )
 
     @model_validator(mode="after")
-    def _parts_agree(self) -> Self:
-        for name in ("subset", "revision"):
-            if getattr(self, name) is not None and not (self.data or "").startswith("hf:"):
-                raise ValueError(
-                    f"tasks.{name} must be null unless tasks.data is hf:NAME, got {getattr(self, name)!r}. Remove it."
-                )
-        for name in ("split", "held_out"):
-            if getattr(self, name) is not None and self.data is None:
-                raise ValueError(
-                    f"tasks.{name} must be null when tasks.data is, got {getattr(self, name)!r}. Name the data."
-                )
+    def _splits_differ(self) -> Self:
         if self.held_out is not None and self.held_out == (self.split or "train"):
             raise ValueError(
                 f"tasks.held_out must be another split than the one that is trained on, got {self.held_out!r} twice. "
                 "Leave it out to hold out a share."
             )
-        if self.curriculum != "none" and not self.shuffle:
-            raise ValueError(
-                f"tasks.shuffle must be true when tasks.curriculum is {self.curriculum}, which decides the order, "
-                "got false. Set one of them."
-            )
-        if self.curriculum == "none":
-            keys = ("curriculum_decay", "curriculum_floor")
-            check_unused(self, keys, where="tasks", when="tasks.curriculum is none")
         return self
 
 
 def check_tasks(config: RunConfig) -> None:
-    """Raises ValueError where `environment.task_pool` and the tasks' section are two answers to one question."""
-    tasks, pool = config.tasks, config.environment.task_pool
-    if tasks.data is not None and pool != "unlimited":
-        raise ValueError(
-            f"environment.task_pool must be unlimited when tasks.data is named, whose rows are the pool, got {pool}. "
-            "Remove one of them."
-        )
-    if tasks.data is None and pool == "unlimited" and (tasks.curriculum != "none" or not tasks.shuffle):
+    """Raises ValueError where an order is asked for of tasks that never come twice."""
+    tasks = config.tasks
+    if tasks.curriculum != "none" or not tasks.shuffle:
         key, value = ("shuffle", "false") if not tasks.shuffle else ("curriculum", tasks.curriculum)
-        raise ValueError(
-            f"environment.task_pool must be a number when tasks.{key} is {value} and tasks.data is null, got "
-            "unlimited: no task comes twice. Set it, or name rows with tasks.data."
-        )
+        check_task_pool(tasks, config.environment, f"tasks.{key} is {value} and tasks.data is null")

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, model_validator
 
-from agentloop.config.model_defaults import check_unused
+from agentloop.config.rules import check_default
 from agentloop.config.sections.dataset import TasksSection
 from replay.config import TaskPool
-from replay.setting_types import PositiveFloat, Section, rule_in_words
+from replay.setting_types import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_Kind = TypeVar("_Kind", bound=Section)
-
-
-def read_sections(values: Any, key: str, kind: type[_Kind]) -> Any:
-    """The mapping with each value read as `kind`; what is no mapping, as it is. Raises ValueError, with the key."""
-    if not isinstance(values, dict):
-        return values
-    return {name: _read(f"{key}.{_checked(str(name), key)}", value, kind) for name, value in values.items()}
-
-
-def _checked(name: str, key: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} must have names of A-Z, a-z, 0-9, _ and -, got {name!r}. Rename it.")
-    return name
-
-
-def _read(where: str, value: Any, kind: type[_Kind]) -> _Kind:
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a mapping, got {value!r}. See docs/environments.md.")
-    try:
-        return kind.model_validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        problem = _problem(where, error.errors(include_url=False)[0], value, kind)
-    raise ValueError(problem)
-
-
-def _problem(where: str, error: ErrorDetails, value: Mapping[str, Any], kind: type[Section]) -> str:
-    if error["type"] == "value_error":
-        rule = error["msg"].removeprefix("Value error, ")
-        if " must " not in rule:  # it names no key
-            return f"{where} {rule}, got {', '.join(value) or 'nothing'}. Change it."
-        return f"{where}.{rule.removeprefix('environment.')}"
-    schema = kind.model_json_schema()
-    part, given = schema, value
-    for key in error["loc"]:
-        keys = part.get("properties", {})
-        if isinstance(key, str) and keys and key not in keys:
-            return f"{where}.{key} must be a known key, got an unknown one. Known are {', '.join(keys)}."
-        if key not in keys:
-            break
-        where, part, given = f"{where}.{key}", keys[key], given.get(str(key), "nothing")
-        part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part
-    return f"{where} must be {rule_in_words(part)}, got {given!r}. Change it."
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class McpServerSection(Section):
@@ -87,16 +40,12 @@ class McpServerSection(Section):
     @model_validator(mode="after")
     def _one_way_to_it(self) -> Self:
         if bool(self.command) == (self.url is not None):
-            raise ValueError("must have either command or url")
-        unused = ("token_env",) if self.command else ("env", "pass_env")
-        for name in unused:
-            if getattr(self, name):
-                raise ValueError(f"must not have {name}, which belongs to {'url' if self.command else 'command'}")
+            raise ValueError(f"must have either command or url, got {'both' if self.command else 'neither'}")
+        way, unused = ("url", ("token_env",)) if self.command else ("command", ("env", "pass_env"))
+        given = [name for name in unused if getattr(self, name)]
+        if given:
+            raise ValueError(f"must not have {given[0]}, which belongs to {way}, got it")
         return self
-
-
-def _read_servers(values: Any) -> Any:
-    return read_sections(values, "environment.mcp_servers", McpServerSection)
 
 
 class EnvironmentSection(TaskPool, Section):
@@ -109,7 +58,7 @@ class EnvironmentSection(TaskPool, Section):
         (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    mcp_servers: Annotated[dict[str, McpServerSection], BeforeValidator(_read_servers)] = Field(
+    mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
         description="MCP servers by name, whose tools are offered beside the environment's own; for example {notes: "
         "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
@@ -128,11 +77,7 @@ class EnvironmentShare(EnvironmentSection):
     tasks: TasksSection = Field(default_factory=TasksSection, description="Its own tasks, as the section of that name.")
 
 
-def _read_environments(values: Any) -> Any:
-    return read_sections(values, "environments", EnvironmentShare)
-
-
-EnvironmentShares = Annotated[dict[str, EnvironmentShare], BeforeValidator(_read_environments)]
+EnvironmentShares = dict[Name, EnvironmentShare]
 
 
 @dataclass(frozen=True)
@@ -160,9 +105,8 @@ def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) 
         for check in checks:
             check(config)
         return
-    for name, section in (("environment", config.environment), ("tasks", config.tasks)):
-        keys = type(section).model_fields
-        check_unused(section, keys, where=name, when="environments has some, each of which has its own")
+    for section in ("environment", "tasks"):
+        check_default(config, section, when="environments has some, each of which has its own")
     parts = environment_parts(config)
     rows = [part.environment.is_rows for part in parts]
     if any(rows) and not all(rows):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
-
-if TYPE_CHECKING:
-    from agentloop.config import RunConfig
 
 
 class ComputeSection(Section):
@@ -43,15 +39,6 @@ class ComputeSection(Section):
     )
 
 
-def check_compute(config: RunConfig) -> None:
-    """What would do nothing, or what can't be done together."""
-    if config.compute.autocast == "bfloat16" and config.model.dtype != "float32":
-        raise ValueError(
-            f"compute.autocast must be auto or none when model.dtype is {config.model.dtype}, for its weights are not "
-            f"float32, got {config.compute.autocast}. Change one of them."
-        )
-
-
 LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -66,11 +53,6 @@ class LoraSection(Section):
         "auto",
         description="Names of the layers that get one, e.g. [q_proj, v_proj]; auto: all linear ones but the head.",
     )
-
-    def check(self) -> None:
-        """What shapes adapters is not said where there are none."""
-        if self.rank == 0:
-            check_unused(self, ("alpha", "target_modules"), where="lora", when="lora.rank is 0")
 
 
 class ModelSection(Section):

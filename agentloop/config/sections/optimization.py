@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.model_defaults import check_unused, defaults_of
 from replay.config import BatchSize
 from replay.setting_types import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
@@ -43,21 +42,12 @@ class OptimizerSection(Section):
         """Whether it can move weights sharded over ranks: Adafactor and Muon look at whole matrices."""
         return self.name in ("adamw", "sgd")
 
-    def check(self, where: str) -> None:
-        """Options stand where they act. `where` is the section's own path."""
-        keys = [key for key, names in _ACTS.items() if self.name not in names]
-        check_unused(self, keys, where=where, when=f"{where}.name is {self.name}")
-
     def check_shardable(self, where: str) -> None:
         if not self.shardable:
             raise ValueError(
                 f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
                 f"got {self.name}. Change it, or train on one rank."
             )
-
-
-_ACTS = {"betas": ("adamw", "muon"), "momentum": ("sgd", "muon")}
-"""The optimizers that have an option, for those that not all have."""
 
 
 class CriticSection(Section):
@@ -126,56 +116,16 @@ class KlSection(Section):
 
 
 def check_learning(config: RunConfig) -> None:
-    """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
-    critic = config.critic
-    config.optimizer.check("optimizer")
-    critic.optimizer.check("critic.optimizer")
-    optimizers = {"optimizer": config.optimizer, "critic.optimizer": critic.optimizer}
-    for where, optimizer in optimizers.items() if config.run.iterations > config.run.schedule_length else ():
+    """Raises ValueError where an optimizer or the coefficient of the KL would stand still, or go too far at once."""
+    run, kl = config.run, config.kl
+    optimizers = {"optimizer": config.optimizer, "critic.optimizer": config.critic.optimizer}
+    for where, optimizer in optimizers.items() if run.iterations > run.schedule_length else ():
         if optimizer.schedule != "constant" and optimizer.final_factor == 0:
             raise ValueError(
-                f"{where}.final_factor must be above 0 when run.iterations ({config.run.iterations}) goes beyond the "
-                f"iterations of the schedule ({config.run.schedule_length}), got 0: nothing would be learned there. "
+                f"{where}.final_factor must be above 0 when run.iterations ({run.iterations}) goes beyond the "
+                f"iterations of the schedule ({run.schedule_length}), got 0: nothing would be learned there. "
                 "Begin a new run with the trained weights: --set model.path=RUN/model."
             )
-    if config.algorithm != "ppo":
-        own = CriticSection().model_dump()
-        default = defaults_of(own, has_model=config.model.path is not None, above=("critic",))
-        both = (CriticSection(), CriticSection.model_validate(default))
-        named = next((name for name, value in critic if all(value != getattr(each, name) for each in both)), None)
-        if named is not None:
-            raise ValueError(
-                f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
-                f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
-            )
-    for name, stream in config.loss.parts().items():
-        if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
-            raise ValueError(
-                f"loss.{name}.correction.kind must not be v_trace when algorithm is ppo: its weights are those of one "
-                "reward at the end of a trajectory without a critic. Use truncate, mask or rejection."
-            )
-    if critic.value_coef > 0 and critic.backbone == "own":
-        raise ValueError(
-            f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
-            f"got {critic.value_coef}. Set critic.backbone: shared, or take it out."
-        )
-    _check_kl(config)
-
-
-def _check_kl(config: RunConfig) -> None:
-    kl = config.kl
-    if kl.loss_gradient == "importance" and kl.loss_estimator not in ("k1", "k3"):
-        raise ValueError(
-            f"kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, for others are no estimate of "
-            f"the KL that weights could make right, got {kl.loss_estimator}. Change one of them."
-        )
-    if kl.target is None:
-        check_unused(kl, ("horizon",), where="kl", when="kl.target is null")
-    if kl.target is not None and kl.reward_coef == 0.0:
-        raise ValueError(
-            f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "
-            "coefficient begins, got 0. Set it, for example to 0.05."
-        )
     if kl.target is not None and kl.horizon < config.batch.trajectories:
         raise ValueError(
             f"kl.horizon must be at least batch.trajectories ({config.batch.trajectories}), for one iteration must not "

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
-
-if TYPE_CHECKING:
-    from agentloop.config.run_config import RunConfig
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -45,11 +41,6 @@ class RewardModelSection(Section):
     max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
     batch: Positive = Field(8, description="Episodes scored at once.")
 
-    @model_validator(mode="after")
-    def _there_is_a_model(self) -> Self:
-        _refuse_unused(self, "path", "reward.model")
-        return self
-
 
 class OverlongSection(Section):
     """Soft overlong punishment."""
@@ -62,23 +53,6 @@ class OverlongSection(Section):
     penalty: PositiveFloat = Field(
         1.0, description="What an episode loses that reached the limit, or that a limit cut short."
     )
-
-    @model_validator(mode="after")
-    def _there_is_a_buffer(self) -> Self:
-        _refuse_unused(self, "buffer", "reward.overlong")
-        return self
-
-
-def _refuse_unused(section: Section, switch: str, where: str) -> None:
-    """What is set of a part that is off would change nothing."""
-    if getattr(section, switch) is not None:
-        return
-    for name, field in type(section).model_fields.items():
-        given = getattr(section, name)
-        if given != field.default:
-            raise ValueError(
-                f"{where}.{switch} must be set when {where}.{name} is ({given}), got null. Set both, or none."
-            )
 
 
 class RewardSection(Section):
@@ -100,9 +74,6 @@ class RewardSection(Section):
 
     @model_validator(mode="after")
     def _functions_are_there_with_names(self) -> Self:
-        if not self.functions:
-            keys = ("parallel", "timeout_s", "on_error")
-            check_unused(self, keys, where="reward", when="reward.functions is []")
         names = [row.name for row in self.functions]
         for name in names:
             if names.count(name) > 1 or name in ("environment", "model", "overlong"):
@@ -111,27 +82,3 @@ class RewardSection(Section):
                     "call it by its name."
                 )
         return self
-
-
-def check_rows(config: RunConfig) -> None:
-    """Raises ValueError where the environment `rows` lacks what a class would bring, or another one would ignore it."""
-    section, reward = config.environment, config.reward
-    if not section.is_rows:
-        if section.tools:
-            raise ValueError(
-                f"environment.tools must be left out unless environment.name is rows, got {len(section.tools)} with "
-                f"{section.name}, whose tools are its methods. Set environment.name: rows, or write methods with @tool."
-            )
-        return
-    if config.tasks.data is None:
-        raise ValueError("tasks.data must name rows when environment.name is rows, got null. Set it.")
-    if not reward.functions:
-        raise ValueError(
-            "reward.functions must name a function when environment.name is rows, got []: the first one says what a "
-            "success is. Name one."
-        )
-    if reward.environment != 1.0:
-        raise ValueError(
-            f"reward.environment must be left at 1 when environment.name is rows, whose score is that of "
-            f"reward.functions, got {reward.environment:g}. Weigh the functions."
-        )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from agentloop.config.model_defaults import check_unused
 from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
@@ -99,39 +98,15 @@ class EngineSection(Section):
 
 
 def check_engine(config: RunConfig) -> None:
-    """URLs belong to engines that somebody else starts."""
-    urls, engine = config.engine.urls, config.rollout.engine
-    if config.engine.serve:
-        _check_serve(config)
-    elif config.engine.options:
-        raise ValueError(
-            f"engine.options must be empty when engine.serve is false, got {list(config.engine.options)}. Give them to "
-            "whoever starts vLLM: agentloop engine MODEL -- WORDS."
-        )
-    elif engine == "vllm" and not urls:
+    """Raises ValueError where nobody serves what samples, or a server is named twice."""
+    urls = config.engine.urls
+    if config.rollout.engine == "vllm" and not urls and not config.engine.serve:
         raise ValueError(
             "engine.urls must name at least one server when rollout.engine is vllm, got none. "
             "Set engine.urls: [http://127.0.0.1:8000], or engine.serve: true."
         )
-    if engine == "local" and urls:
-        raise ValueError(
-            f"engine.urls must be empty when rollout.engine is local, got {', '.join(urls)}. Set rollout.engine: vllm."
-        )
     if len(set(urls)) < len(urls):
         raise ValueError(f"engine.urls must name each server once, got {', '.join(urls)}.")
-
-
-def _check_serve(config: RunConfig) -> None:
-    for key, given, right in (
-        ("rollout.engine", config.rollout.engine, "vllm"),
-        ("engine.urls", list(config.engine.urls), []),
-        ("collection.by", config.collection.by, "loop"),
-    ):
-        if given != right:
-            raise ValueError(
-                f"{key} must be {right} when engine.serve is true, got {given}. Set it, or start `agentloop engine` "
-                "and name its URL in engine.urls."
-            )
 
 
 class EvaluationSection(Section):
@@ -142,15 +117,6 @@ class EvaluationSection(Section):
     keep_episodes: int = Field(
         10, ge=0, description="Evaluations whose episodes are kept to be looked at, the newest ones; 0: none."
     )
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError(
-                f"evaluation.samples must be 1 when evaluation.temperature is 0, for all would be the same, "
-                f"got {self.samples}. Raise the temperature."
-            )
-        return self
 
 
 class CollectionSection(Section):
@@ -176,40 +142,15 @@ class CollectionSection(Section):
 
 
 def check_collection(config: RunConfig) -> None:
-    """Raises ValueError where workers can't collect what the run asks for, or the loss can't learn from it."""
+    """Raises ValueError where the loss can't learn from what workers have collected."""
     section = config.collection
-    if section.by == "loop":
-        check_unused(section, ("max_staleness", "samples_per_insert"), where="collection", when="collection.by is loop")
-        return
-    for key, given, right in _needed(config):
-        if given != right:
-            raise ValueError(
-                f"{key} must be {_plain(right)} when collection.by is workers, got {_plain(given)}. "
-                "Set it, or collection.by: loop."
-            )
-    if section.samples_per_insert is not None:
-        _check_replay_alone(config)
+    if section.samples_per_insert is not None and config.mix_rule().highest_fraction == 0:
+        raise ValueError(
+            "replay.fraction must be above 0 when collection.samples_per_insert is set, got 0: there is nothing to go "
+            "on with. Set it."
+        )
     if section.max_staleness > 0:
         _check_off_policy(config.loss.fresh, section.max_staleness)
-
-
-def _check_replay_alone(config: RunConfig) -> None:
-    """Whole batches can be replayed, and what is collected meanwhile may be older by them."""
-    replay, when = config.replay, "when collection.samples_per_insert is set"
-    if config.collection.max_staleness == 0:
-        raise ValueError(
-            f"collection.max_staleness must be at least 1 {when}, got 0: each update in between makes the rows that "
-            "are being collected older by one."
-        )
-    if config.mix_rule().highest_fraction == 0:
-        raise ValueError(f"replay.fraction must be above 0 {when}, got 0: there is nothing to go on with. Set it.")
-    if replay.mode != "train":
-        raise ValueError(f"replay.mode must be train {when}, got {replay.mode}. Set it, or leave that out.")
-    if replay.unit not in ("any", "group"):
-        raise ValueError(
-            f"replay.unit must be any or group {when}, got {replay.unit}, whose rows stand beside fresh ones. "
-            "Set it, or leave that out."
-        )
 
 
 def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
@@ -227,23 +168,3 @@ def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
             f"loss.fresh.anchor must be behavior when collection.max_staleness is above 0 ({staleness}), for the old "
             f"policy is not the one that sampled, got {fresh.anchor}. {advice}"
         )
-
-
-def _needed(config: RunConfig) -> list[tuple[str, object, object]]:
-    """Keys that must be so: other values need the policy where episodes are run, or a whole iteration at once."""
-    remax = config.algorithm == "remax"
-    return [
-        ("rollout.engine", config.rollout.engine, "vllm"),
-        ("algorithm", config.algorithm, "grpo" if remax else config.algorithm),
-        ("rollout.dynamic_sampling_rounds", config.rollout.dynamic_sampling_rounds, 0),
-        ("reward.model.path", config.reward.model.path, None),
-        ("tasks.curriculum", config.tasks.curriculum, "none"),
-        ("replay.redact", config.replay.redact, None),
-    ]
-
-
-def _plain(value: object) -> str:
-    """As a YAML file has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)

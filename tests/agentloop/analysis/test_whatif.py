@@ -256,7 +256,7 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
             "loss: {replay: {objective: {name: gspo, dual_clip: 3}}}",
             "loss.replay.objective.dual_clip must be a known key",
         ),
-        ("replay: {weight: 2.0}", "replay.weight must be 1 when loss.normalise is joint, got 2.0"),
+        ("replay: {weight: 2.0}", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
         ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be one of ppo_clip, reinforce, "),

@@ -202,7 +202,7 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
         ("a: \0", "run.yaml: the file must be readable text, got: control characters are not allowed."),
         (
             "replay:\n  fraction: 0.1\n  weight: 2\n",
-            "run.yaml:3: replay.weight must be 1 when loss.normalise is joint, got 2.0. Set loss.",
+            "run.yaml:3: replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0. It would",
         ),
         ("batch: {trajectories: true}", f"run.yaml:1: {AT_LEAST_1}, got true."),
         ("batch: {trajectories: '128'}", f"run.yaml:1: {AT_LEAST_1}, got '128'."),

@@ -22,16 +22,6 @@ from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindo
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 
 
-def refusal(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as raised:
-        load_config(path)
-    message = str(raised.value)
-    assert "\n" not in message
-    return message.removeprefix(f"{tmp_path}/")
-
-
 def test_strategies_of_the_configuration_are_those_there_are() -> None:
     assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
 
@@ -51,64 +41,6 @@ def test_strategy_is_made_with_its_options() -> None:
     assert make_strategy("sliding_window", {"budget": 300}) == SlidingWindow(300)
     assert make_strategy("clip_tool_results", {"budget": 300, "order": "largest"}) == ClipToolResults(300, "largest")
     assert make_strategy("memory", {"budget": 9, "train_answers": False}) == Memory(9, train_answers=False)
-
-
-@pytest.mark.parametrize(
-    ("context", "line", "message"),
-    [
-        (
-            "strategy: memory\n  options: {budgt: 3}",
-            3,
-            "context.options must be options of strategy memory, got 'budgt'. Did you mean budget?",
-        ),
-        ("strategy: linear\n  options: {budget: 3}", 3, "got 'budget'. There is none."),
-        ("strategy: sliding_window", 1, "context.options must give 'budget', which strategy sliding_window needs"),
-        (
-            "strategy: sliding_window\n  options: {budget: 1.5}",
-            3,
-            "context.options.budget must be a valid integer, got 1.5.",
-        ),
-        (
-            "strategy: sliding_window\n  options: {budget: 0}",
-            3,
-            "context.options.budget must be at least 1 token, got 0",
-        ),
-        (
-            "strategy: clip_tool_results\n  options: {budget: 9, order: newest}",
-            3,
-            "context.options.order must be 'oldest' or 'largest', got 'newest'.",
-        ),
-        ("strategy: slidingwindow", 2, "context.strategy must be linear, linear_think, sliding_window, "),
-        (
-            "parser: hermess",
-            2,
-            "context.parser must be a built-in parser or path/to/file.py:ClassName, got 'hermess'. ",
-        ),
-        ("authors: [{name: llm}]", 2, "context.authors must have names of their own, got 'llm' twice."),
-        ("authors: [{name: judge, trained: true}]", 2, "context.authors.judge must be an action author for trained"),
-        (
-            "authors: [{name: demonstration, action: true}]",
-            2,
-            "context.authors must have names of their own, got 'demonstration' twice.",
-        ),
-        (
-            "authors: [{name: judge, action: true, shown: false}]",
-            2,
-            "context.authors must show an author with action: true, got shown: false for 'judge'.",
-        ),
-        ("authors: [{name: judge, traned: true}]", 2, "context.authors must be a list of mappings, got"),
-        ("blackout: ['']", 2, "context.blackout must hold texts of at least one character"),
-    ],
-)
-def test_context_that_can_not_be_made_is_refused_at_its_line(
-    tmp_path: Path, context: str, line: int, message: str
-) -> None:
-    found = refusal(tmp_path, f"context:\n  {context}\n")
-    assert found.startswith(f"run.yaml:{line}: ")
-    assert message in found
-
-
-TRAINED = {"authors": [{"name": "human_edit", "action": True, "trained": True}]}
 
 
 def test_registered_authors_follow_the_built_in_ones() -> None:

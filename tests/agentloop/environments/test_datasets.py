@@ -142,8 +142,8 @@ def test_data_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     ("sections", "message"),
     [
         ({"tasks": {"curriculum": "learnability"}}, "when tasks.curriculum is learnability and tasks.data is null"),
-        ({"tasks": {"held_out": "test"}}, "tasks.held_out must be null when tasks.data is, got 'test'."),
-        ({"tasks": {"data": "a.jsonl", "subset": "b"}}, "tasks.subset must be null unless tasks.data is hf:NAME"),
+        ({"tasks": {"held_out": "test"}}, "tasks.held_out must be left at null when tasks.data is null, got test."),
+        ({"tasks": {"data": "a.jsonl", "subset": "b"}}, "tasks.subset must be left at null when tasks.data is a.jsonl"),
         ({"tasks": {"data": "a.jsonl", "held_out": "train"}}, "tasks.held_out must be another split than the one"),
     ],
 )

@@ -55,11 +55,11 @@ def test_source_covers_each_and_a_row_is_of_the_one_of_its_name_and_version() ->
 @pytest.mark.parametrize(
     ("environments", "problem"),
     [
-        ("{a: {share: 0}}", "environments.a.share must be a number above 0, got 0. Change it."),
-        ("{a: {share: 1, tasks: {split: x}}}", "environments.a.tasks.split must be null when tasks.data is, got 'x'."),
-        ("{a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one. Known are "),
-        ("{a: {share: 1, name: rows}}", "environments.a.tasks.data must name rows when environments.a.name is rows"),
-        ("{a b: {share: 1}}", "environments must have names of A-Z, a-z, 0-9, _ and -, got 'a b'. Rename it."),
+        ("{a: {share: 0}}", "environments.a.share must be greater than 0, got 0. See configs/reference.yaml."),
+        ("{a: {share: 1, tasks: {split: x}}}", "environments.a.tasks.split must be left at null when "),
+        ("{a: {share: 1, taks: {}}}", "environments.a.taks must be a known key, got an unknown one. See "),
+        ("{a: {share: 1, name: rows}}", "environments.a.tasks.data must be given when environments.a.name is rows"),
+        ("{a b: {share: 1}}", "environments.a b must match pattern '^[A-Za-z0-9_-]{1,64}$', got 'a b'."),
     ],
 )
 def test_setting_that_is_wrong_is_said_of_its_environment(tmp_path: Path, environments: str, problem: str) -> None:

@@ -189,10 +189,10 @@ def test_program_that_reads_nothing_ends_with_the_killed_run() -> None:
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
-        ("{command: [python], url: 'http://x'}", "notes must have either command or url, got command, url."),
-        ("{}", "notes must have either command or url, got nothing."),
-        ("{url: 'ftp://x'}", "notes.url must be text matching ^https?://[^@]+$ or null, got 'ftp://x'."),
-        ("{url: 'http://x', env: {A: b}}", "notes must not have env, which belongs to command, got url, env."),
+        ("{command: [python], url: 'http://x'}", "notes must have either command or url, got both."),
+        ("{}", "notes must have either command or url, got neither."),
+        ("{url: 'ftp://x'}", "notes.url must match pattern '^https?://[^@]+$', got 'ftp://x'."),
+        ("{url: 'http://x', env: {A: b}}", "notes must not have env, which belongs to command, got it."),
     ],
 )
 def test_setting_that_is_wrong_is_named_with_its_line(tmp_path: Path, server: str, problem: str) -> None:
