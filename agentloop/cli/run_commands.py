@@ -225,7 +225,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine: shadowed modules, GPU, disk. Exit code 1 if something can't work."""
+    """Check this machine: optional packages, GPU, sandbox, disk. Exit code 1 if something can't work."""
     from agentloop.analysis.doctor import check_engine, checks
 
     found = checks(folder)
