@@ -1,6 +1,6 @@
 """A configuration as text for people: valid YAML, each key under its meaning.
 
-`python -m agentloop.config.describe > configs/reference.yaml` writes the reference anew.
+`python -m agentloop.config.describe > configs/reference.yaml` writes the reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentloop.config import RunConfig
 from agentloop.config.keys import Key, schema_entries, value_at
 from agentloop.config.strict_yaml import resolve_scalar
 
-_WIDTH = 110
+_WIDTH = 120
 _OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
 
 

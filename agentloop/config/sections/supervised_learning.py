@@ -44,5 +44,3 @@ class WarmUpSection(Section):
         0.1, description="Smoothed loss of the last reply's hardest token at which copying counts as learned."
     )
     updates_after_target: int = Field(80, ge=0, description="Updates made after that.")
-    learning_rate_matrices: PositiveFloat = Field(2e-2, description="Muon's learning rate, for hidden matrices.")
-    learning_rate_rest: PositiveFloat = Field(5e-3, description="AdamW's learning rate, for the rest.")
