@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.model_defaults import MODEL_DEFAULTS
+from agentloop.config.sections.model import MODEL_DEFAULTS
 from replay.setting_types import rule_in_words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentloop.config.model_defaults import MODEL_DEFAULTS
+from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import shown
 from replay.setting_types import Section
 

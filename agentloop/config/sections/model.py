@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -73,3 +74,24 @@ class TinyModelSection(Section):
     layers: Positive = Field(2, description="Decoder layers.")
     hidden: Positive = Field(128, description="Width of the residual stream.")
     vocabulary: int = Field(560, ge=300, description="Size of the byte-level BPE vocabulary.")
+
+
+MODEL_DEFAULTS: Mapping[tuple[str, ...], Any] = {
+    ("run", "iterations"): 200,
+    ("context", "max_tokens"): 4096,
+    ("rollout", "max_turns"): 12,
+    ("rollout", "max_tokens_per_turn"): 512,
+    ("rollout", "parallel"): 64,
+    ("batch", "trajectories"): 64,
+    ("batch", "mini_batch"): 32,
+    ("batch", "micro_batch_tokens"): 8192,
+    ("critic", "optimizer", "learning_rate"): 1e-5,
+    ("optimizer", "learning_rate"): 1e-6,
+    ("optimizer", "warmup_iterations"): 5,
+    ("optimizer", "schedule"): "linear",
+    ("sft", "learning_rate"): 1e-5,
+    ("evaluation", "every"): 10,
+    ("evaluation", "tasks"): 64,
+    ("checkpoint", "every"): 10,
+}
+"""Defaults where `model.path` names a model, which differ from those of the built-in one."""
