@@ -29,7 +29,7 @@ from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.training.from_python.train_result import TrainResult
+    from agentloop.training.train import TrainResult
 
 app = typer.Typer()
 

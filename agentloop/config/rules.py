@@ -32,7 +32,10 @@ def _not(*values: object, words: str = "given") -> Values:
     return Values(words, lambda value: value not in values)
 
 
-_SET, _FILLED = _not(None), _not(())
+_SET, _FILLED, _BEHAVIOR = _not(None), _not(()), _one_of("behavior")
+_LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
+_BY_TURNS = ("grpo", "dr_grpo", "rloo", "reinforce", "reinforce++")
+_TWICE = "Drift would count twice: set the anchor to old."
 
 NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _one_of("turn")),
@@ -59,121 +62,58 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
 )
 """Keys, or sections of them, that mean nothing unless the other key is one of these."""
 
-_WORKERS, _SERVE, _ROWS, _PPO = _one_of("workers"), _one_of(True), _one_of("rows"), _one_of("ppo")
-_TURN, _TRAJECTORY, _STORED, _ZERO = _one_of("turn"), _one_of("trajectory"), _one_of("stored"), _one_of(0)
-_NOT_COMPARED = "By it a group of equal rewards teaches too, or is measured with all of an iteration."
+_PPO, _ROWS, _SERVE, _WORKERS = _one_of("ppo"), _one_of("rows"), _one_of(True), _one_of("workers")
+_FALSE, _NULL, _STORED, _TRAJECTORY, _ZERO = map(_one_of, (False, None, "stored", "trajectory", 0))
+_UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "another one"
+_TEACHES = "By it a group of equal rewards teaches too, or is measured with all of an iteration."
+_CRITIC, _LOOP = "Its critic gives the advantages.", "Or set collection.by: loop."
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("algorithm", _one_of("grpo"), "advantage.function", _SET, "The function takes its place: remove one of them."),
-    ("advantage.normalise_std", _one_of(None), "advantage.function", _SET, "Its numbers are taken as they are."),
-    (
-        "advantage.normalise_std",
-        _one_of(None),
-        "algorithm",
-        _one_of("reinforce++", "reinforce++_baseline"),
-        "It divides by the deviation of the whole iteration; reinforce and dr_grpo are these without.",
-    ),
-    (
-        "advantage.normalise_std",
-        _one_of(None, False),
-        "algorithm",
-        _not("grpo", "ppo"),
-        "Only grpo divides by the group's deviation; advantage.normalise_batch divides by the batch's.",
-    ),
-    ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, "Its critic gives the advantages."),
+    ("algorithm", _not("remax", words=_ANOTHER), "collection.by", _WORKERS, "Use grpo."),
+    ("advantage.normalise_std", _NULL, "advantage.function", _SET, "Its numbers are taken as they are."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++"), "It is reinforce, divided by a batch's."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo for it without."),
+    ("advantage.normalise_std", _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo divides by it."),
+    ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
     ("advantage.credit", _TRAJECTORY, "advantage.function", _SET, "It has no baseline for a turn."),
-    (
-        "advantage.credit",
-        _TRAJECTORY,
-        "algorithm",
-        _one_of("opo", "remax", "reinforce++_baseline", "ppo"),
-        "It has no baseline for a turn. Use grpo, dr_grpo, rloo, reinforce or reinforce++.",
-    ),
-    ("rollout.dynamic_sampling_rounds", _ZERO, "algorithm", _not(*COMPARING), _NOT_COMPARED),
-    (
-        "rollout.dynamic_sampling_rounds",
-        _ZERO,
-        "advantage.credit",
-        _TURN,
-        "A group of equal rewards can teach by its turns.",
-    ),
-    (
-        "rollout.dynamic_sampling_rounds",
-        _ZERO,
-        "replay.unit",
-        _one_of("trajectory", "task"),
-        "Replayed members are of the tasks that were planned. Use replay.complete_zero_variance.",
-    ),
-    ("replay.complete_zero_variance", _one_of(False), "algorithm", _not(*COMPARING), _NOT_COMPARED),
-    (
-        "replay.complete_zero_variance",
-        _one_of(False),
-        "replay.baseline",
-        _one_of("split", "fresh_only"),
-        "It would compare fresh members with fresh ones alone.",
-    ),
+    ("advantage.credit", _TRAJECTORY, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "algorithm", _UNCOMPARED, _TEACHES),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "advantage.credit", _one_of("turn"), "Turns of such groups teach."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "replay.unit", _one_of("trajectory", "task"), "Tasks are planned."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "collection.by", _WORKERS, _LOOP),
+    ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers have no policy of their own."),
+    ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
+    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _one_of("split", "fresh_only"), "Streams are apart."),
     ("replay.baseline", _STORED, "algorithm", _one_of("reinforce", "remax", "ppo"), "It compares no trajectories."),
-    (
-        "replay.baseline",
-        _one_of("stored", "shared", "split"),
-        "advantage.function",
-        _SET,
-        "The function sees whole groups, and which members are replayed.",
-    ),
-    ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, "Its critic gives the advantages."),
-    ("collection.max_staleness", _not(0, words="above 0"), "collection.samples_per_insert", _SET, "Updates go on."),
+    ("replay.baseline", _one_of("stored", "shared", "split"), "advantage.function", _SET, "It sees whole groups."),
+    ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
     ("replay.mode", _one_of("train"), "collection.samples_per_insert", _SET, "Replayed rows are what is learned."),
     ("replay.unit", _one_of("any", "group"), "collection.samples_per_insert", _SET, "Others stand beside fresh rows."),
-    ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers have no policy of their own."),
-    ("algorithm", _not("remax", words="another one"), "collection.by", _WORKERS, "Use grpo."),
-    ("rollout.dynamic_sampling_rounds", _ZERO, "collection.by", _WORKERS, "Or set collection.by: loop."),
-    ("reward.model.path", _one_of(None), "collection.by", _WORKERS, "Or set collection.by: loop."),
-    ("tasks.curriculum", _one_of("none"), "collection.by", _WORKERS, "Or set collection.by: loop."),
-    ("replay.redact", _one_of(None), "collection.by", _WORKERS, "Or set collection.by: loop."),
+    ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
+    (
+        "collection.max_staleness",
+        _POSITIVE,
+        "collection.samples_per_insert",
+        _SET,
+        "Updates make rows older.",
+    ),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
+    ("reward.model.path", _NULL, "collection.by", _WORKERS, _LOOP),
+    ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
+    ("reward.environment", _one_of(1.0), "environment.name", _ROWS, "Its score is that of reward.functions."),
     ("engine.urls", _one_of(()), "engine.serve", _SERVE, "The run starts its own: remove one of them."),
     ("evaluation.samples", _one_of(1), "evaluation.temperature", _ZERO, "All would be the same."),
     ("compute.autocast", _one_of("auto", "none"), "model.dtype", _not("float32"), "It is for float32 weights."),
-    (
-        "kl.loss_estimator",
-        _one_of("k1", "k3"),
-        "kl.loss_gradient",
-        _one_of("importance"),
-        "Weights make no other an estimate of the KL.",
-    ),
-    ("kl.reward_coef", _not(0, words="above 0"), "kl.target", _SET, "The adaptive coefficient begins with it."),
+    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _one_of("importance"), "Weights mend no other."),
+    ("kl.reward_coef", _POSITIVE, "kl.target", _SET, "The adaptive coefficient begins with it."),
     ("loss.norm_length", _SET, "loss.aggregation", _one_of("seq-mean-token-sum-norm"), "Say context.max_tokens."),
-    *(
-        rule
-        for stream in ("loss.fresh", "loss.replay", "loss.hinted")
-        for rule in (
-            (
-                f"{stream}.anchor",
-                _one_of("behavior"),
-                f"{stream}.objective.name",
-                _one_of("exgrpo"),
-                "Its ratio is.",
-            ),
-            (
-                f"{stream}.correction.kind",
-                _one_of("none"),
-                f"{stream}.anchor",
-                _one_of("behavior"),
-                f"Drift would count twice: set {stream}.anchor: old.",
-            ),
-            (
-                f"{stream}.correction.kind",
-                _not("v_trace", words="another one"),
-                "algorithm",
-                _PPO,
-                "Its weights are for one reward at the end of a trajectory.",
-            ),
-        )
-    ),
+    *((f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _one_of("exgrpo"), "Its ratio is.") for loss in _LOSSES),
+    *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
+    *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
-    ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
-    ("reward.environment", _one_of(1.0), "environment.name", _ROWS, "Its score is that of reward.functions."),
-    ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),
+    ("tasks.curriculum", _one_of("none"), "collection.by", _WORKERS, _LOOP),
     ("tasks.shuffle", _one_of(True), "tasks.curriculum", _not("none"), "It decides the order."),
+    ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),
 )
 """A key, what it must be, when the other key is so, and why or what to do instead."""
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from agentloop.cli.replay import app as replay_commands
 from agentloop.config import RunConfig
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from replay import ReplayStore, questions
 from replay.storage.format.message_json import plain_text
 from tests.fakes.processes import assert_same_bits, assert_same_weights

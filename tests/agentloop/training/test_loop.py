@@ -23,8 +23,7 @@ from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
 from agentloop.runs.display import PlainDisplay
 from agentloop.runs.run_folder import open_run_folder
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow

@@ -12,8 +12,7 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from replay import questions
 from replay.config import stored_config
 from replay.questions.filters import condition
