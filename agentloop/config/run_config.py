@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.rules import check_rules
+from agentloop.config.conflicts import check_conflicts
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.dataset import TasksSection, check_tasks
@@ -100,7 +100,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        check_environments(self, check_rules, check_tasks, check_collection, _check_replay, check_advantages)
+        check_environments(self, check_conflicts, check_tasks, check_collection, _check_replay, check_advantages)
         check_engine(self)
         check_learning(self)
         self._log_probs_are_there()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.rules import COMPARING
+from agentloop.config.conflicts import COMPARING
 from agentloop.config.sections.loss import Bc
 from replay.config import check_task_pool
 from replay.setting_types import Fraction, NonNegative, Section

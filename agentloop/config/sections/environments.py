@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.rules import check_default
+from agentloop.config.conflicts import check_default
 from agentloop.config.sections.dataset import TasksSection
 from replay.config import TaskPool
 from replay.setting_types import PositiveFloat, Section

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.config import RunConfig, rules
+from agentloop.config import RunConfig, conflicts
 from agentloop.config.config_file import load_plain
 from agentloop.config.keys import schema_entries
 from agentloop.errors import UserError
@@ -238,8 +238,8 @@ def test_url_with_a_password_is_refused_without_showing_it() -> None:
 
 
 def test_rules_are_about_keys_that_there_are() -> None:
-    named = [key for keys, other, _ in rules.NO_EFFECT for key in (*keys.split(), other)]
-    named += [key for key, _, other, *_ in rules.EXCLUDED for key in (key, other)]
+    named = [key for keys, other, _ in conflicts.NO_EFFECT for key in (*keys.split(), other)]
+    named += [key for key, _, other, *_ in conflicts.EXCLUDED for key in (key, other)]
     within = ("loss.hinted", "correction.kind", "objective.name")
     paths = {".".join(path) for path in schema_entries()}
     assert [key for key in named if key not in paths and not any(part in key for part in within)] == []

@@ -118,7 +118,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
 """A key, what it must be, when the other key is so, and why or what to do instead."""
 
 
-def check_rules(config: RunConfig) -> None:
+def check_conflicts(config: RunConfig) -> None:
     """Raises ValueError for the first pair of settings that can't stand together."""
     for keys, other, acting in NO_EFFECT:
         if not acting.hold(value := _value(config, other)):
