@@ -112,7 +112,6 @@ RAISED = {
     "TimeoutError('theirs')": "TimeoutError: theirs",
 }
 MESSAGES = (Message("user", "Say something."), Message("assistant", "x", author="llm"))
-LIMITS = ToolLimits(20.0, 200)
 
 
 @pytest.fixture(params=RAISED)
@@ -135,8 +134,7 @@ def task(fails: str) -> Task:
     return Task("Say something.", {"fails": fails})
 
 
-def episode() -> Episode:
-    return Episode.answered(task(""), MESSAGES, 0.0)
+EPISODE = Episode.answered(task(""), MESSAGES, 0.0)
 
 
 async def hook(file: Path, name: str, method: str) -> None:
@@ -183,8 +181,8 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     "demonstrate must bring its episodes to an answer": lambda file: demonstrate(
         factory_of(file).create(), task(""), random.Random(0), where="Mine"
     ),
-    "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([episode()]),
-    "reward.functions must": lambda file: scorer(file, "fail_later").score([episode()]),
+    "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([EPISODE]),
+    "reward.functions must": lambda file: scorer(file, "fail_later").score([EPISODE]),
     "advantage.function must take the members": lambda file: AdvantageEstimator(
         RunConfig.model_validate({"advantage": {"function": f"{file}:fail"}})
     ),
@@ -208,7 +206,7 @@ def test_hook_that_raises_anything_is_one_line_with_its_place(rule: str, file: P
 def called(file: Path, name: str) -> ToolResult:
     async def call() -> ToolResult:
         environment = factory_of(file).create()
-        return await call_tool(environment, ToolCall(name, {"what": "x"}), LIMITS, WorkerThreads(1))
+        return await call_tool(environment, ToolCall(name, {"what": "x"}), ToolLimits(20.0, 200), WorkerThreads(1))
 
     return asyncio.run(call())
 
@@ -221,7 +219,7 @@ def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themsel
         assert result.error_kind == "raised"
         assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))
     for name in ("fail", "fail_later"):
-        scores = scorer(file, name, on_error="drop").score([episode()])
+        scores = scorer(file, name, on_error="drop").score([EPISODE])
         assert math.isnan(scores.totals[0])
         assert RAISED[raised] in scores.problems[0]
     said: list[str] = []
@@ -279,7 +277,7 @@ def stopping() -> Iterator[None]:
 def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_episode(file: Path) -> None:
     for scored in (scorer(file, "fail"), scorer(file, "fail_later", on_error="drop")):
         with pytest.raises(CodeInterrupted):
-            scored.score([episode()])
+            scored.score([EPISODE])
     for name in ("act", "act_later"):
         with pytest.raises(CodeInterrupted):
             called(file, name)
@@ -290,8 +288,8 @@ def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_ep
 @pytest.mark.usefixtures("stopping")
 def test_failure_that_no_ended_process_causes_stays_what_it_is(file: Path) -> None:
     with pytest.raises(UserError, match="ValueError: no"):
-        scorer(file, "fail").score([episode()])
-    assert math.isnan(scorer(file, "fail_later", on_error="drop").score([episode()]).totals[0])
+        scorer(file, "fail").score([EPISODE])
+    assert math.isnan(scorer(file, "fail_later", on_error="drop").score([EPISODE]).totals[0])
     assert called(file, "act").error_kind == "raised"
 
 

@@ -246,35 +246,15 @@ def test_bounds_of_the_runs_own_objective_do_not_follow_another_one(
     ("text", "told"),
     [
         ("loss: {replay: {objektive: gspo}}", "bad.yaml:1: loss.replay.objektive must be a known key, got an unknown "),
-        ("loss:\n  replay: {objektive: gspo}", "Did you mean loss.replay.objective?"),
-        ("aggregation: token-mean", "Did you mean loss.aggregation?"),
-        (
-            "loss: {replay: {objective: {name: gspo, clip_low: 2}}}",
-            "loss.replay.objective.clip_low must be less than 1",
-        ),
-        (
-            "loss: {replay: {objective: {name: gspo, dual_clip: 3}}}",
-            "loss.replay.objective.dual_clip must be a known key",
-        ),
-        ("replay: {weight: 2.0}", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
         ("\nbatch: {mini_batch: 16}", "bad.yaml:2: batch must be left out of a loss, got a key that is no part of one"),
         ("kl: {reference: copy}", "kl.reference must be left out of a loss"),
-        ("loss: {replay: {objective: [gspo]}}", "loss.replay.objective must be one of ppo_clip, reinforce, "),
-        ("loss: 3", "loss must be a section of keys, got 3"),
-        ("[1]", "the file must hold keys and values, got [1]"),
-        (None, "the file must be there to read, got: no such file or directory"),
     ],
 )
-def test_file_that_is_no_loss_is_refused_in_one_line(
-    finished: Finished, tmp_path: Path, text: str | None, told: str
-) -> None:
-    if text is not None:
-        (tmp_path / "bad.yaml").write_text(text)
+def test_file_that_is_no_loss_is_refused_in_one_line(finished: Finished, tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError) as raised:
         asked_losses(open_run_folder(finished[0]).config, [str(tmp_path / "bad.yaml")])
-    assert told in str(raised.value)
-    assert str(raised.value).startswith(str(tmp_path / "bad.yaml"))
-    assert "\n" not in str(raised.value)
+    assert told in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_command_changes_nothing(copied: Path) -> None:
