@@ -55,13 +55,13 @@ class RunConfig(Section):
     algorithm: Literal[
         "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
     ] = Field(
-        "grpo", description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md."
+        "grpo", description="What gives advantages: a critic (ppo), or comparing rewards; see docs/algorithms.md."
     )
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
     tiny: TinyModelSection = Field(
-        default_factory=TinyModelSection, description="The built-in model, used when model.path is null."
+        default_factory=TinyModelSection, description="The built-in model (model.path null)."
     )
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
@@ -71,20 +71,18 @@ class RunConfig(Section):
         "keys of environment, and tasks of its own; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "
         "{share: 0.3, options: {hops: [3, 4]}}}. See docs/environments.md.",
     )
-    tasks: TasksSection = Field(
-        default_factory=TasksSection, description="A data set as tasks, and the order of a pool of tasks."
-    )
+    tasks: TasksSection = Field(default_factory=TasksSection, description="A data set as tasks, and their order.")
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     engine: EngineSection = Field(
-        default_factory=EngineSection, description="Servers that sample; for rollout.engine: vllm."
+        default_factory=EngineSection, description="Servers that sample (rollout.engine vllm)."
     )
     collection: CollectionSection = Field(
-        default_factory=CollectionSection, description="Who collects, and how far ahead of the learner."
+        default_factory=CollectionSection, description="Who collects, and how far ahead."
     )
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
-        default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
+        default_factory=ComputeSection, description="How numbers are made: docs/scaling.md."
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="Rewards of an episode.")

@@ -79,11 +79,8 @@ class TrainResult:
 
     def evaluations(self) -> dict[int, float]:
         """Held-out success by the iteration after which it was measured; 0: before training."""
-        store = self.buffer()
-        try:
+        with closing(self.buffer()) as store:
             series = metric_series(store, open_run_folder(self.folder).run_id, names=["eval/success"])
-        finally:
-            store.close()
         return {int(iteration): float(value) for iteration, value in series["eval/success"]}
 
     def evaluate(self, *, tasks: int | None = None, samples: int | None = None) -> EvaluationReport:

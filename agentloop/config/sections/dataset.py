@@ -25,15 +25,11 @@ class TasksSection(TaskData, Section):
         description="Split to train on; null: train, and all rows of a file that is one split. In a file that holds "
         "several, the field `split` of a row says which it is of.",
     )
-    held_out: str | None = Field(
-        None, description="Split to evaluate on; null: a share of the training split that is not trained on."
-    )
+    held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
     held_out_share: _Share = Field(
-        0.1, description="That share, about; a row's content decides, so equal rows are on one side."
+        0.1, description="That share, about; equal rows are on one side, as their content decides."
     )
-    shuffle: bool = Field(
-        True, description="Go through a pool of tasks in a new order per epoch; false: as the rows stand."
-    )
+    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as the rows stand.")
     curriculum: Literal["none", "learnability"] = Field(
         "none",
         description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
@@ -43,7 +39,7 @@ class TasksSection(TaskData, Section):
         0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
     )
     curriculum_floor: _Share = Field(
-        0.1, description="Least weight of a task under learnability, as a share of the greatest."
+        0.1, description="Least weight of a task (learnability), as a share of the greatest."
     )
 
     @model_validator(mode="after")

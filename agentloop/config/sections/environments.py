@@ -25,14 +25,12 @@ class McpServerSection(Section):
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
     env: dict[str, str] = Field(
-        default_factory=dict, description="Variables of the program's environment; they are stored with the run."
+        default_factory=dict, description="The program's environment variables, stored with the run."
     )
     pass_env: tuple[str, ...] = Field(
-        (), description="Names of variables of this process that the program is given; their values are not stored."
+        (), description="Variables of this process that it is given, by name; values are not stored."
     )
-    url: str | None = Field(
-        None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server that runs."
-    )
+    url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
     token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
     start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
@@ -55,7 +53,7 @@ class EnvironmentSection(TaskPool, Section):
         "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
     )
     tools: tuple[str, ...] = Field(
-        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
+        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     mcp_servers: dict[Name, McpServerSection] = Field(
@@ -101,13 +99,9 @@ def environment_parts(config: RunConfig) -> tuple[EnvironmentPart, ...]:
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:
     """Raises ValueError where a run would have two answers to which environments it has, or where one of the `checks`
     does, each of which is made of the run as it would be with one of its environments alone."""
-    if not config.environments:
-        for check in checks:
-            check(config)
-        return
-    for section in ("environment", "tasks"):
-        check_default(config, section, when="environments has some, each of which has its own")
     parts = environment_parts(config)
+    for section in ("environment", "tasks") if config.environments else ():
+        check_default(config, section, when="environments has some, each of which has its own")
     rows = [part.environment.is_rows for part in parts]
     if any(rows) and not all(rows):
         other = parts[rows.index(False)]

@@ -165,9 +165,7 @@ _OBJECTIVE = (
 
 
 class StreamLossSection(Section):
-    anchor: Literal["old", "behavior"] = Field(
-        "old", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
-    )
+    anchor: Literal["old", "behavior"] = Field("old", description="Ratio's denominator: recomputed or as stored.")
     objective: FreshObjective = Field(default_factory=PpoClip, description=_OBJECTIVE)
     missing_log_probs: MissingLogProbs = Field(
         default_factory=PlainMissing,
@@ -199,9 +197,7 @@ class StreamLossSection(Section):
 
 
 class ReplayLossSection(StreamLossSection):
-    anchor: Literal["old", "behavior"] = Field(
-        "behavior", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
-    )
+    anchor: Literal["old", "behavior"] = Field("behavior", description="Ratio's denominator: recomputed or as stored.")
     objective: ReplayObjective = Field(default_factory=ReplayPpoClip, description=_OBJECTIVE)
 
 
@@ -217,9 +213,7 @@ class LossSection(Section):
         "token-mean", description="How token losses become one number; formulas in docs/algorithms.md."
     )
     norm_length: PositiveFloat | None = Field(None, description="Constant of seq-mean-token-sum-norm, in tokens.")
-    normalise: Literal["joint", "per_stream"] = Field(
-        "joint", description="One denominator for both streams, or one each."
-    )
+    normalise: Literal["joint", "per_stream"] = Field("joint", description="One denominator for both streams, or two.")
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus.")
 
     def parts(self) -> dict[str, StreamLossSection]:

@@ -27,16 +27,14 @@ class ComputeSection(Section):
         description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
         "GPU where they would not fit beside what else is there, elsewhere never.",
     )
-    compile: bool = Field(
-        False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."
-    )
+    compile: bool = Field(False, description="Compile the backbone for scoring and gradients; takes minutes at first.")
     old_log_probs: Literal["auto", "recompute"] = Field(
         "auto",
         description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
         "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
     )
     rank_timeout_s: PositiveFloat = Field(
-        600.0, description="Several ranks: seconds to wait within an update for one that says nothing."
+        600.0, description="Several ranks: seconds to wait for a silent one in an update."
     )
 
 
@@ -46,9 +44,7 @@ LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 class LoraSection(Section):
     """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices beside each layer's own."""
 
-    rank: int = Field(
-        0, ge=0, description="Rank of the adapters, which alone are then trained; 0: none, all of the model is."
-    )
+    rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: all of the model is.")
     alpha: Positive = Field(32, description="What an adapter adds is scaled by alpha / rank.")
     target_modules: Literal["auto"] | LayerNames = Field(
         "auto",
@@ -58,11 +54,11 @@ class LoraSection(Section):
 
 class ModelSection(Section):
     path: str | None = Field(
-        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first."
+        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model."
     )
     revision: str | None = Field(None, description="Commit of a hub model.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model lives; auto: cuda if there is one."
+        "auto", description="Where the model is; auto: cuda if there is one."
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")

@@ -18,19 +18,17 @@ class OptimizerSection(Section):
         "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
     )
     learning_rate: PositiveFloat = Field(
-        1.5e-3, description="Peak learning rate; of adafactor relative to the size of the weights."
+        1.5e-3, description="Peak learning rate; adafactor: relative to the weights' size."
     )
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="Course of the learning rate after that."
-    )
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="The learning rate after that.")
     final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
     betas: tuple[BelowOne, BelowOne] = Field(
         (0.9, 0.95), description="Decay of the means of gradient and squared gradient: of adamw, and where muon has it."
     )
     momentum: BelowOne = Field(0.95, description="Momentum of sgd, and of muon's matrices.")
     weight_decay: NonNegative = Field(
-        0.0, description="Weights shrink by this times the learning rate each step; sgd adds it to the gradient."
+        0.0, description="Share of the weights taken off, times the learning rate (sgd: added to the gradient)."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
     on_bad_gradient: Literal["skip", "stop"] = Field(
@@ -65,10 +63,10 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(
-        0.5, description="Values more than this away from those before the update are clipped; null: off."
+        0.5, description="Values move at most this far in an update; null: any distance."
     )
     value_coef: NonNegative = Field(
-        0.0, description="Share of the value loss's gradient that reaches a shared backbone; 0: only the head learns."
+        0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
     )
     train_on: Literal["fresh", "both"] = Field(
         "fresh",
@@ -76,7 +74,7 @@ class CriticSection(Section):
         "replay.successful_only; of no effect where nothing is replayed.",
     )
     whiten_advantages: bool = Field(
-        True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
+        True, description="Advantages are whitened by mean and deviation of the fresh rows."
     )
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
@@ -91,12 +89,8 @@ class KlSection(Section):
         "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
         "of no effect where loss_coef is 0.",
     )
-    reward_coef: NonNegative = Field(
-        0.0, description="Weight of the per-token KL to the reference taken off the rewards."
-    )
-    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
-        "k1", description="Its estimator; of no effect where reward_coef is 0."
-    )
+    reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
+    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator (with reward_coef).")
     target: PositiveFloat | None = Field(
         None,
         description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
@@ -137,7 +131,7 @@ class BatchSection(BatchSize, Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
     micro_batch_tokens: Positive = Field(
-        1536, description="Tokens per forward-backward pass, padding included; changes speed and memory only."
+        1536, description="Tokens per pass, padding included; changes speed and memory only."
     )
     layout: Literal["auto", "padded", "packed"] = Field(
         "auto",

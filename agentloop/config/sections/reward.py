@@ -30,13 +30,13 @@ class RewardFunctionSection(Section):
 
 class RewardModelSection(Section):
     path: str | None = Field(
-        None, description="Folder or id of a Hugging Face sequence classifier that scores ended episodes; null: none."
+        None, description="Folder or id of a Hugging Face sequence classifier of episodes; null: none."
     )
     revision: str | None = Field(None, description="Commit of a hub model.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
     weight: Weight = Field(1.0, description="What its scores are multiplied by.")
     label: int | None = Field(
-        None, ge=0, description="Whose probability is the score; null: the one logit of a model with one output."
+        None, ge=0, description="The class whose probability is the score; null: the model's only logit."
     )
     max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
     batch: Positive = Field(8, description="Episodes scored at once.")
@@ -50,9 +50,7 @@ class OverlongSection(Section):
         description="Tokens before context.max_tokens from which a longest training sequence costs reward, the more "
         "the longer; null: length costs nothing.",
     )
-    penalty: PositiveFloat = Field(
-        1.0, description="What an episode loses that reached the limit, or that a limit cut short."
-    )
+    penalty: PositiveFloat = Field(1.0, description="What an episode loses that reached the limit, or was cut short.")
 
 
 class RewardSection(Section):

@@ -26,7 +26,7 @@ class RolloutSection(Section):
     tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     episode_timeout_s: PositiveFloat = Field(
-        14_400.0, description="Seconds an episode may take; also its environment's start and its reward."
+        14_400.0, description="Seconds an episode may take, and its start, and its reward."
     )
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     replay_observations: bool = Field(
@@ -66,22 +66,20 @@ class EngineSection(Section):
         description="The run starts a vLLM of its own, the executable that AGENTLOOP_VLLM names, which ends with it; "
         "where the policy is on a GPU, the two share it by turns. See docs/real-models.md.",
     )
-    memory_share: PositiveFloat = Field(
-        0.4, le=1, description="With serve: the share of the GPU's memory that vLLM has for weights and cache."
-    )
+    memory_share: PositiveFloat = Field(0.4, le=1, description="With serve: vLLM's share of the GPU's memory.")
     transfer: Literal["memory", "file"] = Field(
         "memory",
         description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. Files "
         "are what adapters, a CPU, and checkpoint.keep_policies always take.",
     )
     options: tuple[str, ...] = Field(
-        (), description="With serve: further words for vllm serve, for example [--dtype, float32]."
+        (), description="With serve: further words for vllm serve, e.g. [--dtype, float32]."
     )
     urls: tuple[EngineUrl, ...] = Field(
-        (), description="Where vLLM listens, as http://HOST:PORT; each serves the same model."
+        (), description="Where vLLM listens: http://HOST:PORT, each with the same model."
     )
     served_model_name: str | None = Field(
-        None, description="What the engines call the model; null: whatever model they serve."
+        None, description="What the engines call the model; null: whatever they serve."
     )
     api_key_env: str = Field(
         "AGENTLOOP_ENGINE_KEY",
@@ -90,11 +88,9 @@ class EngineSection(Section):
     )
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
     turn_timeout_s: PositiveFloat = Field(
-        600.0, description="Seconds after which a reply under way is given up, with all its tries."
+        600.0, description="Seconds after which a reply is given up, with all its tries."
     )
-    restart_timeout_s: NonNegative = Field(
-        300.0, description="Seconds for which replies wait for an engine that is gone; then its episodes fail."
-    )
+    restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for an engine that is gone.")
 
 
 def check_engine(config: RunConfig) -> None:
@@ -115,7 +111,7 @@ class EvaluationSection(Section):
     samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
     keep_episodes: int = Field(
-        10, ge=0, description="Evaluations whose episodes are kept to be looked at, the newest ones; 0: none."
+        10, ge=0, description="Evaluations whose episodes are kept to be looked at, newest first."
     )
 
 
@@ -136,9 +132,7 @@ class CollectionSection(Section):
         description="While a batch is not collected yet, the learner goes on with batches of replayed rows alone, as "
         "long as all rows learned from are at most this many times the collected ones; null: it waits.",
     )
-    lease_s: PositiveFloat = Field(
-        60.0, description="Seconds after which a worker, or the learner, that says nothing counts as gone."
-    )
+    lease_s: PositiveFloat = Field(60.0, description="Seconds after which a silent worker or learner counts as gone.")
 
 
 def check_collection(config: RunConfig) -> None:

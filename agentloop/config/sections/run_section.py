@@ -11,9 +11,7 @@ from replay.setting_types import Fraction, Positive, Section
 
 
 class RunSection(RunLength, Section):
-    name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run; part of its folder's name."
-    )
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run, and of its folder.")
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
     threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
     stop_at_success: Fraction | None = Field(

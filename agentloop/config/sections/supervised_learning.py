@@ -12,11 +12,9 @@ from replay.setting_types import Positive, PositiveFloat, Section
 class SftSection(Section):
     """`agentloop sft`: what it learns from, how long, and how fast."""
 
-    data: str | None = Field(
-        None, description="Conversations in OpenAI's chat format, one per line: .jsonl or .jsonl.gz."
-    )
+    data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
     held_out: str | None = Field(
-        None, description="Others of which only the loss is measured; null: a share of data, which is not trained on."
+        None, description="Others, to measure the loss on; null: a share of data, left out of training."
     )
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         0.1, description="That share, about; a line's content decides, so equal lines are on one side."
@@ -37,10 +35,9 @@ class WarmUpSection(Section):
     max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
     batch: Positive = Field(8, description="Demonstrations per update.")
     options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Environment options of the demonstrated tasks, over those of the environment.",
+        default_factory=dict, description="Options of the demonstrated tasks, over the environment's."
     )
     loss_target: PositiveFloat = Field(
-        0.1, description="Smoothed loss of the last reply's hardest token at which copying counts as learned."
+        0.1, description="Smoothed loss of the hardest token at which copying is learned."
     )
     updates_after_target: int = Field(80, ge=0, description="Updates made after that.")

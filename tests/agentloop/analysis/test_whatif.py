@@ -165,7 +165,7 @@ def test_rows_are_in_the_bucket_of_their_staleness(finished: Finished) -> None:
     assert counted(found) == {"1": stored[2], "2-3": stored[1] + stored[0], "all": sum(stored.values())}
     earlier = asked(finished[0], "own", policy=1, filter="slot < 2")
     assert counted(earlier) == {"0": stored[1], "1": stored[0], "all": stored[0] + stored[1]}
-    assert [(part.why, part.count) for part in earlier.left_out] == [("sampled by a policy after 1", stored[2])]
+    assert {why: len(ids) for why, ids in earlier.left_out.items()} == {"sampled by a policy after 1": stored[2]}
 
 
 def test_rows_over_the_limit_are_thinned_over_all_ages(finished: Finished) -> None:
@@ -196,7 +196,7 @@ def test_rows_that_are_corrupt_or_without_a_known_advantage_are_named(copied: Pa
     ((id,),) = rows(copied / "replay.sqlite", "select id from trajectories where iteration = 2 and slot = 0")
     sql(copied / "replay.sqlite", "delete from segments where trajectory = ?", id)
     found = asked(copied, "own", filter="slot == 0")
-    assert [(part.why, part.ids) for part in found.left_out] == [("corrupt: agentloop replay verify says why", (id,))]
+    assert found.left_out == {"corrupt: agentloop replay verify says why": (id,)}
     assert rows(copied / "replay.sqlite", "select count(*) from trajectories where state = 'quarantined'") == [(0,)]
     identity = json.loads((copied / "run.json").read_text())
     # Then an advantage depends on its batch: only an update knows it.
@@ -208,7 +208,7 @@ def test_rows_that_are_corrupt_or_without_a_known_advantage_are_named(copied: Pa
     ((other,),) = rows(copied / "replay.sqlite", "select trajectory from draws where iteration = 3 and slot = 1")
     found = asked(copied, "own", filter="iteration == 3")
     unknown = "no advantage is known: no update has used it"
-    assert [(part.why, part.ids) for part in found.left_out] == [(unknown, (id,))]
+    assert found.left_out == {unknown: (id,)}
     assert found.data[-1].trajectories == 7  # of 8
     assert found.advantages == "those of the last update that used the row"
     (copied / "good.yaml").write_text("loss: {replay: {objective: reinforce}}\nkl: {loss_coef: 0}\n")

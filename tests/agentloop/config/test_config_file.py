@@ -32,13 +32,6 @@ def refusal(folder: Path, text: str, *overrides: str) -> str:
     return message.replace(f"{folder}/", "")
 
 
-def test_load_config_reads_values_over_defaults(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, "replay:\n  fraction: 0.25\nrun: {seed: 7}\n"))
-    assert config.replay.fraction == 0.25
-    assert config.run.seed == 7
-    assert config.batch.trajectories == 128
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -123,11 +116,6 @@ def test_describe_config_is_yaml_that_reads_back_equal(tmp_path: Path) -> None:
     assert "  # Share of the batch's trajectories drawn from the buffer. (a number from 0 to 1)" in text
 
 
-def test_plain_config_survives_json() -> None:
-    config = load_config(CONFIGS / "quickstart.yaml")
-    assert load_plain(json.loads(json.dumps(to_plain(config)))) == config
-
-
 def test_load_plain_names_its_source() -> None:
     with pytest.raises(UserError, match=r"^stored configuration: replay\.fraktion must be a known key"):
         load_plain({"replay": {"fraktion": 1}})
@@ -144,7 +132,7 @@ def test_named_model_has_defaults_of_its_own(tmp_path: Path) -> None:
     assert (config.optimizer.learning_rate, config.critic.optimizer.learning_rate) == (1e-6, 1e-5)
     assert (config.rollout.max_tokens_per_turn, config.context.max_tokens) == (512, 4096)
     assert (config.rollout.max_turns, config.batch.mini_batch) == (5, 16)
-    assert load_plain(to_plain(config)) == config
+    assert load_plain(json.loads(json.dumps(to_plain(config)))) == config
     assert load_config(write(tmp_path, "rollout: {max_turns: 5}"), ["model.path=mine", "batch.mini_batch=16"]) == config
     # Without a model, and with one that is taken back, those of the built-in one.
     assert load_config(write(tmp_path, "model: {path: mine}"), ["model.path=null"]) == RunConfig()

@@ -215,7 +215,6 @@ REFUSED = [
     ("context.authors=[{name: judge, traned: true}]", "context.authors must be a list of mappings, got"),
     ("context.blackout=['']", "context.blackout must hold texts of at least one character"),
     ("context.stop_strings=['']", "context.stop_strings must hold texts of at least one character"),
-    ("context.template_args={enable-thinking: 1}", "context.template_args must have names of variables"),
 ]
 
 

@@ -63,11 +63,6 @@ def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
 
 
-def test_example_in_the_documentation_is_a_sampler() -> None:
-    sampler = made("examples/long_first.py:LongFirst", {"power": 0.5})
-    assert sampler.title == "LongFirst"
-
-
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("entropy", {"sampler_options": {"policy": "current"}}),
     ("freshness", {"max_staleness": 2, "unknown_staleness": "refuse", "per_group": 1, "retire_solved": 1.0}),

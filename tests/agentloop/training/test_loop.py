@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.config import RunConfig
-from agentloop.engines.generator import Completion, GenerationRequest
-from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
@@ -172,27 +168,6 @@ def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen
     result = train(config, display=PlainDisplay(Console(file=words)))
     assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations") == [(16, 0), (0, 16), (0, 16)]
     assert "fresh 0 + replay 16" in words.getvalue()
-
-
-def test_generator_whose_log_probs_come_off_later_is_told_and_not_believed(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sample = LocalGenerator.generate
-
-    def off(self: LocalGenerator, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        nats = 0.01 if self.policy_version else 0.0  # it agrees when it is tried
-        return [replace(c, log_probs=tuple(p - nats for p in c.log_probs)) for c in sample(self, requests)]
-
-    monkeypatch.setattr(LocalGenerator, "generate", off)
-    display = SilentDisplay()
-    train(small_config(tmp_path, qwen2, run={"iterations": 2}, replay={"fraction": 0.0}), display=display)
-    first, second = display.iterations
-    assert first["actor/sampling_gap"] < 1e-4 and first["actor/old_log_probs_recomputed"] == 0.0
-    assert second["actor/sampling_gap"] == pytest.approx(0.01, rel=0.02)
-    assert second["actor/old_log_probs_recomputed"] == 1.0
-    assert second["actor/fresh/drift_mean"] == pytest.approx(math.exp(0.01), abs=1e-4)
-    told = [note for note in display.notes if "old log-probs were recomputed" in note]
-    assert len(told) == 1 and told[0].startswith("iteration 2: log-probs from sampling were 0.01 nats off")
 
 
 def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
