@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.describe import describe_config
-from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries, value_at
+from agentloop.config.keys import Key, dotted_keys, schema_entries, value_at
 from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
@@ -26,7 +26,6 @@ from context.wording import nearest
 __all__ = ["describe_config", "is_config_file", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
-_ENTRIES = (Key, KeySection)
 _OWN = Path(__file__).parents[1] / "configs"
 
 KeyPath = tuple[str, ...]
@@ -143,7 +142,7 @@ def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
 def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
     """Lay a value over those at a path: key by key where a section is, else whole. Refuses keys that there are not."""
     entries, dotted = schema_entries(), ".".join(path)
-    if not path or isinstance(entries.get(path), KeySection):
+    if not path or isinstance(entries.get(path), str):
         if isinstance(value, Mapping):
             for name, below in value.items():
                 _lay(below, (*path, name), values, place)
@@ -250,7 +249,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
     # a free mapping or a list, such as context.options.budget.
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     parts = [part[:length] for part in named for length in range(len(part), 0, -1)]
-    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else _ENTRIES)]
+    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else Key | str)]
     path = next((key for key in keys if place(key) != place(())), path)
     return path, f"{place(path)}: {message}"
 

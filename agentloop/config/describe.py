@@ -39,7 +39,7 @@ def describe_config(config: RunConfig) -> str:
     for path, entry in schema_entries().items():
         indent = "  " * (len(path) - 1)
         if not isinstance(entry, Key):
-            lines += ["", *_comment(entry.meaning, indent), f"{indent}{path[-1]}:"]
+            lines += ["", *_comment(entry, indent), f"{indent}{path[-1]}:"]
             depth = len(path)
             continue
         if len(path) <= depth:  # back from a nested section

@@ -12,12 +12,13 @@ from pydantic import Field, model_validator
 from agentloop.config.conflicts import check_conflicts
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
-from agentloop.config.sections.dataset import TasksSection, check_tasks
 from agentloop.config.sections.environments import (
     EnvironmentPart,
     EnvironmentSection,
     EnvironmentShares,
+    TasksSection,
     check_environments,
+    check_tasks,
     environment_parts,
 )
 from agentloop.config.sections.loss import LossSection
@@ -38,8 +39,13 @@ from agentloop.config.sections.rollout import (
     check_collection,
     check_engine,
 )
-from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
-from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
+from agentloop.config.sections.run_section import (
+    CheckpointSection,
+    MetricsSection,
+    RunSection,
+    SftSection,
+    WarmUpSection,
+)
 from replay.config import ReplayConfig
 from replay.mixing.mix_settings import MixRule
 from replay.setting_types import Section
@@ -54,15 +60,11 @@ class RunConfig(Section):
 
     algorithm: Literal[
         "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
-    ] = Field(
-        "grpo", description="What gives advantages: a critic (ppo), or comparing rewards; see docs/algorithms.md."
-    )
+    ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
-    tiny: TinyModelSection = Field(
-        default_factory=TinyModelSection, description="The built-in model (model.path null)."
-    )
+    tiny: TinyModelSection = Field(default_factory=TinyModelSection, description="The model without a path.")
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
     environments: EnvironmentShares = Field(
@@ -74,15 +76,11 @@ class RunConfig(Section):
     tasks: TasksSection = Field(default_factory=TasksSection, description="A data set as tasks, and their order.")
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
-    engine: EngineSection = Field(
-        default_factory=EngineSection, description="Servers that sample (rollout.engine vllm)."
-    )
-    collection: CollectionSection = Field(
-        default_factory=CollectionSection, description="Who collects, and how far ahead."
-    )
+    engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
+    collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
-        default_factory=ComputeSection, description="How numbers are made: docs/scaling.md."
+        default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The mixing ratio and how rows are drawn.")
     reward: RewardSection = Field(default_factory=RewardSection, description="Rewards of an episode.")

@@ -73,9 +73,7 @@ class AuthorSection(Section):
     """A kind of author besides the built-in ones; what its tokens are for."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="Its name in messages: judge, subagent:planner.")
-    action: bool = Field(
-        False, description="Its replies stand in the policy's place: response_mask, without log-probs."
-    )
+    action: bool = Field(False, description="Its replies are in the policy's place: response_mask, no log-probs.")
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
 

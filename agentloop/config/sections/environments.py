@@ -1,22 +1,22 @@
-"""What the configuration says about environments: the one of a run, or several with their shares."""
+"""What the configuration says about environments, the one of a run or several with their shares, and their tasks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from agentloop.config.conflicts import check_default
-from agentloop.config.sections.dataset import TasksSection
-from replay.config import TaskPool
+from replay.config import TaskData, TaskPool, check_task_pool
 from replay.setting_types import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
 
+_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -24,9 +24,7 @@ class McpServerSection(Section):
     """One MCP server: a program that is started for each episode, or an address that episodes share."""
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
-    env: dict[str, str] = Field(
-        default_factory=dict, description="The program's environment variables, stored with the run."
-    )
+    env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
     pass_env: tuple[str, ...] = Field(
         (), description="Variables of this process that it is given, by name; values are not stored."
     )
@@ -52,9 +50,7 @@ class EnvironmentSection(TaskPool, Section):
         description="Built-in environment, or `path/to/file.py:ClassName` for one of your own. `rows` has no class: "
         "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
     )
-    tools: tuple[str, ...] = Field(
-        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`."
-    )
+    tools: tuple[str, ...] = Field((), description="Functions that `rows` offers as tools: `path/to/file.py:name`.")
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
@@ -66,6 +62,39 @@ class EnvironmentSection(TaskPool, Section):
     def is_rows(self) -> bool:
         """Whether there is no class: reward functions then say what a success is."""
         return self.name == "rows"
+
+
+class TasksSection(TaskData, Section):
+    """Rows of a data set as tasks, and the order in which a pool of tasks is gone through."""
+
+    subset: str | None = Field(None, description="Configuration of a Hugging Face data set that has several.")
+    revision: str | None = Field(None, description="Commit of a data set on the hub.")
+    split: str | None = Field(
+        None,
+        description="Split to train on; null: train, and all rows of a file that is one split. In a file that holds "
+        "several, the field `split` of a row says which it is of.",
+    )
+    held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
+    held_out_share: _Share = Field(0.1, description="That share, about; a row's content decides which one it is in.")
+    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as the rows stand.")
+    curriculum: Literal["none", "learnability"] = Field(
+        "none",
+        description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
+        "p (1 - p); see docs/data.md.",
+    )
+    curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
+    )
+    curriculum_floor: _Share = Field(0.1, description="Least weight of a task (learnability), in shares of the most.")
+
+    @model_validator(mode="after")
+    def _splits_differ(self) -> Self:
+        if self.held_out is not None and self.held_out == (self.split or "train"):
+            raise ValueError(
+                f"tasks.held_out must be another split than the one that is trained on, got {self.held_out!r} twice. "
+                "Leave it out to hold out a share."
+            )
+        return self
 
 
 class EnvironmentShare(EnvironmentSection):
@@ -94,6 +123,14 @@ def environment_parts(config: RunConfig) -> tuple[EnvironmentPart, ...]:
     if not config.environments:
         return (EnvironmentPart(None, 1.0, config.environment, config.tasks),)
     return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in config.environments.items())
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Raises ValueError where an order is asked for of tasks that never come twice."""
+    tasks = config.tasks
+    if tasks.curriculum != "none" or not tasks.shuffle:
+        key, value = ("shuffle", "false") if not tasks.shuffle else ("curriculum", tasks.curriculum)
+        check_task_pool(tasks, config.environment, f"tasks.{key} is {value} and tasks.data is null")
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:

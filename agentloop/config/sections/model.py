@@ -33,9 +33,7 @@ class ComputeSection(Section):
         description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
         "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
     )
-    rank_timeout_s: PositiveFloat = Field(
-        600.0, description="Several ranks: seconds to wait for a silent one in an update."
-    )
+    rank_timeout_s: PositiveFloat = Field(600.0, description="Seconds to wait for a silent rank in an update.")
 
 
 LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -53,13 +51,9 @@ class LoraSection(Section):
 
 
 class ModelSection(Section):
-    path: str | None = Field(
-        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model."
-    )
+    path: str | None = Field(None, description="Folder or id of a Hugging Face causal LM; null: a built-in tiny one.")
     revision: str | None = Field(None, description="Commit of a hub model.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model is; auto: cuda if there is one."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Its device; auto: cuda if there is one.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
 

@@ -17,9 +17,7 @@ class OptimizerSection(Section):
     name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
         "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
     )
-    learning_rate: PositiveFloat = Field(
-        1.5e-3, description="Peak learning rate; adafactor: relative to the weights' size."
-    )
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate (adafactor: relative to weights).")
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="The learning rate after that.")
     final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
@@ -63,7 +61,7 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(
-        0.5, description="Values move at most this far in an update; null: any distance."
+        0.5, description="Values move at most this far in an update; null: freely."
     )
     value_coef: NonNegative = Field(
         0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
@@ -73,9 +71,7 @@ class CriticSection(Section):
         description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
         "replay.successful_only; of no effect where nothing is replayed.",
     )
-    whiten_advantages: bool = Field(
-        True, description="Advantages are whitened by mean and deviation of the fresh rows."
-    )
+    whiten_advantages: bool = Field(True, description="Whiten advantages by mean and deviation of the fresh rows.")
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
 
@@ -130,9 +126,7 @@ def check_learning(config: RunConfig) -> None:
 class BatchSection(BatchSize, Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
-    micro_batch_tokens: Positive = Field(
-        1536, description="Tokens per pass, padding included; changes speed and memory only."
-    )
+    micro_batch_tokens: Positive = Field(1536, description="Tokens per pass with padding; for speed and memory only.")
     layout: Literal["auto", "padded", "packed"] = Field(
         "auto",
         description="Rows of a pass: padded to one width, or packed one behind another, without padding, what "

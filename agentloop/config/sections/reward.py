@@ -29,15 +29,11 @@ class RewardFunctionSection(Section):
 
 
 class RewardModelSection(Section):
-    path: str | None = Field(
-        None, description="Folder or id of a Hugging Face sequence classifier of episodes; null: none."
-    )
+    path: str | None = Field(None, description="Folder or id of a Hugging Face sequence classifier; null: none.")
     revision: str | None = Field(None, description="Commit of a hub model.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
     weight: Weight = Field(1.0, description="What its scores are multiplied by.")
-    label: int | None = Field(
-        None, ge=0, description="The class whose probability is the score; null: the model's only logit."
-    )
+    label: int | None = Field(None, ge=0, description="Class whose probability is the score; null: the only logit.")
     max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
     batch: Positive = Field(8, description="Episodes scored at once.")
 

@@ -72,14 +72,10 @@ class EngineSection(Section):
         description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. Files "
         "are what adapters, a CPU, and checkpoint.keep_policies always take.",
     )
-    options: tuple[str, ...] = Field(
-        (), description="With serve: further words for vllm serve, e.g. [--dtype, float32]."
-    )
-    urls: tuple[EngineUrl, ...] = Field(
-        (), description="Where vLLM listens: http://HOST:PORT, each with the same model."
-    )
+    options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
+    urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
     served_model_name: str | None = Field(
-        None, description="What the engines call the model; null: whatever they serve."
+        None, description="The engines' name of the model; null: whatever they serve."
     )
     api_key_env: str = Field(
         "AGENTLOOP_ENGINE_KEY",
@@ -87,9 +83,7 @@ class EngineSection(Section):
         description="Environment variable that holds the engines' key; the key itself is never stored or logged.",
     )
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
-    turn_timeout_s: PositiveFloat = Field(
-        600.0, description="Seconds after which a reply is given up, with all its tries."
-    )
+    turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, with all tries.")
     restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for an engine that is gone.")
 
 
@@ -110,9 +104,7 @@ class EvaluationSection(Section):
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
     samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
-    keep_episodes: int = Field(
-        10, ge=0, description="Evaluations whose episodes are kept to be looked at, newest first."
-    )
+    keep_episodes: int = Field(10, ge=0, description="Newest evaluations whose episodes are kept to be looked at.")
 
 
 class CollectionSection(Section):

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from agentloop.config.sections.dataset import TasksSection
+from agentloop.config.sections.environments import TasksSection
 from agentloop.environments.task_source import TaskOrder
 
 
