@@ -131,15 +131,9 @@ def test_run_beside_the_main_thread_leaves_signals_alone(tmp_path: Path, qwen2: 
         ({"reward": functions.misspelt}, "reward.functions must take one argument.*with 'anser', which is none"),
         ({"reward": ()}, "reward.functions must be given when environment.name is rows"),
         ({"tasks": None}, "tasks.data must be given when environment.name is rows"),
-        (
-            {"tasks": [{"prompt": "x", "object": object()}]},
-            "tasks must be rows of texts.*got TypeError: object in row 1",
-        ),
+        ({"tasks": [{"prompt": "x", "object": object()}]}, "tasks must be rows of texts.*TypeError: object in row 1"),
         ({"tasks": [{"question": "x"}] * 2 + [{"question": "y"}]}, "environment.options.prompt must name a column"),
-        (
-            {"collection": {"by": "workers"}},
-            "collection.by must be loop for functions.*workers and vowels",
-        ),
+        ({"collection": {"by": "workers"}}, "collection.by must be loop for functions.*workers and vowels"),
         ({"replay": {"fracton": 0.5}}, "replay.fracton must be a known key, got an unknown one"),
         ({"model": None}, "model.path must name a model, got null: environment 'rows' makes no tasks of its own"),
         ({"model": ("a", "b")}, r"model must be a folder, a hub id or a pair \(model, tokenizer\).*got tuple"),
