@@ -82,14 +82,6 @@ def test_load_config_refuses_hostile_yaml_at_once(
     importlib.reload(strict_yaml)
 
 
-def test_load_config_names_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        load_config(tmp_path / "none.yaml")
-    rule = "the file must be there to read, got: no such file or directory. Check the path; these are built in: clu"
-    assert str(raised.value).startswith(f"{tmp_path}/none.yaml: {rule}")
-    assert str(raised.value).endswith(", quickstart, reference, strategies, vllm.")
-
-
 def test_override_wins_over_the_file_and_the_last_one_over_the_first(tmp_path: Path) -> None:
     path = write(tmp_path, "replay: {fraction: 0.1}\nmodel: {path: x}\n")
     overrides = [

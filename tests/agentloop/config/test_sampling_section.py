@@ -38,12 +38,8 @@ class Other:
 """
 
 
-def section(**replay: Any) -> ReplayConfig:
-    return ReplayConfig.model_validate(replay)
-
-
 def made(sampler: str, sampler_options: dict[str, Any]) -> Sampler:
-    given = section(sampler=sampler, sampler_options=sampler_options)
+    given = ReplayConfig(sampler=sampler, sampler_options=sampler_options)
     return load_sampler(given.sampler, 0, given.sampler_options)
 
 

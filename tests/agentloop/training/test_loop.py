@@ -13,7 +13,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
@@ -23,18 +22,9 @@ from agentloop.training.train import TrainResult, train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
+from tests.agentloop.conftest import Finished
 from tests.fakes.processes import assert_same_run, assert_sound
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
-
-Finished = tuple[TrainResult, RunConfig, SilentDisplay]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Finished:
-    """One run of three iterations that the tests below look at from all sides."""
-    config = small_config(tmp_path_factory.mktemp("runs"), qwen2)
-    display = SilentDisplay()
-    return train(config, display=display), config, display
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +97,6 @@ def test_run_metrics_in_the_database_are_those_people_saw(
     assert {i: stored[i] for i in (1, 2, 3)} == seen
     assert display.iterations[1]["batch/achieved_fraction"] == 0.25
     assert display.iterations[0]["replay/starved_rows"] == 4
-
-
-def test_other_seed_gives_another_run(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
-    other = train(small_config(tmp_path, qwen2, run={"seed": 1, "iterations": 1}), display=SilentDisplay())
-    assert not same_bits(parameters(finished[0].folder, 1), parameters(other.folder, 1))
 
 
 def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
