@@ -240,7 +240,7 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
     elif kind == "extra_forbidden":
         message = "must be a known key, got an unknown one"
     elif kind != "value_error":
-        message = f"must {message.partition('should ')[2]}, got {_quoted(details['input'])}"
+        message = f"must {message.partition('should ')[2] or 'be of a known kind'}, got {_quoted(details['input'])}"
     if message.startswith("must "):
         return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
     if where != path:  # a section of a mapping, which names its key without the way there

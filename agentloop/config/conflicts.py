@@ -17,7 +17,7 @@ COMPARING = ("dr_grpo", "grpo", "opo", "rloo")
 
 
 class Values(NamedTuple):
-    """What a setting may be."""
+    """What a setting may be: in words, and whether a value is one of them."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -71,8 +71,8 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("algorithm", _one_of("grpo"), "advantage.function", _SET, "The function takes its place: remove one of them."),
     ("algorithm", _not("remax", words=_ANOTHER), "collection.by", _WORKERS, "Use grpo."),
     ("advantage.normalise_std", _NULL, "advantage.function", _SET, "Its numbers are taken as they are."),
-    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++"), "It is reinforce, divided by a batch's."),
-    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo for it without."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++"), "It divides by a batch's; reinforce not."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo instead."),
     ("advantage.normalise_std", _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo divides by it."),
     ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
     ("advantage.credit", _TRAJECTORY, "advantage.function", _SET, "It has no baseline for a turn."),
@@ -83,20 +83,14 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("rollout.dynamic_sampling_rounds", _ZERO, "collection.by", _WORKERS, _LOOP),
     ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers have no policy of their own."),
     ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
-    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _one_of("split", "fresh_only"), "Streams are apart."),
+    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _one_of("split", "fresh_only"), "Each has its own."),
     ("replay.baseline", _STORED, "algorithm", _one_of("reinforce", "remax", "ppo"), "It compares no trajectories."),
     ("replay.baseline", _one_of("stored", "shared", "split"), "advantage.function", _SET, "It sees whole groups."),
     ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
     ("replay.mode", _one_of("train"), "collection.samples_per_insert", _SET, "Replayed rows are what is learned."),
     ("replay.unit", _one_of("any", "group"), "collection.samples_per_insert", _SET, "Others stand beside fresh rows."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
-    (
-        "collection.max_staleness",
-        _POSITIVE,
-        "collection.samples_per_insert",
-        _SET,
-        "Updates make rows older.",
-    ),
+    ("collection.max_staleness", _POSITIVE, "collection.samples_per_insert", _SET, "Updates make rows older."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
     ("reward.model.path", _NULL, "collection.by", _WORKERS, _LOOP),
     ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
@@ -104,10 +98,13 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("engine.urls", _one_of(()), "engine.serve", _SERVE, "The run starts its own: remove one of them."),
     ("evaluation.samples", _one_of(1), "evaluation.temperature", _ZERO, "All would be the same."),
     ("compute.autocast", _one_of("auto", "none"), "model.dtype", _not("float32"), "It is for float32 weights."),
-    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _one_of("importance"), "Weights mend no other."),
+    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _one_of("importance"), "Weights correct these."),
     ("kl.reward_coef", _POSITIVE, "kl.target", _SET, "The adaptive coefficient begins with it."),
-    ("loss.norm_length", _SET, "loss.aggregation", _one_of("seq-mean-token-sum-norm"), "Say context.max_tokens."),
-    *((f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _one_of("exgrpo"), "Its ratio is.") for loss in _LOSSES),
+    ("loss.norm_length", _SET, "loss.aggregation", _one_of("seq-mean-token-sum-norm"), "Such as the longest row."),
+    *(
+        (f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _one_of("exgrpo"), "So is its ratio.")
+        for loss in _LOSSES
+    ),
     *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
     *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
