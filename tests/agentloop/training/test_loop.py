@@ -23,7 +23,7 @@ from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
 from tests.agentloop.conftest import Finished
-from tests.fakes.processes import assert_same_run, assert_sound
+from tests.fakes.processes import assert_same_bits, assert_same_run, assert_sound
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 
@@ -31,14 +31,6 @@ from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 def without_replay(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
     config = small_config(tmp_path_factory.mktemp("without"), qwen2, replay={"fraction": 0.0})
     return train(config, display=SilentDisplay())
-
-
-def parameters(folder: Path, version: int = 3) -> dict[str, torch.Tensor]:
-    return load_file(folder / "policies" / f"{version:06d}" / "model.safetensors")
-
-
-def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
@@ -104,7 +96,7 @@ def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
 ) -> None:
     display = SilentDisplay()
     observed = train(small_config(tmp_path, qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
-    assert same_bits(parameters(without_replay.folder), parameters(observed.folder))
+    assert_same_bits(*(run.folder / "policies/000003/model.safetensors" for run in (without_replay, observed)))
     assert [row["batch/replay"] for row in display.iterations] == [0, 8, 8]
     assert all(row["batch/fresh"] == 16 for row in display.iterations)
     assert {"actor/replay/drift_mean", "actor/replay/ess"} <= display.iterations[1].keys()
