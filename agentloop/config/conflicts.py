@@ -57,6 +57,7 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("reward.parallel reward.timeout_s reward.on_error", "reward.functions", _FILLED),
     ("reward.model", "reward.model.path", _SET),
     ("reward.overlong", "reward.overlong.buffer", _SET),
+    ("tasks.curriculum_decay tasks.curriculum_floor", "tasks.curriculum", _not("none")),
     ("tasks.split tasks.held_out", "tasks.data", _SET),
     ("tasks.subset tasks.revision", "tasks.data", Values("hf:NAME", lambda data: str(data).startswith("hf:"))),
 )

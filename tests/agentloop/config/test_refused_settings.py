@@ -54,6 +54,7 @@ REFUSED = [
     ("reward.on_error=drop", "reward.on_error must be left at stop when reward.functions is [], got drop"),
     ("reward.model.label=1", "reward.model.label must be left at null when reward.model.path is null, got 1"),
     ("reward.overlong.penalty=2", "reward.overlong.penalty must be left at 1.0 when reward.overlong.buffer is null"),
+    ("tasks.curriculum_decay=0.9", "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9"),
     ("tasks.split=x", "tasks.split must be left at null when tasks.data is null, got x"),
     ("tasks.data=x.jsonl; tasks.subset=main", "tasks.subset must be left at null when tasks.data is x.jsonl, got main"),
     ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),
