@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.describe import describe_config
-from agentloop.config.keys import Key, dotted_keys, schema_entries, value_at
+from agentloop.config.keys import Key, schema_entries, value_at
 from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
@@ -188,7 +188,7 @@ def _without_password(text: str) -> str:
 
 def _unknown(path: KeyPath) -> str:
     """A known key of the same name, the one least deep below the same section first; else one that is spelled alike."""
-    dotted, known = shown(".".join(path)), dotted_keys()
+    dotted, known = shown(".".join(path)), [each.dotted for each in schema_entries().values() if isinstance(each, Key)]
     above = "".join(f"{name}." for name in path[:-1])
     last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
     below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]

@@ -46,11 +46,6 @@ def schema_entries() -> dict[tuple[str, ...], Key | str]:
     return dict(_entries(schema, schema["$defs"], defaults, ()))
 
 
-@cache
-def dotted_keys() -> tuple[str, ...]:
-    return tuple(entry.dotted for entry in schema_entries().values() if isinstance(entry, Key))
-
-
 def value_at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     """What a plain configuration says at a path."""
     value: Any = values

@@ -1,7 +1,4 @@
-"""The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors.
-
-Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; this module only says what is valid.
-"""
+"""The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from agentloop.config.sections.environments import (
     TasksSection,
     check_environments,
     check_tasks,
-    environment_parts,
 )
 from agentloop.config.sections.loss import LossSection
 from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection
@@ -49,10 +45,6 @@ from agentloop.config.sections.run_section import (
 from replay.config import ReplayConfig
 from replay.mixing.mix_settings import MixRule
 from replay.setting_types import Section
-
-
-def _check_replay(config: RunConfig) -> None:
-    config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
 
 
 class RunConfig(Section):
@@ -96,7 +88,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        check_environments(self, check_conflicts, check_tasks, check_collection, _check_replay, check_advantages)
+        check_environments(self, check_conflicts, check_tasks, check_collection, check_advantages)
         check_engine(self)
         check_learning(self)
         self._log_probs_are_there()
@@ -137,7 +129,9 @@ class RunConfig(Section):
     @property
     def parts(self) -> tuple[EnvironmentPart, ...]:
         """Its environments, of which most runs have one."""
-        return environment_parts(self)
+        if not self.environments:
+            return (EnvironmentPart(None, 1.0, self.environment, self.tasks),)
+        return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in self.environments.items())
 
     def mix_rule(self) -> MixRule:
         return self.replay.mix_rule(self.batch, self.run.schedule_length)

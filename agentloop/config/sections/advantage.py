@@ -46,7 +46,8 @@ def normalises_std(config: RunConfig) -> bool:
 
 
 def check_advantages(config: RunConfig) -> None:
-    """Raises ValueError where replayed rows could not be given the advantages that are asked for."""
+    """Raises ValueError where batches can't be mixed so, or replayed rows not be given the advantages asked for."""
+    config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
     replay, function, algorithm = config.replay, config.advantage.function, config.algorithm
     by_turns, trains = config.advantage.credit == "turn", config.replay_trains()
     if by_turns and trains and replay.baseline == "stored" and algorithm != "reinforce":

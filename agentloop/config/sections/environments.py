@@ -118,13 +118,6 @@ class EnvironmentPart:
     tasks: TasksSection
 
 
-def environment_parts(config: RunConfig) -> tuple[EnvironmentPart, ...]:
-    """The environments of a run, in the order of the configuration."""
-    if not config.environments:
-        return (EnvironmentPart(None, 1.0, config.environment, config.tasks),)
-    return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in config.environments.items())
-
-
 def check_tasks(config: RunConfig) -> None:
     """Raises ValueError where an order is asked for of tasks that never come twice."""
     tasks = config.tasks
@@ -136,7 +129,7 @@ def check_tasks(config: RunConfig) -> None:
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:
     """Raises ValueError where a run would have two answers to which environments it has, or where one of the `checks`
     does, each of which is made of the run as it would be with one of its environments alone."""
-    parts = environment_parts(config)
+    parts = config.parts
     for section in ("environment", "tasks") if config.environments else ():
         check_default(config, section, when="environments has some, each of which has its own")
     rows = [part.environment.is_rows for part in parts]
