@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from agentloop.config import RunConfig
     from agentloop.config.config_file import load_config
     from agentloop.environments import Achieved, Environment, Task, tool
-    from agentloop.training.from_python.train_functions import train
-    from agentloop.training.from_python.train_result import TrainResult
+    from agentloop.training.from_python import train
+    from agentloop.training.train import TrainResult
     from context.messages import Message, ToolCall
 
 _HOMES = {
@@ -25,8 +25,8 @@ _HOMES = {
     "tool": "agentloop.environments",
     "RunConfig": "agentloop.config",
     "load_config": "agentloop.config.config_file",
-    "TrainResult": "agentloop.training.from_python.train_result",
-    "train": "agentloop.training.from_python.train_functions",
+    "TrainResult": "agentloop.training.from_python",
+    "train": "agentloop.training.from_python",
 }
 
 __all__ = [

@@ -1,20 +1,27 @@
-"""What on this machine would spoil a run, found before the run does; what versions packages need, pip sees to."""
+"""What of a run can work on this machine: optional packages, GPU, sandbox, the disk, and a vLLM server."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import agentloop
+import torch
 
-_PACKAGES = ("agentloop", "replay", "context")
+from agentloop.engines.publish.engine_control import EngineControl
+from agentloop.engines.remote.server_facts import check_version
+from agentloop.environments.sandbox.python_sandbox import usable_interpreter
+from agentloop.errors import UserError
+from replay.storage.databases.disk import network_file_system
+
+_EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn", "gpu": "triton"} | {
+    name: name for name in ("datasets", "peft", "ray", "mcp", "gymnasium", "tensorboard", "wandb", "trackio")
+}
+"""The package that says whether an extra of agentloop-replay is installed."""
 _GIGABYTE = 1024**3
 _LITTLE_DISK = 2 * _GIGABYTE
-_NO_DISK = _GIGABYTE // 4
 _ENGINE_S = 30.0
 
 
@@ -34,15 +41,11 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     folder = folder.expanduser().absolute()
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     disk = check_disk(shutil.disk_usage(existing).free, existing)
-    return [*map(check_module, _PACKAGES), check_device(), disk, check_file_system(existing)]
+    return [_check_extras(), _check_device(), _check_sandbox(), disk]
 
 
 def check_engine(url: str, key: str | None) -> Check:
     """Whether a policy could be published to the vLLM server at `url`."""
-    from agentloop.engines.publish.engine_control import EngineControl
-    from agentloop.engines.remote.server_facts import check_version
-    from agentloop.errors import UserError
-
     with EngineControl(url, model="", key=key, timeout_s=_ENGINE_S) as engine:
         if not engine.healthy():
             return Check("engine", "fail", f"nothing healthy answers at {url}", "Start it: agentloop engine MODEL")
@@ -55,24 +58,14 @@ def check_engine(url: str, key: str | None) -> Check:
     return Check("engine", "ok", f"{url} serves weights that it calls {label!r}{more}")
 
 
-def check_module(name: str) -> Check:
-    """Whether `import NAME` gives this package: `context` and `replay` are names others use too."""
-    own = Path(agentloop.__file__).resolve().parent.parent / name / "__init__.py"
-    spec = importlib.util.find_spec(name)
-    origin = Path(spec.origin).resolve() if spec and spec.origin else None
-    if origin != own:
-        advice = f"Rename or uninstall that; this program's own is {own.parent}."
-        return Check(f"module {name}", "fail", f"comes from {origin}", advice)
-    for local in (Path(f"{name}.py"), Path(name) / "__init__.py"):
-        if local.is_file() and local.resolve() != own:
-            advice = "Python started in this folder imports that instead. Rename it, or start elsewhere."
-            return Check(f"module {name}", "warn", f"{local.resolve()} has the same name", advice)
-    return Check(f"module {name}", "ok", str(own.parent))
+def _check_extras() -> Check:
+    there = [extra for extra, package in _EXTRAS.items() if importlib.util.find_spec(package)]
+    absent = [extra for extra in _EXTRAS if extra not in there]
+    advice = f"For {', '.join(absent)}: pip install 'agentloop-replay[NAME]'" if absent else ""
+    return Check("optional packages", "ok", ", ".join(there) or "none", advice)
 
 
-def check_device() -> Check:
-    import torch  # here: it takes seconds, and no other check needs it
-
+def _check_device() -> Check:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         memory = f"{free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free"
@@ -80,28 +73,21 @@ def check_device() -> Check:
     return Check("device", "ok", f"no GPU; {os.cpu_count()} CPU cores", "Enough for the built-in model.")
 
 
-def check_disk(free: int, folder: Path) -> Check:
-    """Whether runs can be written there."""
-    found = f"{free / _GIGABYTE:.1f} GiB free in {folder}"
+def _check_sandbox() -> Check:
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = (error.strerror or "refused").lower()
-        return Check("disk", "fail", f"can't write in {folder}: {reason}", "Set run.folder to a folder of yours.")
-    if free < _NO_DISK:
-        return Check("disk", "fail", found, "Make room, or set run.folder to another disk.")
+        return Check("sandbox", "ok", f"bubblewrap contains {usable_interpreter().executable}")
+    except UserError as error:
+        return Check("sandbox", "warn", str(error), "Only environments that run a model's code need it.")
+
+
+def check_disk(free: int, folder: Path) -> Check:
+    """Whether runs can be written in `folder`, where so many bytes are free."""
+    found = f"{free / _GIGABYTE:.1f} GiB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "fail", f"{folder} can't be written in", "Set run.folder to a folder of yours.")
+    if (kind := network_file_system(folder)) is not None:  # SQLite's WAL needs shared memory and locks
+        advice = "A SQLite buffer is refused there. Set run.folder to a local disk, or replay.database to PostgreSQL."
+        return Check("disk", "warn", f"{found}, on {kind}, a network file system", advice)
     if free < _LITTLE_DISK:
         return Check("disk", "warn", found, "Checkpoints of larger models won't fit; set run.folder to another disk.")
     return Check("disk", "ok", found)
-
-
-def check_file_system(folder: Path) -> Check:
-    """SQLite's WAL needs shared memory and locks that network file systems don't give."""
-    from replay.storage.databases.disk import network_file_system  # here: another `replay` is found above
-
-    kind = network_file_system(folder)
-    if kind is None:
-        return Check("file system", "ok", f"no network file system known at {folder}")
-    advice = "A SQLite buffer is refused there. Set run.folder to a local disk, or replay.database to PostgreSQL."
-    return Check("file system", "warn", f"{kind}, a network file system, at {folder}", advice)

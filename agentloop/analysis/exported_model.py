@@ -4,7 +4,6 @@ it was trained and how well it does."""
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +15,6 @@ from agentloop.config import RunConfig
 from agentloop.config.describe import changed_keys
 from agentloop.errors import UserError
 from agentloop.models.loading import load_model, muted_libraries
-from agentloop.rollouts.confidence_intervals import wilson
 from agentloop.runs.run_folder import COMPLETE, RunFolder, explained, open_run_folder
 from replay import questions
 from replay.store import ReplayStore
@@ -117,13 +115,9 @@ def _card(store: ReplayStore, folder: RunFolder, weights: Path) -> str:
 
 def _figures(store: ReplayStore, folder: RunFolder, weights: Path) -> Iterator[tuple[str, object]]:
     evaluated = questions.metric_series(store, folder.run_id, names=[_SUCCESS]).get(_SUCCESS, [])
-    tasks = _tasks(store, folder)
-    for place, name in (0, "first"), (-1, "last"):
-        if evaluated:
-            iteration, success = evaluated[place]
-            around = wilson(success * tasks, tasks)  # over the tasks: a wide one where each has samples
-            span = f"95 %: {around.low:.1%} to {around.high:.1%}"
-            yield f"held-out success, {name}", f"{success:.1%} ({span}) of {tasks} tasks, iteration {iteration}"
+    for place, name in ((0, "first"), (-1, "last")) if evaluated else ():
+        iteration, success = evaluated[place]
+        yield f"held-out success, {name}", f"{success:.1%}, iteration {iteration}"
     draws = questions.summary(store, folder.run_id)["draws"]
     yield "iterations", iteration_of(folder, weights)
     yield "rows that fed updates", f"{draws['fresh']:,} fresh, {draws['replay']:,} replayed"
@@ -142,9 +136,3 @@ def _first_model(config: RunConfig) -> str:
     if model is None:
         return "the built-in one"
     return "/".join(Path(model).resolve().parts[-2:]) if Path(model).exists() else model
-
-
-def _tasks(store: ReplayStore, folder: RunFolder) -> int:
-    """The number of tasks of an evaluation: fewer than configured where data holds out fewer rows."""
-    section, kept = folder.config.evaluation, questions.held_out(store, folder.run_id, limit=1)["evaluations"]
-    return math.ceil(kept[-1]["episodes"] / section.samples) if kept else section.tasks

@@ -29,7 +29,7 @@ from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.config import RunConfig
-    from agentloop.training.from_python.train_result import TrainResult
+    from agentloop.training.train import TrainResult
 
 app = typer.Typer()
 
@@ -221,7 +221,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine: shadowed modules, GPU, disk. Exit code 1 if something can't work."""
+    """Check this machine: optional packages, GPU, sandbox, disk. Exit code 1 if something can't work."""
     from agentloop.analysis.doctor import check_engine, checks
 
     found = checks(folder)

@@ -2,7 +2,6 @@
 
 from agentloop.config.run_config import RunConfig
 from agentloop.config.sections.model import ModelSection, TinyModelSection
-from agentloop.config.sections.run_section import CheckpointSection
-from agentloop.config.sections.supervised_learning import WarmUpSection
+from agentloop.config.sections.run_section import CheckpointSection, WarmUpSection
 
 __all__ = ["CheckpointSection", "ModelSection", "RunConfig", "TinyModelSection", "WarmUpSection"]

@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 
 from agentloop.config import RunConfig
 from agentloop.config.describe import describe_config
-from agentloop.config.keys import Key, KeySection, dotted_keys, schema_entries, value_at
-from agentloop.config.model_defaults import defaults_of
+from agentloop.config.keys import Key, schema_entries, value_at
+from agentloop.config.sections.model import MODEL_DEFAULTS
 from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
 from context.wording import nearest
@@ -26,7 +26,6 @@ from context.wording import nearest
 __all__ = ["describe_config", "is_config_file", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
-_ENTRIES = (Key, KeySection)
 _OWN = Path(__file__).parents[1] / "configs"
 
 KeyPath = tuple[str, ...]
@@ -49,29 +48,29 @@ def _loaded(
     """
     place = _place_in(places, source)
 
-    def laid(*, has_model: bool) -> dict[str, Any]:
-        values = defaults_of(to_plain(RunConfig()), has_model=has_model)
-        _lay_over(values, given, (), place)
+    def laid(defaults: Mapping[KeyPath, Any]) -> dict[str, Any]:
+        values = to_plain(RunConfig())
+        for path, default in defaults.items():
+            value_at(values, path[:-1])[path[-1]] = default
+        _lay(given, (), values, place)
         for override in overrides:
             _apply(override, values, places)
         return values
 
-    values = laid(has_model=False)
+    values = laid({})
     if values["model"]["path"] is not None:  # which only the last override may say
-        values = laid(has_model=True)
+        values = laid(MODEL_DEFAULTS)
     _check_given(values, (), place)
     return _validated(values, place)
 
 
-def _check_given(values: Mapping[str, Any], above: KeyPath, place: Place) -> None:
+def _check_given(value: Any, path: KeyPath, place: Place) -> None:
     """Refuse a value that the file leaves to the command line and that was not given there."""
-    for name, value in values.items():
-        path = (*above, name)
-        if isinstance(value, Mapping):
-            _check_given(value, path, place)
-        elif value == _TO_BE_GIVEN:
-            dotted = ".".join(path)
-            raise UserError(f"{place(path)}: {dotted} must be given, got ???. Add --set {dotted}=VALUE.")
+    for name, below in value.items() if isinstance(value, Mapping) else ():
+        _check_given(below, (*path, name), place)
+    if value == _TO_BE_GIVEN:
+        dotted = ".".join(path)
+        raise UserError(f"{place(path)}: {dotted} must be given, got ???. Add --set {dotted}=VALUE.")
 
 
 def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
@@ -99,7 +98,7 @@ def load_over(
 ) -> RunConfig:
     """`given` over a whole configuration that `to_plain` gave; both from `read_keys`, or `places` empty."""
     values, place = copy.deepcopy(dict(base)), _place_in(places, source)
-    _lay_over(values, given, (), place)
+    _lay(given, (), values, place)
     return _validated(values, place)
 
 
@@ -140,21 +139,32 @@ def _place_in(places: Mapping[KeyPath, str], source: str) -> Place:
     return place
 
 
-def _lay_over(values: dict[str, Any], given: Mapping[str, Any], above: KeyPath, place: Place) -> None:
-    entries = schema_entries()
-    for name, value in given.items():
-        path = (*above, name)
-        entry = entries.get(path)
-        if entry is None:
-            raise UserError(f"{place(path)}: {_unknown(path)}")
-        if isinstance(entry, Key):
-            values[name] = value
-        elif isinstance(value, Mapping):
-            _lay_over(values[name], value, path, place)
+def _lay(value: Any, path: KeyPath, values: dict[str, Any], place: Place) -> None:
+    """Lay a value over those at a path: key by key where a section is, else whole. Refuses keys that there are not."""
+    entries, dotted = schema_entries(), ".".join(path)
+    if not path or isinstance(entries.get(path), str):
+        if isinstance(value, Mapping):
+            for name, below in value.items():
+                _lay(below, (*path, name), values, place)
         elif value is not None:  # a section whose keys are all commented out reads as null
-            dotted = ".".join(path)
             rule = f"{dotted} must be a section of keys, got {shown(value)}. {_keys_of(path)}"
             raise UserError(f"{place(path)}: {rule}")
+        return
+    above = next((n for n in range(len(path)) if isinstance(entries.get(path[: n + 1]), Key)), None)
+    if above is None:
+        raise UserError(f"{place(path)}: {_unknown(path)}")
+    key, inner, there = entries[path[: above + 1]], path[above:], value_at(values, path[:above])
+    assert isinstance(key, Key)
+    if key.kinds and inner[1:] == (next(iter(key.kinds[0])),):
+        there[inner[0]] = {}  # another kind: the options of the one before are none of its own
+    for depth, name in enumerate(inner[:-1], above + 1):  # a key inside a free mapping: environment.options.hops
+        below = there.get(name, {})
+        if not isinstance(below, dict) or not key.free:
+            found = f"{'.'.join(path[:depth])} must be a mapping to have keys below it, got {shown(below)}."
+            raise UserError(f"{place(path)}: {found}")
+        there[name] = dict(below)
+        there = there[name]
+    there[inner[-1]] = value
 
 
 def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) -> None:
@@ -168,18 +178,7 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None
-    above = (path[:length] for length in range(1, len(path)))
-    free = next((key for key in above if isinstance(schema_entries().get(key), Key)), None)
-    if free is not None:  # a key inside a free mapping: environment.options.hops
-        inner = path[len(free) :]
-        entry = schema_entries()[free]
-        if isinstance(entry, Key) and entry.kinds and inner == (next(iter(entry.kinds[0])),):
-            value = {inner[0]: value}  # another kind: the options of the one before are none of its own
-        else:
-            value = _with_inner(value_at(values, free), free, inner, value, source)
-    for name in reversed(free or path):
-        value = {name: value}
-    _lay_over(values, value, (), lambda _: source)
+    _lay(value, path, values, lambda _: source)
     places |= dict.fromkeys([path, *(key for key in places if key[: len(path)] == path)], source)
 
 
@@ -187,21 +186,9 @@ def _without_password(text: str) -> str:
     return re.sub(r"(?<=password=)[^&\s]*", "***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", text))
 
 
-def _with_inner(there: Any, above: KeyPath, names: KeyPath, value: Any, source: str) -> Any:
-    """The value at `above`, `there`, with `value` at `names` below it."""
-    if not names:
-        return value
-    entry = schema_entries().get(above)
-    if not isinstance(there, dict) or (isinstance(entry, Key) and not entry.free):
-        raise UserError(f"{source}: {'.'.join(above)} must be a mapping to have keys below it, got {shown(there)}.")
-    name, *below = names
-    inner = _with_inner(there.get(name, {}), (*above, name), tuple(below), value, source)
-    return {**there, name: inner}
-
-
 def _unknown(path: KeyPath) -> str:
     """A known key of the same name, the one least deep below the same section first; else one that is spelled alike."""
-    dotted, known = shown(".".join(path)), dotted_keys()
+    dotted, known = shown(".".join(path)), [each.dotted for each in schema_entries().values() if isinstance(each, Key)]
     above = "".join(f"{name}." for name in path[:-1])
     last = {key.rpartition(".")[2]: key for key in sorted(known, key=lambda key: -key.count("."))}
     below = [key for key in known if key.startswith(above) and key.endswith(f".{path[-1]}")]
@@ -242,23 +229,27 @@ def _problem(details: ErrorDetails, values: Mapping[str, Any], place: Place) -> 
         if not isinstance(part, str) or (*path, part) not in schema_entries():
             break
         path, value = (*path, part), value[part]
-    entry = schema_entries().get(path)
-    if inside := tuple(_inside(details["loc"][len(path) :], value)):
-        unknown = details["type"] == "extra_forbidden"
-        rule = "be a known key" if unknown else details["msg"].partition("should ")[2] or "be given"
-        got = "an unknown one" if unknown else _quoted(details["input"])
-        where = (*path, *inside)
-        return path, f"{place(where)}: {'.'.join(where)} must {rule}, got {got}. See configs/reference.yaml."
-    if isinstance(entry, Key) and details["type"] != "value_error":
+    entry, where = schema_entries().get(path), (*path, *_inside(details["loc"][len(path) :], value))
+    kind, message = details["type"], str(details.get("ctx", {}).get("error", details["msg"]))
+    if isinstance(entry, Key) and where == path and kind != "value_error":
         rule = f"{entry.dotted} must be {entry.rule}, got {_quoted(value)}."
         default = entry.default_with(values["model"]["path"])
         return path, f"{place(path)}: {rule} It is: {entry.meaning} Default: {_quoted(default)}."
+    if kind == "missing":
+        where, message = (*where, str(details["loc"][-1])), "must be given, got nothing"
+    elif kind == "extra_forbidden":
+        message = "must be a known key, got an unknown one"
+    elif kind != "value_error":
+        message = f"must {message.partition('should ')[2] or 'be of a known kind'}, got {_quoted(details['input'])}"
+    if message.startswith("must "):
+        return path, f"{place(where)}: {'.'.join(where)} {message}. See configs/reference.yaml."
+    if where != path:  # a section of a mapping, which names its key without the way there
+        message = ".".join((*where[:-1], message))
     # A rule over several keys, said by the model in the agreed form: placed at the first key it names, which may lie in
     # a free mapping or a list, such as context.options.budget.
-    message = str(details.get("ctx", {}).get("error", details["msg"]))
     named = [tuple(key.split(".")) for key in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", message)]
     parts = [part[:length] for part in named for length in range(len(part), 0, -1)]
-    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else _ENTRIES)]
+    keys = [part for part in parts if isinstance(schema_entries().get(part), Key if len(part) == 1 else Key | str)]
     path = next((key for key in keys if place(key) != place(())), path)
     return path, f"{place(path)}: {message}"
 

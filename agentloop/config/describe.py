@@ -1,6 +1,6 @@
 """A configuration as text for people: valid YAML, each key under its meaning.
 
-`python -m agentloop.config.describe > configs/reference.yaml` writes the reference anew.
+`python -m agentloop.config.describe > configs/reference.yaml` writes the reference.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from agentloop.config import RunConfig
 from agentloop.config.keys import Key, schema_entries, value_at
 from agentloop.config.strict_yaml import resolve_scalar
 
-_WIDTH = 110
+_WIDTH = 120
 _OBVIOUS = frozenset({"text", "text or null", "true or false", "a mapping"})
-
 
 # Text that YAML 1.1 readers would take for something else.
 _YAML_1_1 = frozenset({"y", "n", "yes", "no", "on", "off"})
@@ -40,7 +39,7 @@ def describe_config(config: RunConfig) -> str:
     for path, entry in schema_entries().items():
         indent = "  " * (len(path) - 1)
         if not isinstance(entry, Key):
-            lines += ["", *_comment(entry.meaning, indent), f"{indent}{path[-1]}:"]
+            lines += ["", *_comment(entry, indent), f"{indent}{path[-1]}:"]
             depth = len(path)
             continue
         if len(path) <= depth:  # back from a nested section
@@ -86,22 +85,27 @@ def _comment(text: str, indent: str) -> list[str]:
     return [prefix + line for line in wrapped]
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes texts so that YAML 1.1 and 1.2 read them alike."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    same = resolve_scalar(value) == value and value.lower() not in _YAML_1_1
+    plain = same and _PLAIN.fullmatch(value)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
 def _flow(value: Any) -> str:
-    """One value as YAML on one line, read alike by YAML 1.1 and 1.2."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    if isinstance(value, str):
-        same = resolve_scalar(value) == value and value.lower() not in _YAML_1_1
-        if same and _PLAIN.fullmatch(value):
-            return value
-        return _dumped(value, '"')
-    return _dumped(value, None)
-
-
-def _dumped(value: Any, style: str | None) -> str:
-    text: str = yaml.safe_dump(value, default_style=style, allow_unicode=True, width=float("inf"))
+    """One value as YAML on one line."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=float("inf"), sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 

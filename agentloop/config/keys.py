@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from agentloop.config import RunConfig
-from agentloop.config.model_defaults import MODEL_DEFAULTS
+from agentloop.config.sections.model import MODEL_DEFAULTS
 from replay.setting_types import rule_in_words
 
 
@@ -38,25 +38,12 @@ class Key:
         return ".".join(self.path)
 
 
-@dataclass(frozen=True)
-class KeySection:
-    """A named group of keys."""
-
-    path: tuple[str, ...]
-    meaning: str
-
-
 @cache
-def schema_entries() -> dict[tuple[str, ...], Key | KeySection]:
-    """Keys and sections by path, sections before their keys, in the order of the file."""
+def schema_entries() -> dict[tuple[str, ...], Key | str]:
+    """Keys, and the meanings of sections, by path; sections before their keys, in the order of the file."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig().model_dump(mode="json")
-    return {entry.path: entry for entry in _entries(schema, schema["$defs"], defaults, ())}
-
-
-@cache
-def dotted_keys() -> tuple[str, ...]:
-    return tuple(entry.dotted for entry in schema_entries().values() if isinstance(entry, Key))
+    return dict(_entries(schema, schema["$defs"], defaults, ()))
 
 
 def value_at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -69,12 +56,12 @@ def value_at(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 def _entries(
     schema: dict[str, Any], definitions: dict[str, Any], defaults: dict[str, Any], above: tuple[str, ...]
-) -> Iterator[Key | KeySection]:
+) -> Iterator[tuple[tuple[str, ...], Key | str]]:
     for name, part in schema["properties"].items():
         path = (*above, name)
         if "$ref" in part:
             section = definitions[part["$ref"].rsplit("/", 1)[1]]
-            yield KeySection(path, part.get("description") or section.get("description", ""))
+            yield path, part.get("description") or section.get("description", "")
             yield from _entries(section, definitions, defaults[name], path)
         else:
             kinds = tuple(_kinds(part.get("oneOf", ()), definitions))
@@ -82,7 +69,7 @@ def _entries(
             names = ", ".join(str(next(iter(kind.values()))) for kind in kinds)
             rule = f"one of {names}, alone or with options" if kinds else rule_in_words(part)
             model_default = MODEL_DEFAULTS.get(path, defaults[name])
-            yield Key(path, rule, defaults[name], model_default, part.get("description", ""), free, kinds)
+            yield path, Key(path, rule, defaults[name], model_default, part.get("description", ""), free, kinds)
 
 
 def _kinds(parts: Iterable[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

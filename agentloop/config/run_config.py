@@ -1,7 +1,4 @@
-"""The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors.
-
-Reading a file (line numbers, nearest keys, overrides) is `config_file`'s job; this module only says what is valid.
-"""
+"""The configuration of a run: every key with its meaning, its default and its rule; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentloop.config.conflicts import check_conflicts
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
-from agentloop.config.sections.dataset import TasksSection, check_tasks
 from agentloop.config.sections.environments import (
     EnvironmentPart,
     EnvironmentSection,
     EnvironmentShares,
+    TasksSection,
     check_environments,
-    environment_parts,
+    check_tasks,
 )
 from agentloop.config.sections.loss import LossSection
-from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection, check_compute
+from agentloop.config.sections.model import ComputeSection, LoraSection, ModelSection, TinyModelSection
 from agentloop.config.sections.optimization import (
     BatchSection,
     CriticSection,
@@ -28,7 +26,7 @@ from agentloop.config.sections.optimization import (
     OptimizerSection,
     check_learning,
 )
-from agentloop.config.sections.reward import RewardSection, check_rows
+from agentloop.config.sections.reward import RewardSection
 from agentloop.config.sections.rollout import (
     CollectionSection,
     EngineSection,
@@ -37,15 +35,16 @@ from agentloop.config.sections.rollout import (
     check_collection,
     check_engine,
 )
-from agentloop.config.sections.run_section import CheckpointSection, MetricsSection, RunSection
-from agentloop.config.sections.supervised_learning import SftSection, WarmUpSection
+from agentloop.config.sections.run_section import (
+    CheckpointSection,
+    MetricsSection,
+    RunSection,
+    SftSection,
+    WarmUpSection,
+)
 from replay.config import ReplayConfig
 from replay.mixing.mix_settings import MixRule
 from replay.setting_types import Section
-
-
-def _check_replay(config: RunConfig) -> None:
-    config.replay.check(config.batch, config.tasks, config.environment, config.run.schedule_length)
 
 
 class RunConfig(Section):
@@ -53,15 +52,11 @@ class RunConfig(Section):
 
     algorithm: Literal[
         "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
-    ] = Field(
-        "grpo", description="What gives advantages: a critic (ppo), or rewards beside rewards; see docs/algorithms.md."
-    )
+    ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")
-    tiny: TinyModelSection = Field(
-        default_factory=TinyModelSection, description="The built-in model, used when model.path is null."
-    )
+    tiny: TinyModelSection = Field(default_factory=TinyModelSection, description="The model without a path.")
     warm_up: WarmUpSection = Field(default_factory=WarmUpSection, description="Supervised start of the built-in model.")
     environment: EnvironmentSection = Field(default_factory=EnvironmentSection, description="Where the agent acts.")
     environments: EnvironmentShares = Field(
@@ -70,17 +65,11 @@ class RunConfig(Section):
         "keys of environment, and tasks of its own; for example {easy: {share: 0.7, options: {hops: [1, 2]}}, hard: "
         "{share: 0.3, options: {hops: [3, 4]}}}. See docs/environments.md.",
     )
-    tasks: TasksSection = Field(
-        default_factory=TasksSection, description="A data set as tasks, and the order of a pool of tasks."
-    )
+    tasks: TasksSection = Field(default_factory=TasksSection, description="A data set as tasks, and their order.")
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
-    engine: EngineSection = Field(
-        default_factory=EngineSection, description="Servers that sample; for rollout.engine: vllm."
-    )
-    collection: CollectionSection = Field(
-        default_factory=CollectionSection, description="Who collects, and how far ahead of the learner."
-    )
+    engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
+    collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(
         default_factory=ComputeSection, description="How numbers are made; see docs/scaling.md."
@@ -99,16 +88,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        if self.replay.weight != 1.0 and self.loss.normalise != "per_stream":
-            raise ValueError(
-                f"replay.weight must be 1 when loss.normalise is joint, got {self.replay.weight}. "
-                "Set loss.normalise: per_stream."
-            )
-        check_environments(self, check_tasks, check_rows, check_collection, _check_replay, check_advantages)
-        check_compute(self)
+        check_environments(self, check_conflicts, check_tasks, check_collection, check_advantages)
         check_engine(self)
         check_learning(self)
-        self.lora.check()
         self._log_probs_are_there()
         if self.batch.group_size > self.batch.trajectories:
             raise ValueError(
@@ -137,11 +119,6 @@ class RunConfig(Section):
                     f"loss.{name}.{key} must be {right} when {why}, whose log-probs count as missing, got {got}. "
                     f"Set loss.{name}.{key}: {right}, or loss.{name}.missing_log_probs."
                 )
-        if self.loss.hinted is not None and not hinted:
-            raise ValueError(
-                f"loss.hinted must be null when context.strategy is {self.context.strategy}, which shows no hint, got "
-                "one. Remove it, or set context.strategy: hint."
-            )
         why = hinted or (f"context.authors has an action author, {speakers[0].name!r}" if speakers else None)
         if why and self.kl.reward_coef > 0 and self.algorithm != "ppo":
             raise ValueError(
@@ -152,7 +129,9 @@ class RunConfig(Section):
     @property
     def parts(self) -> tuple[EnvironmentPart, ...]:
         """Its environments, of which most runs have one."""
-        return environment_parts(self)
+        if not self.environments:
+            return (EnvironmentPart(None, 1.0, self.environment, self.tasks),)
+        return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in self.environments.items())
 
     def mix_rule(self) -> MixRule:
         return self.replay.mix_rule(self.batch, self.run.schedule_length)

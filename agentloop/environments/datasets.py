@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.sections.dataset import TasksSection
+from agentloop.config.sections.environments import TasksSection
 from agentloop.environments.check import needing
 from agentloop.errors import UserError, one_line, shortened
 from replay.exchange.files import is_parquet, lines

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agentloop.config.sections.dataset import TasksSection
+from agentloop.config.sections.environments import TasksSection
 from agentloop.environments.datasets import TaskRows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory

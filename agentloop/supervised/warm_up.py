@@ -24,6 +24,7 @@ from context.strategies import Strategy
 from context.templates.render import Renderer
 
 _SMOOTHING = 0.9
+_RATE_OF_MATRICES, _RATE_OF_REST = 2e-2, 5e-3
 _ENDLESS = 1 << 30
 _MICRO_BATCH_TOKENS = 1536
 Progress = Callable[[int, float], None]
@@ -84,7 +85,7 @@ def warm_up(
     progress: Progress | None = None,
 ) -> WarmUpResult:
     """Train `actor` in place until it copies the endless `demonstrated`, then `updates_after_target` more updates."""
-    optimizers = _optimizers(actor.model, section)
+    optimizers = _optimizers(actor.model)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     smoothed, cooling_from, update = math.nan, math.inf, 0
     for update in range(1, section.max_updates + 1):
@@ -133,11 +134,11 @@ def hardest_of_last_reply(losses: Sequence[float], marked: Sequence[bool], contr
     return max(losses[start + 1 : end + 1], default=losses[start])
 
 
-def _optimizers(model: nn.Module, section: WarmUpSection) -> list[torch.optim.Optimizer]:
+def _optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     hidden = hidden_matrices(model)
     matrices = [parameter for name, parameter in model.named_parameters() if name in hidden]
     rest = [parameter for name, parameter in model.named_parameters() if name not in hidden]
     return [
-        torch.optim.Muon(matrices, lr=section.learning_rate_matrices, weight_decay=0.0),
-        torch.optim.AdamW(rest, lr=section.learning_rate_rest, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=_RATE_OF_MATRICES, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=_RATE_OF_REST, betas=(0.9, 0.95), weight_decay=0.0),
     ]

@@ -17,7 +17,7 @@ from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.engines.serving.served_engine import ServedEngine, serve_options, served_engine
 from agentloop.environments import RunEnvironments, TaskSource, open_tasks
-from agentloop.errors import UserCodeFailed, UserError
+from agentloop.errors import UserError
 from agentloop.learning.critic_update import reward_penalty
 from agentloop.learning.gradients import stream_losses
 from agentloop.learning.ranked_trainer import Learner, RankedTrainer, TrainerSpec
@@ -41,7 +41,7 @@ from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
 from agentloop.training.startup_checks import check_sampling_memory, check_scoring, free_memory
-from agentloop.user_code import load_function, load_sampler, users_code
+from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
 from context.templates.template_report import check_template
@@ -284,14 +284,9 @@ def load_redactor(spec: str) -> Redactor:
     function: Callable[..., Any] = load_function(spec, what="replay.redact")
 
     def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:
-        try:
-            with users_code():
-                redacted = function(messages)
-        except UserCodeFailed as failed:
-            raise UserError(
-                f"replay.redact must take every trajectory's messages, got {failed} from {spec}. Nothing of the "
-                "iteration was stored; mend the function and run again with --resume."
-            ) from failed
+        advice = f" from {spec}. Nothing of the iteration was stored; mend the function and run again with --resume."
+        with failing_as("replay.redact must take every trajectory's messages, got", advice):
+            redacted = function(messages)
         if redacted is None:
             return None
         if not isinstance(redacted, (list, tuple)) or not all(isinstance(message, Message) for message in redacted):

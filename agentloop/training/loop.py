@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from agentloop.config.config_file import to_plain
 from agentloop.engines.publish.engine_control import EngineRefused
 from agentloop.engines.publish.proof import ProofFailed
 from agentloop.engines.serving.served_engine import EngineEnded
@@ -23,7 +22,6 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from replay.mixing.batch_plan import ReplayStarved
-from replay.pages.limited_by import regime
 from replay.records import IterationRecord
 from replay.storage.write import AppendReport
 
@@ -216,10 +214,6 @@ class Loop:
         """To people and to the sinks; the database has it already."""
         self.components.sinks.log(iteration, metrics)
         self._display.iteration(iteration, self.config.run.iterations, metrics)
-        if iteration == 1:
-            found = regime({name: ((1, value),) for name, value in metrics.items()}, to_plain(self.config))
-            if found is not None:
-                self._display.note(f"limited by {found.limit}: {found.text}")
 
     def save(self) -> None:
         """Write a full checkpoint of this moment, unless there is one."""

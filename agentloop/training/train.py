@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import process_group
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.ranked_trainer import check_ranks, serve_rank
+from agentloop.rollouts.evaluation import EvaluationReport
 from agentloop.runs.checkpoint import (
     Checkpoint,
     newest_checkpoint,
@@ -26,6 +29,7 @@ from agentloop.runs.run_folder import (
     create_run_folder,
     explained,
     has_run,
+    open_run_folder,
     record_config,
     record_environment,
     remove_unbegun,
@@ -36,7 +40,6 @@ from agentloop.runs.run_report import report_run
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.training.collecting.by_workers import Leadership
 from agentloop.training.components import Components, build_components
-from agentloop.training.from_python.train_result import TrainResult
 from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
@@ -44,12 +47,45 @@ from agentloop.user_code import load_sampler
 from context import RenderError
 from replay.errors import DatabaseRefused
 from replay.exchange.attach import attach
+from replay.locate import MODEL
 from replay.pages.report import REPORT_NAME
-from replay.questions import empty_sources
+from replay.questions import empty_sources, metric_series
 from replay.questions.filters import condition
 from replay.records import RunRecord
 from replay.storage.retention import Capacity
 from replay.store import ReplayStore
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to, and where it can be looked into and gone on from."""
+
+    folder: Path
+    iterations: int
+    success_before: float
+    success_after: float
+    report: Path
+    exit_code: int
+    """0, or 128 + signal when a signal ended the run early."""
+
+    @property
+    def model(self) -> Path:
+        """The trained model: for `from_pretrained` of transformers, and for `model.path` of another run."""
+        return self.folder / MODEL
+
+    def buffer(self) -> ReplayStore:
+        """The run's experience, open for reading: for `replay.questions`, and for `read`. Close it in the end."""
+        return ReplayStore.open(open_run_folder(self.folder).database, read_only=True)
+
+    def evaluations(self) -> dict[int, float]:
+        """Held-out success by the iteration after which it was measured; 0: before training."""
+        with closing(self.buffer()) as store:
+            series = metric_series(store, open_run_folder(self.folder).run_id, names=["eval/success"])
+        return {int(iteration): float(value) for iteration, value in series["eval/success"]}
+
+    def evaluate(self, *, tasks: int | None = None, samples: int | None = None) -> EvaluationReport:
+        """Held-out success of the trained model, with intervals: what `agentloop evaluate` prints."""
+        return evaluate_run(self.folder, tasks=tasks, samples=samples)
 
 
 def train(

@@ -29,7 +29,6 @@ from agentloop.rollouts.actors import make_parser
 from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode, EpisodeHooks
 from agentloop.rollouts.rewards import RewardScorer
-from agentloop.runs.sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
 from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code
@@ -64,10 +63,6 @@ class Mine(Environment):
     def reward(self, task, messages):
         return fail() if task.payload["fails"] == "reward" else 1.0
 
-    def close(self):
-        Mine.closes or fail()
-
-    closes = True
     turn_rewards = achieved = demonstrate = fail
 
     @tool
@@ -98,9 +93,6 @@ class Weighing(Sampler):
 
 class Parser:
     parse = staticmethod(fail)
-
-class Sink:
-    log = close = fail
 '''
 RAISED = {
     "ValueError('no')": "ValueError: no",
@@ -111,7 +103,6 @@ RAISED = {
     "TimeoutError('theirs')": "TimeoutError: theirs",
 }
 MESSAGES = (Message("user", "Say something."), Message("assistant", "x", author="llm"))
-LIMITS = ToolLimits(20.0, 200)
 
 
 @pytest.fixture(params=RAISED)
@@ -134,8 +125,7 @@ def task(fails: str) -> Task:
     return Task("Say something.", {"fails": fails})
 
 
-def episode() -> Episode:
-    return Episode.answered(task(""), MESSAGES, 0.0)
+EPISODE = Episode.answered(task(""), MESSAGES, 0.0)
 
 
 async def hook(file: Path, name: str, method: str) -> None:
@@ -182,8 +172,8 @@ HOOKS: dict[str, Callable[[Path], object]] = {
     "demonstrate must bring its episodes to an answer": lambda file: demonstrate(
         factory_of(file).create(), task(""), random.Random(0), where="Mine"
     ),
-    "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([episode()]),
-    "reward.functions must": lambda file: scorer(file, "fail_later").score([episode()]),
+    "reward.functions must return a finite number": lambda file: scorer(file, "fail").score([EPISODE]),
+    "reward.functions must": lambda file: scorer(file, "fail_later").score([EPISODE]),
     "advantage.function must take the members": lambda file: AdvantageEstimator(
         RunConfig.model_validate({"advantage": {"function": f"{file}:fail"}})
     ),
@@ -207,37 +197,16 @@ def test_hook_that_raises_anything_is_one_line_with_its_place(rule: str, file: P
 def called(file: Path, name: str) -> ToolResult:
     async def call() -> ToolResult:
         environment = factory_of(file).create()
-        return await call_tool(environment, ToolCall(name, {"what": "x"}), LIMITS, WorkerThreads(1))
+        return await call_tool(environment, ToolCall(name, {"what": "x"}), ToolLimits(20.0, 200), WorkerThreads(1))
 
     return asyncio.run(call())
 
 
-def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themselves_alone(
-    file: Path, raised: str
-) -> None:
+def test_tool_that_raises_anything_costs_its_call_alone(file: Path, raised: str) -> None:
     for name in ("act", "act_apart", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
         assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))
-    for name in ("fail", "fail_later"):
-        scores = scorer(file, name, on_error="drop").score([episode()])
-        assert math.isnan(scores.totals[0])
-        assert RAISED[raised] in scores.problems[0]
-    said: list[str] = []
-    sinks = MetricSinks({"mine": load_class(f"{file}:Sink", what="metrics.sinks")()}, said.append)
-    sinks.log(1, {})
-    sinks.close()
-    assert said[0].startswith(f"metrics sink mine failed: {RAISED[raised]}")
-    assert sinks.missed == {"mine": 1}
-
-    async def closed() -> str | None:
-        factory = factory_of(file)
-        factory.environment.closes = False  # type: ignore[attr-defined]
-        hooks = EpisodeHooks(factory.create(), task(""), WorkerThreads(1), RolloutSection())
-        await hooks.start()
-        return await hooks.close()
-
-    assert str(asyncio.run(closed())).startswith(RAISED[raised])
 
 
 # What is no failure of the user's code
@@ -273,25 +242,26 @@ def stopping() -> Iterator[None]:
     ask_to_stop(False)
 
 
-@pytest.mark.parametrize("raised", ["BrokenPipeError('gone')", "SystemExit(0)"])
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [("BrokenPipeError('gone')", CodeInterrupted), ("SystemExit(0)", CodeInterrupted), ("ValueError('no')", UserError)],
+)
 @pytest.mark.usefixtures("stopping")
-def test_failure_after_a_stop_was_asked_for_is_neither_an_error_nor_a_dropped_episode(file: Path) -> None:
-    for scored in (scorer(file, "fail"), scorer(file, "fail_later", on_error="drop")):
-        with pytest.raises(CodeInterrupted):
-            scored.score([episode()])
+def test_failure_after_a_stop_is_no_error_where_the_end_of_a_process_may_cause_it(
+    file: Path, becomes: type[Exception]
+) -> None:
+    with pytest.raises(becomes):
+        scorer(file, "fail").score([EPISODE])
+    if becomes is UserError:
+        assert math.isnan(scorer(file, "fail_later", on_error="drop").score([EPISODE]).totals[0])
+        assert called(file, "act").error_kind == "raised"
+        return
+    with pytest.raises(CodeInterrupted):
+        scorer(file, "fail_later", on_error="drop").score([EPISODE])
     for name in ("act", "act_later"):
         with pytest.raises(CodeInterrupted):
             called(file, name)
     assert called(file, "act_apart").error_kind == "raised"  # Ctrl-C does not reach its process
-
-
-@pytest.mark.parametrize("raised", ["ValueError('no')"])
-@pytest.mark.usefixtures("stopping")
-def test_failure_that_no_ended_process_causes_stays_what_it_is(file: Path) -> None:
-    with pytest.raises(UserError, match="ValueError: no"):
-        scorer(file, "fail").score([episode()])
-    assert math.isnan(scorer(file, "fail_later", on_error="drop").score([episode()]).totals[0])
-    assert called(file, "act").error_kind == "raised"
 
 
 # Files

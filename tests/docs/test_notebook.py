@@ -57,29 +57,19 @@ def test_notebook_is_made_small_as_this_file_says() -> None:
     assert [setting for setting in SMALL if text.count(setting) != 1] == []
 
 
-def test_notebook_runs_to_its_end(executed: tuple[nbformat.NotebookNode, Path]) -> None:
+def test_notebook_runs_to_its_end_and_prints_progress_alone(executed: tuple[nbformat.NotebookNode, Path]) -> None:
     notebook, checkout = executed
     run = checkout / "runs" / "ten-lines-001"
     assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(2,)]
-    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-2]
-    assert "parameters in ../runs/ten-lines-001/model" in last.outputs[-1]["data"]["text/plain"]
-
-
-def test_training_prints_its_progress_as_text_and_nothing_else(executed: tuple[nbformat.NotebookNode, Path]) -> None:
-    notebook, _ = executed
-    (cell,) = [cell for cell in notebook.cells if cell.source.startswith("run = agentloop.train(")]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert "parameters in ../runs/ten-lines-001/model" in code[-2].outputs[-1]["data"]["text/plain"]
+    (cell,) = [cell for cell in code if cell.source.startswith("run = agentloop.train(")]
     assert {(output.output_type, output.get("name")) for output in cell.outputs} == {("stream", "stdout")}
     text = "".join(output.text for output in cell.outputs)
-    assert "\niteration 2/2  success " in text
-    assert "\x1b" not in text
-
-
-def test_importing_prints_nothing_and_logging_stays_as_it_was(executed: tuple[nbformat.NotebookNode, Path]) -> None:
-    notebook, _ = executed
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    first, last = code[1], code[-1]
-    assert [output.output_type for output in first.outputs] == ["execute_result"]
-    assert last.outputs[0]["data"]["text/plain"] == "True"
+    assert "\niteration 2/2  success " in text and "\x1b" not in text
+    # Importing prints nothing, and logging stays as it was.
+    assert [output.output_type for output in code[1].outputs] == ["execute_result"]
+    assert code[-1].outputs[0]["data"]["text/plain"] == "True"
 
 
 def test_stored_outputs_are_of_a_run_that_learned() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,23 @@ STRATEGY_OPTIONS = {
 class SilentDisplay:
     """A display that shows nothing, and keeps metrics and notes."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        at_phase: Callable[[str, int], object] = lambda name, iterations: None,
+        at_iteration: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        """What else happens: `at_phase` of this name after so many iterations, and after an iteration."""
         self.iterations: list[dict[str, float]] = []
         self.notes: list[str] = []
+        self._at_phase, self._at_iteration = at_phase, at_iteration
 
     def phase(self, name: str, done: int, total: int) -> None:
-        return
+        self._at_phase(name, len(self.iterations))
 
     def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
         self.iterations.append(dict(metrics))
+        self._at_iteration(number)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -148,11 +156,6 @@ class StopAfter(SilentDisplay):
     """Sends SIGTERM to its own process after some iterations, as a scheduler would."""
 
     def __init__(self, iterations: int) -> None:
-        super().__init__()
-        self._left = iterations
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(
+            at_iteration=lambda _: len(self.iterations) == iterations and os.kill(os.getpid(), signal.SIGTERM)
+        )

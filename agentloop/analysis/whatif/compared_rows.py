@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from agentloop.analysis.whatif.result import LeftOut
 from agentloop.config import RunConfig
 from agentloop.runs.run_folder import RunFolder
 from replay import questions
@@ -20,7 +19,6 @@ from replay.storage.format.schema import draws, trajectories
 from replay.storage.read import load
 from replay.store import ReplayStore
 
-_MOST_NAMED = 10
 _rows = trajectories.c
 LeftOutIds = defaultdict[str, list[str]]
 """Ids by the reason why they are left out."""
@@ -69,9 +67,9 @@ def _made_in_the_batch(config: RunConfig) -> bool:
 
 def choose_rows(
     store: ReplayStore, folder: RunFolder, version: int, asked: RowChoice
-) -> tuple[list[BatchRow], int, tuple[LeftOut, ...]]:
+) -> tuple[list[BatchRow], int, dict[str, tuple[str, ...]]]:
     """Rows that the policy `version` of the run could have been given, read whole; how many there were to choose from,
-    and which were left out.
+    and the ids of those that were left out, by the reason why.
 
     More than the limit are thinned evenly in the order of (iteration, slot), so that every age stays.
     """
@@ -94,8 +92,7 @@ def choose_rows(
             left_out["corrupt: agentloop replay verify says why"].append(draw.trajectory)
         else:
             left_out["its tokens are gone"].append(draw.trajectory)
-    named = (LeftOut(why, len(ids), tuple(ids[:_MOST_NAMED])) for why, ids in left_out.items())
-    return rows, found, tuple(named)
+    return rows, found, {why: tuple(ids) for why, ids in left_out.items()}
 
 
 def _of_buffer(

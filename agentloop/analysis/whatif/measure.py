@@ -61,7 +61,7 @@ def what_if(
     config, (version, weights) = folder.config, policy
     rows, available, left_out = choose_rows(store, folder, version, asked)
     if not rows:
-        left = "".join(f"; {part.count} left out, {part.why}" for part in left_out)
+        left = "".join(f"; {len(ids)} left out, {why}" for why, ids in left_out.items())
         raise UserError(
             f"rows to look at must be at least one, got none of {folder.path}{left}. Change what is asked for; see: "
             "agentloop replay ls"

@@ -11,6 +11,7 @@ from replay.text_tables import Cell, row_table
 
 ALL = "all"
 """The part that holds every row."""
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,6 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """Rows that are in no number."""
-
-    why: str
-    count: int
-    ids: tuple[str, ...]
-    """The first of them."""
-
-
-@dataclass(frozen=True)
 class WhatIf:
     run: str
     """Its name."""
@@ -91,7 +82,8 @@ class WhatIf:
     """By bucket, the youngest first; `all` is the last."""
     effects: tuple[Effect, ...]
     """By bucket, then by objective."""
-    left_out: tuple[LeftOut, ...]
+    left_out: dict[str, tuple[str, ...]]
+    """Ids of rows that are in no number, by the reason why."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -152,9 +144,9 @@ def _heading(found: WhatIf) -> Iterator[str]:
     thinned = "" if looked_at == found.found else f" of {found.found:,}, evenly over their age"
     yield f"policy      {found.version} of {found.run} ({found.weights})"
     yield f"rows        {looked_at:,}{thinned}: {found.rows}; advantages are {found.advantages}"
-    for part in found.left_out:
-        more = "" if part.count == len(part.ids) else ", ..."
-        yield f"left out    {part.count:,}, {part.why}: {', '.join(id[:12] for id in part.ids)}{more}"
+    for why, ids in found.left_out.items():
+        more = ", ..." if len(ids) > _MOST_NAMED else ""
+        yield f"left out    {len(ids):,}, {why}: {', '.join(id[:12] for id in ids[:_MOST_NAMED])}{more}"
     width = max(len(objective.name) for objective in found.objectives)
     for objective in found.objectives:
         yield f"objective   {objective.name:<{width}}  fresh {objective.fresh}; replay {objective.replay}"

@@ -10,7 +10,6 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 
 from context import Author, AuthorTable, default_authors
 from context.authors import DEMONSTRATION
-from context.messages import canonical_json
 from context.parse import PARSERS
 from context.strategies import STRATEGIES, Strategy
 from context.templates.model_files import BUILT_IN_TEMPLATES, template_source
@@ -73,12 +72,8 @@ def author_table(registered: Iterable[Author]) -> AuthorTable:
 class AuthorSection(Section):
     """A kind of author besides the built-in ones; what its tokens are for."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="What messages call it: judge, subagent:planner, human_edit."
-    )
-    action: bool = Field(
-        False, description="Its assistant messages stand in the policy's place: response_mask, without log-probs."
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$", description="Its name in messages: judge, subagent:planner.")
+    action: bool = Field(False, description="Its replies are in the policy's place: response_mask, no log-probs.")
     trained: bool = Field(False, description="Their tokens carry loss: loss_mask; needs action.")
     shown: bool = Field(True, description="Prompts show its messages; false: they are only kept.")
 
@@ -92,9 +87,7 @@ class ContextSection(Section):
     strategy: Literal[
         "linear", "linear_think", "sliding_window", "clip_tool_results", "self_clip", "memory", "hint"
     ] = Field("linear", description="What the next prompt shows of the conversation; see docs/concepts.md.")
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the strategy, for example {budget: 2000}."
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the strategy, e.g. {budget: 2000}.")
     strict: bool = Field(
         False,
         description="Stop the run where the chat template or the strategy rewrites history, instead of beginning a "
@@ -156,19 +149,7 @@ class ContextSection(Section):
             raise ValueError("context.blackout must hold texts of at least one character, got ''. Remove it.")
         if not all(self.stop_strings or ("x",)):
             raise ValueError("context.stop_strings must hold texts of at least one character, got ''. Remove it.")
-        self._check_template_args()
         return self
-
-    def _check_template_args(self) -> None:
-        for name, value in self.template_args.items():
-            if not name.isidentifier():
-                raise ValueError(f"context.template_args must have names of variables, got {name!r}. Rename it.")
-            try:
-                canonical_json(value)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"context.template_args.{name} must be a JSON value, got {value!r}. Quote it, if it is a text."
-                ) from None
 
     def author_table(self) -> AuthorTable:
         """The built-in authors and `authors`: what is stored with the run."""

@@ -1,85 +1,34 @@
-"""What the configuration says about environments: the one of a run, or several with their shares."""
+"""What the configuration says about environments, the one of a run or several with their shares, and their tasks."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, model_validator
 
-from agentloop.config.model_defaults import check_unused
-from agentloop.config.sections.dataset import TasksSection
-from replay.config import TaskPool
-from replay.setting_types import PositiveFloat, Section, rule_in_words
+from agentloop.config.conflicts import check_default
+from replay.config import TaskData, TaskPool, check_task_pool
+from replay.setting_types import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_Kind = TypeVar("_Kind", bound=Section)
-
-
-def read_sections(values: Any, key: str, kind: type[_Kind]) -> Any:
-    """The mapping with each value read as `kind`; what is no mapping, as it is. Raises ValueError, with the key."""
-    if not isinstance(values, dict):
-        return values
-    return {name: _read(f"{key}.{_checked(str(name), key)}", value, kind) for name, value in values.items()}
-
-
-def _checked(name: str, key: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} must have names of A-Z, a-z, 0-9, _ and -, got {name!r}. Rename it.")
-    return name
-
-
-def _read(where: str, value: Any, kind: type[_Kind]) -> _Kind:
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a mapping, got {value!r}. See docs/environments.md.")
-    try:
-        return kind.model_validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        problem = _problem(where, error.errors(include_url=False)[0], value, kind)
-    raise ValueError(problem)
-
-
-def _problem(where: str, error: ErrorDetails, value: Mapping[str, Any], kind: type[Section]) -> str:
-    if error["type"] == "value_error":
-        rule = error["msg"].removeprefix("Value error, ")
-        if " must " not in rule:  # it names no key
-            return f"{where} {rule}, got {', '.join(value) or 'nothing'}. Change it."
-        return f"{where}.{rule.removeprefix('environment.')}"
-    schema = kind.model_json_schema()
-    part, given = schema, value
-    for key in error["loc"]:
-        keys = part.get("properties", {})
-        if isinstance(key, str) and keys and key not in keys:
-            return f"{where}.{key} must be a known key, got an unknown one. Known are {', '.join(keys)}."
-        if key not in keys:
-            break
-        where, part, given = f"{where}.{key}", keys[key], given.get(str(key), "nothing")
-        part = schema["$defs"][part["$ref"].rsplit("/", 1)[1]] if "$ref" in part else part
-    return f"{where} must be {rule_in_words(part)}, got {given!r}. Change it."
+_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class McpServerSection(Section):
     """One MCP server: a program that is started for each episode, or an address that episodes share."""
 
     command: tuple[str, ...] = Field((), description="Program and arguments: started for each episode, ended with it.")
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Variables of the program's environment; they are stored with the run."
-    )
+    env: dict[str, str] = Field(default_factory=dict, description="Its environment variables, stored with the run.")
     pass_env: tuple[str, ...] = Field(
-        (), description="Names of variables of this process that the program is given; their values are not stored."
+        (), description="Variables of this process that it is given, by name; values are not stored."
     )
-    url: str | None = Field(
-        None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server that runs."
-    )
+    url: str | None = Field(None, pattern="^https?://[^@]+$", description="Streamable HTTP endpoint of a server.")
     token_env: str | None = Field(None, description="Variable that holds the bearer token for url; it is not stored.")
     tools: tuple[str, ...] | None = Field(None, description="Tools to offer; null: all that the server lists.")
     start_timeout_s: PositiveFloat = Field(60.0, description="Seconds until it has answered for the first time.")
@@ -87,16 +36,12 @@ class McpServerSection(Section):
     @model_validator(mode="after")
     def _one_way_to_it(self) -> Self:
         if bool(self.command) == (self.url is not None):
-            raise ValueError("must have either command or url")
-        unused = ("token_env",) if self.command else ("env", "pass_env")
-        for name in unused:
-            if getattr(self, name):
-                raise ValueError(f"must not have {name}, which belongs to {'url' if self.command else 'command'}")
+            raise ValueError(f"must have either command or url, got {'both' if self.command else 'neither'}")
+        way, unused = ("url", ("token_env",)) if self.command else ("command", ("env", "pass_env"))
+        given = [name for name in unused if getattr(self, name)]
+        if given:
+            raise ValueError(f"must not have {given[0]}, which belongs to {way}, got it")
         return self
-
-
-def _read_servers(values: Any) -> Any:
-    return read_sections(values, "environment.mcp_servers", McpServerSection)
 
 
 class EnvironmentSection(TaskPool, Section):
@@ -105,11 +50,9 @@ class EnvironmentSection(TaskPool, Section):
         description="Built-in environment, or `path/to/file.py:ClassName` for one of your own. `rows` has no class: "
         "rows of tasks.data are its tasks, and reward.functions judge; see docs/environments.md.",
     )
-    tools: tuple[str, ...] = Field(
-        (), description="Functions that `rows` offers as tools, each `path/to/file.py:function`, def or async def."
-    )
+    tools: tuple[str, ...] = Field((), description="Functions that `rows` offers as tools: `path/to/file.py:name`.")
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    mcp_servers: Annotated[dict[str, McpServerSection], BeforeValidator(_read_servers)] = Field(
+    mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
         description="MCP servers by name, whose tools are offered beside the environment's own; for example {notes: "
         "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
@@ -121,6 +64,39 @@ class EnvironmentSection(TaskPool, Section):
         return self.name == "rows"
 
 
+class TasksSection(TaskData, Section):
+    """Rows of a data set as tasks, and the order in which a pool of tasks is gone through."""
+
+    subset: str | None = Field(None, description="Configuration of a Hugging Face data set that has several.")
+    revision: str | None = Field(None, description="Commit of a data set on the hub.")
+    split: str | None = Field(
+        None,
+        description="Split to train on; null: train, and all rows of a file that is one split. In a file that holds "
+        "several, the field `split` of a row says which it is of.",
+    )
+    held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
+    held_out_share: _Share = Field(0.1, description="That share, about; a row's content decides which one it is in.")
+    shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as the rows stand.")
+    curriculum: Literal["none", "learnability"] = Field(
+        "none",
+        description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
+        "p (1 - p); see docs/data.md.",
+    )
+    curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
+    )
+    curriculum_floor: _Share = Field(0.1, description="Least weight of a task (learnability), in shares of the most.")
+
+    @model_validator(mode="after")
+    def _splits_differ(self) -> Self:
+        if self.held_out is not None and self.held_out == (self.split or "train"):
+            raise ValueError(
+                f"tasks.held_out must be another split than the one that is trained on, got {self.held_out!r} twice. "
+                "Leave it out to hold out a share."
+            )
+        return self
+
+
 class EnvironmentShare(EnvironmentSection):
     """One of several environments."""
 
@@ -128,11 +104,7 @@ class EnvironmentShare(EnvironmentSection):
     tasks: TasksSection = Field(default_factory=TasksSection, description="Its own tasks, as the section of that name.")
 
 
-def _read_environments(values: Any) -> Any:
-    return read_sections(values, "environments", EnvironmentShare)
-
-
-EnvironmentShares = Annotated[dict[str, EnvironmentShare], BeforeValidator(_read_environments)]
+EnvironmentShares = dict[Name, EnvironmentShare]
 
 
 @dataclass(frozen=True)
@@ -146,24 +118,20 @@ class EnvironmentPart:
     tasks: TasksSection
 
 
-def environment_parts(config: RunConfig) -> tuple[EnvironmentPart, ...]:
-    """The environments of a run, in the order of the configuration."""
-    if not config.environments:
-        return (EnvironmentPart(None, 1.0, config.environment, config.tasks),)
-    return tuple(EnvironmentPart(name, part.share, part, part.tasks) for name, part in config.environments.items())
+def check_tasks(config: RunConfig) -> None:
+    """Raises ValueError where an order is asked for of tasks that never come twice."""
+    tasks = config.tasks
+    if tasks.curriculum != "none" or not tasks.shuffle:
+        key, value = ("shuffle", "false") if not tasks.shuffle else ("curriculum", tasks.curriculum)
+        check_task_pool(tasks, config.environment, f"tasks.{key} is {value} and tasks.data is null")
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:
     """Raises ValueError where a run would have two answers to which environments it has, or where one of the `checks`
     does, each of which is made of the run as it would be with one of its environments alone."""
-    if not config.environments:
-        for check in checks:
-            check(config)
-        return
-    for name, section in (("environment", config.environment), ("tasks", config.tasks)):
-        keys = type(section).model_fields
-        check_unused(section, keys, where=name, when="environments has some, each of which has its own")
-    parts = environment_parts(config)
+    parts = config.parts
+    for section in ("environment", "tasks") if config.environments else ():
+        check_default(config, section, when="environments has some, each of which has its own")
     rows = [part.environment.is_rows for part in parts]
     if any(rows) and not all(rows):
         other = parts[rows.index(False)]

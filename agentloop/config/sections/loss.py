@@ -144,6 +144,12 @@ class RatioBounds(_OfUnits):
     ratio_low: NonNegative = 0.0
     ratio_high: PositiveFloat = 2.0
 
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.ratio_low > self.ratio_high:
+            raise ValueError(f"must have ratio_low of at most ratio_high ({self.ratio_high:g}), got {self.ratio_low:g}")
+        return self
+
 
 class VTrace(_OfUnits):
     kind: Literal["v_trace"]
@@ -159,9 +165,7 @@ _OBJECTIVE = (
 
 
 class StreamLossSection(Section):
-    anchor: Literal["old", "behavior"] = Field(
-        "old", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
-    )
+    anchor: Literal["old", "behavior"] = Field("old", description="Ratio's denominator: recomputed or as stored.")
     objective: FreshObjective = Field(default_factory=PpoClip, description=_OBJECTIVE)
     missing_log_probs: MissingLogProbs = Field(
         default_factory=PlainMissing,
@@ -193,9 +197,7 @@ class StreamLossSection(Section):
 
 
 class ReplayLossSection(StreamLossSection):
-    anchor: Literal["old", "behavior"] = Field(
-        "behavior", description="Denominator of the ratio: recomputed `old` or stored `behavior`."
-    )
+    anchor: Literal["old", "behavior"] = Field("behavior", description="Ratio's denominator: recomputed or as stored.")
     objective: ReplayObjective = Field(default_factory=ReplayPpoClip, description=_OBJECTIVE)
 
 
@@ -211,43 +213,10 @@ class LossSection(Section):
         "token-mean", description="How token losses become one number; formulas in docs/algorithms.md."
     )
     norm_length: PositiveFloat | None = Field(None, description="Constant of seq-mean-token-sum-norm, in tokens.")
-    normalise: Literal["joint", "per_stream"] = Field(
-        "joint", description="One denominator for both streams, or one each."
-    )
+    normalise: Literal["joint", "per_stream"] = Field("joint", description="One denominator for both streams, or two.")
     entropy_coef: NonNegative = Field(0.0, description="Weight of the entropy bonus.")
 
     def parts(self) -> dict[str, StreamLossSection]:
         """The losses that are configured, by the names of their sections."""
         hinted = {} if self.hinted is None else {"hinted": self.hinted}
         return {"fresh": self.fresh, "replay": self.replay, **hinted}
-
-    @model_validator(mode="after")
-    def _parts_agree(self) -> Self:
-        normed = self.aggregation == "seq-mean-token-sum-norm"
-        if normed and self.norm_length is None:
-            raise ValueError(
-                "loss.norm_length must be a number of tokens when loss.aggregation is seq-mean-token-sum-norm, "
-                "got null. Set it, for example to context.max_tokens."
-            )
-        if not normed and self.norm_length is not None:
-            raise ValueError(
-                f"loss.norm_length must be null when loss.aggregation is {self.aggregation}, got "
-                f"{self.norm_length:g}. Remove it, or set loss.aggregation: seq-mean-token-sum-norm."
-            )
-        for name, part in self.parts().items():
-            if part.objective.name == "exgrpo" and part.anchor != "behavior":
-                raise ValueError(
-                    f"loss.{name}.anchor must be behavior when loss.{name}.objective is exgrpo, whose ratio is current "
-                    f"over behavior, got {part.anchor}. Set loss.{name}.anchor: behavior."
-                )
-            if part.correction.kind != "none" and part.anchor != "old":
-                raise ValueError(
-                    f"loss.{name}.correction must be none when loss.{name}.anchor is behavior, for drift would count "
-                    f"twice, got {part.correction.kind}. Set loss.{name}.anchor: old."
-                )
-            if isinstance(part.correction, RatioBounds) and part.correction.ratio_low > part.correction.ratio_high:
-                raise ValueError(
-                    f"loss.{name}.correction.ratio_low must be at most ratio_high ({part.correction.ratio_high:g}), "
-                    f"got {part.correction.ratio_low:g}. Change one of them."
-                )
-        return self

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
-
-if TYPE_CHECKING:
-    from agentloop.config import RunConfig
 
 
 class ComputeSection(Section):
@@ -30,26 +27,13 @@ class ComputeSection(Section):
         description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
         "GPU where they would not fit beside what else is there, elsewhere never.",
     )
-    compile: bool = Field(
-        False, description="The backbone is compiled for scoring and gradients; takes minutes when a run begins."
-    )
+    compile: bool = Field(False, description="Compile the backbone for scoring and gradients; takes minutes at first.")
     old_log_probs: Literal["auto", "recompute"] = Field(
         "auto",
         description="auto: those of rows that the policy as it is has just sampled are the stored ones, where sampling "
         "and scoring agree within 0.001 nats; recompute: a pass of their own for all rows.",
     )
-    rank_timeout_s: PositiveFloat = Field(
-        600.0, description="Several ranks: seconds to wait within an update for one that says nothing."
-    )
-
-
-def check_compute(config: RunConfig) -> None:
-    """What would do nothing, or what can't be done together."""
-    if config.compute.autocast == "bfloat16" and config.model.dtype != "float32":
-        raise ValueError(
-            f"compute.autocast must be auto or none when model.dtype is {config.model.dtype}, for its weights are not "
-            f"float32, got {config.compute.autocast}. Change one of them."
-        )
+    rank_timeout_s: PositiveFloat = Field(600.0, description="Seconds to wait for a silent rank in an update.")
 
 
 LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -58,29 +42,18 @@ LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 class LoraSection(Section):
     """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices beside each layer's own."""
 
-    rank: int = Field(
-        0, ge=0, description="Rank of the adapters, which alone are then trained; 0: none, all of the model is."
-    )
+    rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: all of the model is.")
     alpha: Positive = Field(32, description="What an adapter adds is scaled by alpha / rank.")
     target_modules: Literal["auto"] | LayerNames = Field(
         "auto",
         description="Names of the layers that get one, e.g. [q_proj, v_proj]; auto: all linear ones but the head.",
     )
 
-    def check(self) -> None:
-        """What shapes adapters is not said where there are none."""
-        if self.rank == 0:
-            check_unused(self, ("alpha", "target_modules"), where="lora", when="lora.rank is 0")
-
 
 class ModelSection(Section):
-    path: str | None = Field(
-        None, description="Folder or id of a Hugging Face causal LM; null: the built-in tiny model, warmed up first."
-    )
+    path: str | None = Field(None, description="Folder or id of a Hugging Face causal LM; null: a built-in tiny one.")
     revision: str | None = Field(None, description="Commit of a hub model.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model lives; auto: cuda if there is one."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Its device; auto: cuda if there is one.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
 
@@ -91,3 +64,24 @@ class TinyModelSection(Section):
     layers: Positive = Field(2, description="Decoder layers.")
     hidden: Positive = Field(128, description="Width of the residual stream.")
     vocabulary: int = Field(560, ge=300, description="Size of the byte-level BPE vocabulary.")
+
+
+MODEL_DEFAULTS: Mapping[tuple[str, ...], Any] = {
+    ("run", "iterations"): 200,
+    ("context", "max_tokens"): 4096,
+    ("rollout", "max_turns"): 12,
+    ("rollout", "max_tokens_per_turn"): 512,
+    ("rollout", "parallel"): 64,
+    ("batch", "trajectories"): 64,
+    ("batch", "mini_batch"): 32,
+    ("batch", "micro_batch_tokens"): 8192,
+    ("critic", "optimizer", "learning_rate"): 1e-5,
+    ("optimizer", "learning_rate"): 1e-6,
+    ("optimizer", "warmup_iterations"): 5,
+    ("optimizer", "schedule"): "linear",
+    ("sft", "learning_rate"): 1e-5,
+    ("evaluation", "every"): 10,
+    ("evaluation", "tasks"): 64,
+    ("checkpoint", "every"): 10,
+}
+"""Defaults where `model.path` names a model, which differ from those of the built-in one."""

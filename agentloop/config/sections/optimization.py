@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from agentloop.config.model_defaults import check_unused, defaults_of
 from replay.config import BatchSize
 from replay.setting_types import BelowOne, Fraction, NonNegative, Positive, PositiveFloat, Section
 
@@ -18,30 +17,21 @@ class OptimizerSection(Section):
     name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
         "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
     )
-    learning_rate: PositiveFloat = Field(
-        1.5e-3, description="Peak learning rate; of adafactor relative to the size of the weights."
-    )
+    learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate (adafactor: relative to weights).")
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="Course of the learning rate after that."
-    )
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="The learning rate after that.")
     final_factor: Fraction = Field(0.1, description="Learning rate at the end, as a share of the peak.")
     betas: tuple[BelowOne, BelowOne] = Field(
         (0.9, 0.95), description="Decay of the means of gradient and squared gradient: of adamw, and where muon has it."
     )
     momentum: BelowOne = Field(0.95, description="Momentum of sgd, and of muon's matrices.")
     weight_decay: NonNegative = Field(
-        0.0, description="Weights shrink by this times the learning rate each step; sgd adds it to the gradient."
+        0.0, description="Share of the weights taken off, times the learning rate (sgd: added to the gradient)."
     )
     max_grad_norm: PositiveFloat = Field(1.0, description="Gradients are scaled down to this norm.")
     on_bad_gradient: Literal["skip", "stop"] = Field(
         "stop", description="A NaN or infinite loss or gradient: skip the step and count it, or stop the run."
     )
-
-    def check(self, where: str) -> None:
-        """Options stand where they act. `where` is the section's own path."""
-        keys = [key for key, names in _ACTS.items() if self.name not in names]
-        check_unused(self, keys, where=where, when=f"{where}.name is {self.name}")
 
     def check_shardable(self, where: str) -> None:
         """Refuse what can't move weights sharded over ranks."""
@@ -50,10 +40,6 @@ class OptimizerSection(Section):
                 f"{where}.name must be adamw or sgd on several ranks, for {self.name} looks at whole matrices, "
                 f"got {self.name}. Change it, or train on one rank."
             )
-
-
-_ACTS = {"betas": ("adamw", "muon"), "momentum": ("sgd", "muon")}
-"""The optimizers that have an option, for those that not all have."""
 
 
 class CriticSection(Section):
@@ -71,19 +57,17 @@ class CriticSection(Section):
         "false: it ends there with what it earned. See docs/algorithms.md.",
     )
     value_clip: PositiveFloat | None = Field(
-        0.5, description="Values more than this away from those before the update are clipped; null: off."
+        0.5, description="Values move at most this far in an update; null: freely."
     )
     value_coef: NonNegative = Field(
-        0.0, description="Share of the value loss's gradient that reaches a shared backbone; 0: only the head learns."
+        0.0, description="Share of the value loss's gradient for a shared backbone; 0: the head learns alone."
     )
     train_on: Literal["fresh", "both"] = Field(
         "fresh",
         description="Rows the critic learns from; both: from replayed ones too, which are a selection if "
         "replay.successful_only; of no effect where nothing is replayed.",
     )
-    whiten_advantages: bool = Field(
-        True, description="Advantages less their mean, over their standard deviation, both of the fresh rows."
-    )
+    whiten_advantages: bool = Field(True, description="Whiten advantages by mean and deviation of the fresh rows.")
     warmup_iterations: int = Field(0, ge=0, description="First iterations in which only the critic learns.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="What moves the critic.")
 
@@ -97,12 +81,8 @@ class KlSection(Section):
         "which is the KL's for fresh tokens; importance: the KL's for replayed tokens too (k1, k3). Like its estimator "
         "of no effect where loss_coef is 0.",
     )
-    reward_coef: NonNegative = Field(
-        0.0, description="Weight of the per-token KL to the reference taken off the rewards."
-    )
-    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field(
-        "k1", description="Its estimator; of no effect where reward_coef is 0."
-    )
+    reward_coef: NonNegative = Field(0.0, description="Weight of the per-token KL to the reference in the rewards.")
+    reward_estimator: Literal["k1", "k2", "k3", "abs"] = Field("k1", description="Its estimator (with reward_coef).")
     target: PositiveFloat | None = Field(
         None,
         description="Adaptive reward_coef: it rises while the KL per fresh action token is above this and falls while "
@@ -122,56 +102,16 @@ class KlSection(Section):
 
 
 def check_learning(config: RunConfig) -> None:
-    """What only a critic knows of is not said without one; and what would do nothing to values or the KL."""
-    critic = config.critic
-    config.optimizer.check("optimizer")
-    critic.optimizer.check("critic.optimizer")
-    optimizers = {"optimizer": config.optimizer, "critic.optimizer": critic.optimizer}
-    for where, optimizer in optimizers.items() if config.run.iterations > config.run.schedule_length else ():
+    """Raises ValueError where an optimizer or the coefficient of the KL would stand still, or go too far at once."""
+    run, kl = config.run, config.kl
+    optimizers = {"optimizer": config.optimizer, "critic.optimizer": config.critic.optimizer}
+    for where, optimizer in optimizers.items() if run.iterations > run.schedule_length else ():
         if optimizer.schedule != "constant" and optimizer.final_factor == 0:
             raise ValueError(
-                f"{where}.final_factor must be above 0 when run.iterations ({config.run.iterations}) goes beyond the "
-                f"iterations of the schedule ({config.run.schedule_length}), got 0: nothing would be learned there. "
+                f"{where}.final_factor must be above 0 when run.iterations ({run.iterations}) goes beyond the "
+                f"iterations of the schedule ({run.schedule_length}), got 0: nothing would be learned there. "
                 "Begin a new run with the trained weights: --set model.path=RUN/model."
             )
-    if config.algorithm != "ppo":
-        own = CriticSection().model_dump()
-        default = defaults_of(own, has_model=config.model.path is not None, above=("critic",))
-        both = (CriticSection(), CriticSection.model_validate(default))
-        named = next((name for name, value in critic if all(value != getattr(each, name) for each in both)), None)
-        if named is not None:
-            raise ValueError(
-                f"critic.{named} must have its default when algorithm is {config.algorithm}, which has no critic, "
-                f"got {getattr(critic, named)}. Take it out, or set algorithm: ppo."
-            )
-    for name, stream in config.loss.parts().items():
-        if config.algorithm == "ppo" and stream.correction.kind == "v_trace":
-            raise ValueError(
-                f"loss.{name}.correction.kind must not be v_trace when algorithm is ppo: its weights are those of one "
-                "reward at the end of a trajectory without a critic. Use truncate, mask or rejection."
-            )
-    if critic.value_coef > 0 and critic.backbone == "own":
-        raise ValueError(
-            f"critic.value_coef must be 0 when critic.backbone is own, for then all of it learns, "
-            f"got {critic.value_coef}. Set critic.backbone: shared, or take it out."
-        )
-    _check_kl(config)
-
-
-def _check_kl(config: RunConfig) -> None:
-    kl = config.kl
-    if kl.loss_gradient == "importance" and kl.loss_estimator not in ("k1", "k3"):
-        raise ValueError(
-            f"kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance, for others are no estimate of "
-            f"the KL that weights could make right, got {kl.loss_estimator}. Change one of them."
-        )
-    if kl.target is None:
-        check_unused(kl, ("horizon",), where="kl", when="kl.target is null")
-    if kl.target is not None and kl.reward_coef == 0.0:
-        raise ValueError(
-            f"kl.reward_coef must be > 0 when kl.target is set ({kl.target}), for it is where the adaptive "
-            "coefficient begins, got 0. Set it, for example to 0.05."
-        )
     if kl.target is not None and kl.horizon < config.batch.trajectories:
         raise ValueError(
             f"kl.horizon must be at least batch.trajectories ({config.batch.trajectories}), for one iteration must not "
@@ -182,9 +122,7 @@ def _check_kl(config: RunConfig) -> None:
 class BatchSection(BatchSize, Section):
     mini_batch: Positive = Field(64, description="Trajectories per optimizer step.")
     ppo_epochs: Positive = Field(1, description="Passes over the batch in one iteration.")
-    micro_batch_tokens: Positive = Field(
-        1536, description="Tokens per forward-backward pass, padding included; changes speed and memory only."
-    )
+    micro_batch_tokens: Positive = Field(1536, description="Tokens per pass with padding; for speed and memory only.")
     layout: Literal["auto", "padded", "packed"] = Field(
         "auto",
         description="Rows of a pass: padded to one width, or packed one behind another, without padding, what "

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.model_defaults import check_unused
 from replay.setting_types import Positive, PositiveFloat, Section
-
-if TYPE_CHECKING:
-    from agentloop.config.run_config import RunConfig
 
 Weight = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -33,22 +29,13 @@ class RewardFunctionSection(Section):
 
 
 class RewardModelSection(Section):
-    path: str | None = Field(
-        None, description="Folder or id of a Hugging Face sequence classifier that scores ended episodes; null: none."
-    )
+    path: str | None = Field(None, description="Folder or id of a Hugging Face sequence classifier; null: none.")
     revision: str | None = Field(None, description="Commit of a hub model.")
     trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
     weight: Weight = Field(1.0, description="What its scores are multiplied by.")
-    label: int | None = Field(
-        None, ge=0, description="Whose probability is the score; null: the one logit of a model with one output."
-    )
+    label: int | None = Field(None, ge=0, description="Class whose probability is the score; null: the only logit.")
     max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
     batch: Positive = Field(8, description="Episodes scored at once.")
-
-    @model_validator(mode="after")
-    def _there_is_a_model(self) -> Self:
-        _refuse_unused(self, "path", "reward.model")
-        return self
 
 
 class OverlongSection(Section):
@@ -59,26 +46,7 @@ class OverlongSection(Section):
         description="Tokens before context.max_tokens from which a longest training sequence costs reward, the more "
         "the longer; null: length costs nothing.",
     )
-    penalty: PositiveFloat = Field(
-        1.0, description="What an episode loses that reached the limit, or that a limit cut short."
-    )
-
-    @model_validator(mode="after")
-    def _there_is_a_buffer(self) -> Self:
-        _refuse_unused(self, "buffer", "reward.overlong")
-        return self
-
-
-def _refuse_unused(section: Section, switch: str, where: str) -> None:
-    """What is set of a part that is off would change nothing."""
-    if getattr(section, switch) is not None:
-        return
-    for name, field in type(section).model_fields.items():
-        given = getattr(section, name)
-        if given != field.default:
-            raise ValueError(
-                f"{where}.{switch} must be set when {where}.{name} is ({given}), got null. Set both, or none."
-            )
+    penalty: PositiveFloat = Field(1.0, description="What an episode loses that reached the limit, or was cut short.")
 
 
 class RewardSection(Section):
@@ -100,9 +68,6 @@ class RewardSection(Section):
 
     @model_validator(mode="after")
     def _functions_are_there_with_names(self) -> Self:
-        if not self.functions:
-            keys = ("parallel", "timeout_s", "on_error")
-            check_unused(self, keys, where="reward", when="reward.functions is []")
         names = [row.name for row in self.functions]
         for name in names:
             if names.count(name) > 1 or name in ("environment", "model", "overlong"):
@@ -111,27 +76,3 @@ class RewardSection(Section):
                     "call it by its name."
                 )
         return self
-
-
-def check_rows(config: RunConfig) -> None:
-    """Raises ValueError where the environment `rows` lacks what a class would bring, or another one would ignore it."""
-    section, reward = config.environment, config.reward
-    if not section.is_rows:
-        if section.tools:
-            raise ValueError(
-                f"environment.tools must be left out unless environment.name is rows, got {len(section.tools)} with "
-                f"{section.name}, whose tools are its methods. Set environment.name: rows, or write methods with @tool."
-            )
-        return
-    if config.tasks.data is None:
-        raise ValueError("tasks.data must name rows when environment.name is rows, got null. Set it.")
-    if not reward.functions:
-        raise ValueError(
-            "reward.functions must name a function when environment.name is rows, got []: the first one says what a "
-            "success is. Name one."
-        )
-    if reward.environment != 1.0:
-        raise ValueError(
-            f"reward.environment must be left at 1 when environment.name is rows, whose score is that of "
-            f"reward.functions, got {reward.environment:g}. Weigh the functions."
-        )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from agentloop.config.model_defaults import check_unused
 from agentloop.config.sections.loss import UNBOUNDED, StreamLossSection
 from replay.setting_types import NonNegative, Positive, PositiveFloat, Section
 
@@ -27,7 +26,7 @@ class RolloutSection(Section):
     tool_threads: Positive = Field(128, description="Most tool calls that run at once.")
     tool_timeout_s: PositiveFloat = Field(10.0, description="Seconds a tool call may take.")
     episode_timeout_s: PositiveFloat = Field(
-        14_400.0, description="Seconds an episode may take; also its environment's start and its reward."
+        14_400.0, description="Seconds an episode may take, and its start, and its reward."
     )
     tool_output_chars: Positive = Field(20_000, description="Longest tool result shown to the policy, in characters.")
     replay_observations: bool = Field(
@@ -67,22 +66,16 @@ class EngineSection(Section):
         description="The run starts a vLLM of its own, the executable that AGENTLOOP_VLLM names, which ends with it; "
         "where the policy is on a GPU, the two share it by turns. See docs/real-models.md.",
     )
-    memory_share: PositiveFloat = Field(
-        0.4, le=1, description="With serve: the share of the GPU's memory that vLLM has for weights and cache."
-    )
+    memory_share: PositiveFloat = Field(0.4, le=1, description="With serve: vLLM's share of the GPU's memory.")
     transfer: Literal["memory", "file"] = Field(
         "memory",
         description="With serve on a GPU: whole weights go to vLLM through its memory (CUDA IPC), or in files. Files "
         "are what adapters, a CPU, and checkpoint.keep_policies always take.",
     )
-    options: tuple[str, ...] = Field(
-        (), description="With serve: further words for vllm serve, for example [--dtype, float32]."
-    )
-    urls: tuple[EngineUrl, ...] = Field(
-        (), description="Where vLLM listens, as http://HOST:PORT; each serves the same model."
-    )
+    options: tuple[str, ...] = Field((), description="With serve: more words for vllm serve, e.g. [--dtype, float32].")
+    urls: tuple[EngineUrl, ...] = Field((), description="Where vLLM listens: http://HOST:PORT, all with one model.")
     served_model_name: str | None = Field(
-        None, description="What the engines call the model; null: whatever model they serve."
+        None, description="The engines' name of the model; null: whatever they serve."
     )
     api_key_env: str = Field(
         "AGENTLOOP_ENGINE_KEY",
@@ -90,48 +83,20 @@ class EngineSection(Section):
         description="Environment variable that holds the engines' key; the key itself is never stored or logged.",
     )
     concurrency: Positive = Field(64, description="Most replies under way at once, over all engines.")
-    turn_timeout_s: PositiveFloat = Field(
-        600.0, description="Seconds after which a reply under way is given up, with all its tries."
-    )
-    restart_timeout_s: NonNegative = Field(
-        300.0, description="Seconds for which replies wait for an engine that is gone; then its episodes fail."
-    )
+    turn_timeout_s: PositiveFloat = Field(600.0, description="Seconds until a reply is given up, with all tries.")
+    restart_timeout_s: NonNegative = Field(300.0, description="Seconds that replies wait for an engine that is gone.")
 
 
 def check_engine(config: RunConfig) -> None:
-    """URLs belong to engines that somebody else starts."""
-    urls, engine = config.engine.urls, config.rollout.engine
-    if config.engine.serve:
-        _check_serve(config)
-    elif config.engine.options:
-        raise ValueError(
-            f"engine.options must be empty when engine.serve is false, got {list(config.engine.options)}. Give them to "
-            "whoever starts vLLM: agentloop engine MODEL -- WORDS."
-        )
-    elif engine == "vllm" and not urls:
+    """Raises ValueError where nobody serves what samples, or a server is named twice."""
+    urls = config.engine.urls
+    if config.rollout.engine == "vllm" and not urls and not config.engine.serve:
         raise ValueError(
             "engine.urls must name at least one server when rollout.engine is vllm, got none. "
             "Set engine.urls: [http://127.0.0.1:8000], or engine.serve: true."
         )
-    if engine == "local" and urls:
-        raise ValueError(
-            f"engine.urls must be empty when rollout.engine is local, got {', '.join(urls)}. Set rollout.engine: vllm."
-        )
     if len(set(urls)) < len(urls):
         raise ValueError(f"engine.urls must name each server once, got {', '.join(urls)}.")
-
-
-def _check_serve(config: RunConfig) -> None:
-    for key, given, right in (
-        ("rollout.engine", config.rollout.engine, "vllm"),
-        ("engine.urls", list(config.engine.urls), []),
-        ("collection.by", config.collection.by, "loop"),
-    ):
-        if given != right:
-            raise ValueError(
-                f"{key} must be {right} when engine.serve is true, got {given}. Set it, or start `agentloop engine` "
-                "and name its URL in engine.urls."
-            )
 
 
 class EvaluationSection(Section):
@@ -139,18 +104,7 @@ class EvaluationSection(Section):
     tasks: Positive = Field(256, description="Held-out tasks of one evaluation; the same ones each time.")
     samples: Positive = Field(1, description="Episodes on each of them: pass@k is known up to this k.")
     temperature: NonNegative = Field(1.0, description="Sampling temperature of evaluations; 0: greedy.")
-    keep_episodes: int = Field(
-        10, ge=0, description="Evaluations whose episodes are kept to be looked at, the newest ones; 0: none."
-    )
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError(
-                f"evaluation.samples must be 1 when evaluation.temperature is 0, for all would be the same, "
-                f"got {self.samples}. Raise the temperature."
-            )
-        return self
+    keep_episodes: int = Field(10, ge=0, description="Newest evaluations whose episodes are kept to be looked at.")
 
 
 class CollectionSection(Section):
@@ -170,46 +124,19 @@ class CollectionSection(Section):
         description="While a batch is not collected yet, the learner goes on with batches of replayed rows alone, as "
         "long as all rows learned from are at most this many times the collected ones; null: it waits.",
     )
-    lease_s: PositiveFloat = Field(
-        60.0, description="Seconds after which a worker, or the learner, that says nothing counts as gone."
-    )
+    lease_s: PositiveFloat = Field(60.0, description="Seconds after which a silent worker or learner counts as gone.")
 
 
 def check_collection(config: RunConfig) -> None:
-    """Raises ValueError where workers can't collect what the run asks for, or the loss can't learn from it."""
+    """Raises ValueError where the loss can't learn from what workers have collected."""
     section = config.collection
-    if section.by == "loop":
-        check_unused(section, ("max_staleness", "samples_per_insert"), where="collection", when="collection.by is loop")
-        return
-    for key, given, right in _needed(config):
-        if given != right:
-            raise ValueError(
-                f"{key} must be {_plain(right)} when collection.by is workers, got {_plain(given)}. "
-                "Set it, or collection.by: loop."
-            )
-    if section.samples_per_insert is not None:
-        _check_replay_alone(config)
+    if section.samples_per_insert is not None and config.mix_rule().highest_fraction == 0:
+        raise ValueError(
+            "replay.fraction must be above 0 when collection.samples_per_insert is set, got 0: there is nothing to go "
+            "on with. Set it."
+        )
     if section.max_staleness > 0:
         _check_off_policy(config.loss.fresh, section.max_staleness)
-
-
-def _check_replay_alone(config: RunConfig) -> None:
-    """Whole batches can be replayed, and what is collected meanwhile may be older by them."""
-    replay, when = config.replay, "when collection.samples_per_insert is set"
-    if config.collection.max_staleness == 0:
-        raise ValueError(
-            f"collection.max_staleness must be at least 1 {when}, got 0: each update in between makes the rows that "
-            "are being collected older by one."
-        )
-    if config.mix_rule().highest_fraction == 0:
-        raise ValueError(f"replay.fraction must be above 0 {when}, got 0: there is nothing to go on with. Set it.")
-    if replay.mode != "train":
-        raise ValueError(f"replay.mode must be train {when}, got {replay.mode}. Set it, or leave that out.")
-    if replay.unit not in ("any", "group"):
-        raise ValueError(
-            f"replay.unit must be any or group {when}, got {replay.unit}, whose rows stand beside fresh ones. "
-            "Set it, or leave that out."
-        )
 
 
 def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
@@ -227,23 +154,3 @@ def _check_off_policy(fresh: StreamLossSection, staleness: int) -> None:
             f"loss.fresh.anchor must be behavior when collection.max_staleness is above 0 ({staleness}), for the old "
             f"policy is not the one that sampled, got {fresh.anchor}. {advice}"
         )
-
-
-def _needed(config: RunConfig) -> list[tuple[str, object, object]]:
-    """Keys that must be so: other values need the policy where episodes are run, or a whole iteration at once."""
-    remax = config.algorithm == "remax"
-    return [
-        ("rollout.engine", config.rollout.engine, "vllm"),
-        ("algorithm", config.algorithm, "grpo" if remax else config.algorithm),
-        ("rollout.dynamic_sampling_rounds", config.rollout.dynamic_sampling_rounds, 0),
-        ("reward.model.path", config.reward.model.path, None),
-        ("tasks.curriculum", config.tasks.curriculum, "none"),
-        ("replay.redact", config.replay.redact, None),
-    ]
-
-
-def _plain(value: object) -> str:
-    """As a YAML file has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)

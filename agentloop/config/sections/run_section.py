@@ -1,19 +1,17 @@
-"""What the configuration says about the run itself: its folder, its checkpoints and its metrics."""
+"""What the configuration says about the run itself, its checkpoints and metrics, and about supervised training."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from replay.config import RunLength
-from replay.setting_types import Fraction, Positive, Section
+from replay.setting_types import Fraction, Positive, PositiveFloat, Section
 
 
 class RunSection(RunLength, Section):
-    name: str = Field(
-        "run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run; part of its folder's name."
-    )
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run, and of its folder.")
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
     threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
     stop_at_success: Fraction | None = Field(
@@ -35,3 +33,35 @@ class MetricsSection(Section):
         description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
+
+
+class SftSection(Section):
+    """`agentloop sft`: what it learns from, how long, and how fast."""
+
+    data: str | None = Field(None, description="Conversations in OpenAI's chat format, a line each: .jsonl(.gz).")
+    held_out: str | None = Field(
+        None, description="Others, to measure the loss on; null: a share of data, left out of training."
+    )
+    held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.1, description="That share, about; a line's content decides, so equal lines are on one side."
+    )
+    epochs: Positive = Field(3, description="Passes over the conversations, each in a new order.")
+    batch: Positive = Field(8, description="Conversations per update.")
+    learning_rate: PositiveFloat = Field(5e-3, description="Peak learning rate; the rest is the optimizer's.")
+    warmup_updates: int = Field(10, ge=0, description="Updates over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "linear", description="Course of the learning rate after that, to optimizer.final_factor of the peak."
+    )
+    every: Positive = Field(50, description="Updates between held-out losses, with a checkpoint at each.")
+
+
+class WarmUpSection(Section):
+    """Supervised warm-up of the tiny model on careless demonstrations."""
+
+    max_updates: int = Field(600, ge=0, description="Most updates of the warm-up.")
+    batch: Positive = Field(8, description="Demonstrations per update.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the demonstrated tasks, over the environment's."
+    )
+    loss_target: PositiveFloat = Field(0.1, description="Smoothed loss of the hardest token that ends it.")
+    updates_after_target: int = Field(80, ge=0, description="Updates made after that.")

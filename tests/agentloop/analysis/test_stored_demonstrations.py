@@ -14,14 +14,14 @@ import agentloop
 from agentloop.analysis.stored_demonstrations import write_demonstrations
 from agentloop.environments import RunEnvironments, load_environment, open_tasks
 from agentloop.runs.run_folder import open_run_folder
-from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import TrainResult
 from context.authors import HISTORY, LLM
 from context.messages import Message, to_template
 from replay.errors import ReplayError
 from replay.exchange import ExportReport
 from replay.exchange.openai_chat import read_line
 from replay.questions.filters import condition
-from tests.agentloop.training.from_python.test_train_functions import ROWS, small
+from tests.agentloop.training.test_from_python import ROWS, small
 from tests.fakes.environments import functions
 from tests.fakes.records import group, new_store, task, trajectory
 from tests.fakes.runs import rows

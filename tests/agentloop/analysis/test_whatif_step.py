@@ -118,7 +118,7 @@ def test_number_that_is_not_finite_is_null_in_json_and_seen_in_text() -> None:
     part = part_data("all", drift, torch.arange(3), torch.ones(3), ess_weights="mean")
     broken = type(effect)(**{**vars(effect), "gradient_norm": math.nan, "ratio_p01": None})
     found = WhatIf(
-        "r", 1, "w", "rows", "known", 3, (AskedObjective("surrogate", "a", "b"),), (part,), (broken,), (), ()
+        "r", 1, "w", "rows", "known", 3, (AskedObjective("surrogate", "a", "b"),), (part,), (broken,), {}, ()
     )
     assert found.to_json()["effects"][0]["gradient_norm"] is None
     line = next(line for line in as_text(found).splitlines() if "surrogate" in line and "all" in line)

@@ -32,13 +32,6 @@ def refusal(folder: Path, text: str, *overrides: str) -> str:
     return message.replace(f"{folder}/", "")
 
 
-def test_load_config_reads_values_over_defaults(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, "replay:\n  fraction: 0.25\nrun: {seed: 7}\n"))
-    assert config.replay.fraction == 0.25
-    assert config.run.seed == 7
-    assert config.batch.trajectories == 128
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -89,14 +82,6 @@ def test_load_config_refuses_hostile_yaml_at_once(
     importlib.reload(strict_yaml)
 
 
-def test_load_config_names_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        load_config(tmp_path / "none.yaml")
-    rule = "the file must be there to read, got: no such file or directory. Check the path; these are built in: clu"
-    assert str(raised.value).startswith(f"{tmp_path}/none.yaml: {rule}")
-    assert str(raised.value).endswith(", quickstart, reference, strategies, vllm.")
-
-
 def test_override_wins_over_the_file_and_the_last_one_over_the_first(tmp_path: Path) -> None:
     path = write(tmp_path, "replay: {fraction: 0.1}\nmodel: {path: x}\n")
     overrides = [
@@ -123,11 +108,6 @@ def test_describe_config_is_yaml_that_reads_back_equal(tmp_path: Path) -> None:
     assert "  # Share of the batch's trajectories drawn from the buffer. (a number from 0 to 1)" in text
 
 
-def test_plain_config_survives_json() -> None:
-    config = load_config(CONFIGS / "quickstart.yaml")
-    assert load_plain(json.loads(json.dumps(to_plain(config)))) == config
-
-
 def test_load_plain_names_its_source() -> None:
     with pytest.raises(UserError, match=r"^stored configuration: replay\.fraktion must be a known key"):
         load_plain({"replay": {"fraktion": 1}})
@@ -144,7 +124,7 @@ def test_named_model_has_defaults_of_its_own(tmp_path: Path) -> None:
     assert (config.optimizer.learning_rate, config.critic.optimizer.learning_rate) == (1e-6, 1e-5)
     assert (config.rollout.max_tokens_per_turn, config.context.max_tokens) == (512, 4096)
     assert (config.rollout.max_turns, config.batch.mini_batch) == (5, 16)
-    assert load_plain(to_plain(config)) == config
+    assert load_plain(json.loads(json.dumps(to_plain(config)))) == config
     assert load_config(write(tmp_path, "rollout: {max_turns: 5}"), ["model.path=mine", "batch.mini_batch=16"]) == config
     # Without a model, and with one that is taken back, those of the built-in one.
     assert load_config(write(tmp_path, "model: {path: mine}"), ["model.path=null"]) == RunConfig()
@@ -200,10 +180,7 @@ TRICKS = "must not use YAML anchors, aliases or tags, got"
         ("? [a]\n: 1\n", "run.yaml:1: the file must have text as keys, got a list or a mapping."),
         ("optimizer: {learning_rate: .inf}", "run.yaml:1: optimizer.learning_rate must be a finite number, got .inf."),
         ("a: \0", "run.yaml: the file must be readable text, got: control characters are not allowed."),
-        (
-            "replay:\n  fraction: 0.1\n  weight: 2\n",
-            "run.yaml:3: replay.weight must be 1 when loss.normalise is joint, got 2.0. Set loss.",
-        ),
+        ("replay:\n  fraction: 0.1\n  weight: 2\n", "run.yaml:3: replay.weight must be left at 1.0 when loss.normal"),
         ("batch: {trajectories: true}", f"run.yaml:1: {AT_LEAST_1}, got true."),
         ("batch: {trajectories: '128'}", f"run.yaml:1: {AT_LEAST_1}, got '128'."),
         ("batch: {trajectories: 128.5}", f"run.yaml:1: {AT_LEAST_1}, got 128.5."),

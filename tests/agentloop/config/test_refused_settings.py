@@ -1,251 +1,264 @@
-"""Settings that can't be meant, one line per rule: what a configuration says, and what it is told."""
+"""Settings that can't be meant, a line for each rule: what a configuration says, and how it is refused."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from agentloop.config import RunConfig
+from agentloop.config import RunConfig, conflicts
+from agentloop.config.config_file import load_plain
+from agentloop.config.keys import schema_entries
+from agentloop.errors import UserError
 
-Sections = dict[str, Any]
-VLLM: Sections = {"rollout": {"engine": "vllm"}, "engine": {"urls": ["http://a:1"]}}
-WORKERS: Sections = {**VLLM, "collection": {"by": "workers"}}
-AHEAD: Sections = {**VLLM, "collection": {"by": "workers", "max_staleness": 1}}
-GOING_ON: Sections = {
-    **VLLM,
-    "collection": {"by": "workers", "max_staleness": 1, "samples_per_insert": 4.0},
-    "loss": {"fresh": {"anchor": "behavior"}},
-    "replay": {"fraction": 0.25},
-}
-ROWS: Sections = {
-    "environment": {"name": "rows", "tools": ["tools.py:add"]},
-    "tasks": {"data": "rows.jsonl"},
-    "reward": {"functions": ["judge.py:right", {"function": "judge.py:brief", "weight": 0.1}]},
-}
-POOL: Sections = {"environment": {"task_pool": 50}, "batch": {"trajectories": 32, "group_size": 8, "mini_batch": 16}}
-HINT: Sections = {"context": {"strategy": "hint"}}
-TRAINED: Sections = {"context": {"authors": [{"name": "human_edit", "action": True, "trained": True}]}}
-UNTRAINED: Sections = {"context": {"authors": [{"name": "planner", "action": True}]}}
-MASK = {"kind": "mask", "ratio_high": 2.0}
+VLLM = "rollout.engine=vllm; engine.urls=[http://a:1]; "
+WORKERS = f"{VLLM}collection.by=workers; "
+AHEAD = f"{WORKERS}collection.max_staleness=1; "
+GOING_ON = (
+    f"{AHEAD}collection.samples_per_insert=4.0; loss.fresh.anchor=behavior; replay.fraction=0.25; batch.group_size=8; "
+)
+SERVE = "rollout.engine=vllm; engine.serve=true; "
+ROWS = (
+    "environment={name: rows, tools: [tools.py:add]}; tasks.data=rows.jsonl; "
+    "reward.functions=[judge.py:right, {function: judge.py:brief, weight: 0.1}]; "
+)
+POOL = "environment.task_pool=50; batch={trajectories: 32, group_size: 8, mini_batch: 16}; "
+HINT, PPO, TURN = "context.strategy=hint; ", "algorithm=ppo; ", "advantage.credit=turn; "
+FUNCTION, ROUNDS = "advantage.function=a.py:f; ", "rollout.dynamic_sampling_rounds=1; "
+ZERO = "replay.complete_zero_variance=true; "
+TRAINED = "context.authors=[{name: human_edit, action: true, trained: true}]; "
+UNTRAINED = "context.authors=[{name: planner, action: true}]; "
+GROUP = f"{POOL}replay.unit=group; replay.successful_only=false; "
+HINDSIGHT = "replay={fraction: 0.5, hindsight: {enable: true}, sources: {hindsight: 0.5, self: 0.5}}; "
 
-
-def merged(base: Sections, more: Sections) -> Sections:
-    """`more` over `base`, key by key of each section."""
-    return base | {name: {**base.get(name, {}), **s} if isinstance(s, dict) else s for name, s in more.items()}
-
-
-def rows_without(section: str, **values: Any) -> Sections:
-    return merged(ROWS, {section: values})
-
-
-REFUSED: list[tuple[Sections, str]] = [
-    # collection
+REFUSED = [
+    # without effect
+    ("collection.max_staleness=1", "collection.max_staleness must be left at 0 when collection.by is loop, got 1. It"),
+    ("advantage.turn_gamma=0.9", "advantage.turn_gamma must be left at 1.0 when advantage.credit is trajectory, got "),
+    ("critic.gamma=0.9", "critic.gamma must be left at 1.0 when algorithm is grpo, got 0.9. It would change nothing"),
+    (f"{PPO}critic.value_coef=0.1", "critic.value_coef must be left at 0.0 when critic.backbone is own"),
+    (f"{VLLM}engine.options=[--x]", 'engine.options must be left at [] when engine.serve is false, got ["--x"]'),
+    ("engine.urls=[http://a:1]", "engine.urls must be left at [] when rollout.engine is local"),
+    ("engine.serve=true", "engine.serve must be left at false when rollout.engine is local, got true"),
+    (f"{ROWS}environment.name=lookup_chain", "environment.tools must be left at [] when environment.name is lookup_c"),
+    ("kl.reward_coef=0.1; kl.horizon=500", "kl.horizon must be left at 10000 when kl.target is null, got 500"),
+    ("lora.alpha=16", "lora.alpha must be left at 32 when lora.rank is 0"),
+    ("loss.hinted={}", "loss.hinted must be left at null when context.strategy is linear"),
+    ("loss.norm_length=7.0", "loss.norm_length must be left at null when loss.aggregation is token-mean, got 7.0"),
+    ("optimizer.momentum=0.5", "optimizer.momentum must be left at 0.95 when optimizer.name is adamw"),
     (
-        {"collection": {"max_staleness": 1}},
-        "collection.max_staleness must be left at 0 when collection.by is loop, got 1",
+        f"{PPO}critic.optimizer.name=adafactor; critic.optimizer.momentum=0.5",
+        "critic.optimizer.momentum must be left at 0.95 when critic.optimizer.name is adafactor",
     ),
-    (merged(WORKERS, {"rollout": {"engine": "local"}}), "rollout.engine must be vllm"),
-    ({**WORKERS, "algorithm": "remax"}, "algorithm must be grpo when collection.by is workers, got remax"),
-    (merged(WORKERS, {"rollout": {"dynamic_sampling_rounds": 2}}), "rollout.dynamic_sampling_rounds must be 0"),
-    (merged(WORKERS, {"reward": {"model": {"path": "judge"}}}), "reward.model.path must be null"),
-    (merged({**WORKERS, **POOL}, {"tasks": {"curriculum": "learnability"}}), "tasks.curriculum must be none"),
-    (merged(WORKERS, {"replay": {"redact": "mine.py:redact"}}), "replay.redact must be null"),
+    ("replay.weight=2", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
+    ("reward.on_error=drop", "reward.on_error must be left at stop when reward.functions is [], got drop"),
+    ("reward.model.label=1", "reward.model.label must be left at null when reward.model.path is null, got 1"),
+    ("reward.overlong.penalty=2", "reward.overlong.penalty must be left at 1.0 when reward.overlong.buffer is null"),
+    ("tasks.curriculum_decay=0.9", "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9"),
+    ("tasks.split=x", "tasks.split must be left at null when tasks.data is null, got x"),
+    ("tasks.data=x.jsonl; tasks.subset=main", "tasks.subset must be left at null when tasks.data is x.jsonl, got main"),
+    ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),
+    # excluded by another
+    (f"{FUNCTION}algorithm=opo", "algorithm must be grpo when advantage.function is a.py:f, got opo. The function "),
+    (f"{FUNCTION}advantage.normalise_std=false", "advantage.normalise_std must be null when advantage.function is a."),
+    ("algorithm=reinforce++; advantage.normalise_std=false", "normalise_std must be null when algorithm is reinfor"),
+    ("algorithm=dr_grpo; advantage.normalise_std=true", "advantage.normalise_std must be null or false when algorithm"),
+    (f"{PPO}advantage.normalise_batch=scale", "advantage.normalise_batch must be none when algorithm is ppo"),
+    (FUNCTION + TURN, "advantage.credit must be trajectory when advantage.function is a.py:f, got turn"),
+    (PPO + TURN, "advantage.credit must be trajectory when algorithm is ppo, got turn"),
+    (f"algorithm=reinforce; {ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when algorithm is reinforce, got 1"),
+    (TURN + ROUNDS, "rollout.dynamic_sampling_rounds must be 0 when advantage.credit is turn, got 1"),
+    (f"{POOL}{ROUNDS}replay.unit=trajectory", "dynamic_sampling_rounds must be 0 when replay.unit is trajectory"),
+    (f"{POOL}{ZERO}algorithm=reinforce++", "replay.complete_zero_variance must be false when algorithm is reinforce++"),
+    (f"{POOL}{ZERO}replay.baseline=split", "replay.complete_zero_variance must be false when replay.baseline is split"),
+    (f"{PPO}replay.baseline=split", "replay.baseline must be stored when algorithm is ppo, got split"),
+    (f"{FUNCTION}replay.baseline=fresh_only", "replay.baseline must be stored, shared or split when advantage.functio"),
+    (f"{PPO}replay.negative_weight=0.5", "replay.negative_weight must be 1.0 when algorithm is ppo, got 0.5"),
+    (f"{GOING_ON}collection.max_staleness=0", "collection.max_staleness must be above 0 when collection.samples_per_i"),
+    (f"{GOING_ON}replay.mode=observe", "replay.mode must be train when collection.samples_per_insert is 4.0, got obs"),
+    (f"{GOING_ON}{POOL}replay.unit=trajectory", "replay.unit must be any or group when collection.samples_per_insert"),
+    (f"{WORKERS}rollout.engine=local; engine.urls=[]", "rollout.engine must be vllm when collection.by is workers"),
+    (f"{WORKERS}algorithm=remax", "algorithm must be another one when collection.by is workers, got remax"),
+    (f"{WORKERS}{ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when collection.by is workers, got 1"),
+    (f"{WORKERS}reward.model.path=judge", "reward.model.path must be null when collection.by is workers, got judge"),
+    (f"{WORKERS}{POOL}tasks.curriculum=learnability", "tasks.curriculum must be none when collection.by is workers"),
+    (f"{WORKERS}replay.redact=mine.py:redact", "replay.redact must be null when collection.by is workers"),
+    (f"{SERVE}collection.by=workers", "collection.by must be loop when engine.serve is true, got workers"),
+    (f"{VLLM}{SERVE}", 'engine.urls must be [] when engine.serve is true, got ["http://a:1"]'),
+    ("evaluation.samples=2; evaluation.temperature=0", "evaluation.samples must be 1 when evaluation.temperature is 0"),
+    ("model.dtype=bfloat16; compute.autocast=bfloat16", "compute.autocast must be auto or none when model.dtype is bf"),
+    ("kl.loss_gradient=importance; kl.loss_estimator=k2", "kl.loss_estimator must be k1 or k3 when kl.loss_gradient i"),
+    ("kl.target=0.1", "kl.reward_coef must be above 0 when kl.target is 0.1, got 0.0"),
+    ("loss.aggregation=seq-mean-token-sum-norm", "loss.norm_length must be given when loss.aggregation is seq-mean-to"),
+    ("loss.replay={anchor: old, objective: exgrpo}", "loss.replay.anchor must be behavior when loss.replay.objective"),
+    ("loss.replay.correction=truncate", "loss.replay.correction.kind must be none when loss.replay.anchor is behavior"),
+    (f"{PPO}loss.fresh.correction=v_trace", "loss.fresh.correction.kind must be another one when algorithm is ppo"),
+    (f"{ROWS}tasks.data=null", "tasks.data must be given when environment.name is rows, got null"),
+    (f"{ROWS}reward.functions=[]", "reward.functions must be given when environment.name is rows, got []"),
+    (f"{ROWS}reward.environment=0.5", "reward.environment must be 1.0 when environment.name is rows, got 0.5"),
+    (f"{POOL}tasks.data=x.jsonl", "environment.task_pool must be unlimited when tasks.data is x.jsonl, got 50"),
+    (f"{POOL}tasks.curriculum=learnability; tasks.shuffle=false", "tasks.shuffle must be true when tasks.curriculum "),
+    # more than two, or numbers that are compared
+    (f"{TURN}replay.fraction=0.5", "replay.baseline must not be stored when advantage.credit is turn"),
+    (
+        f"{TURN}replay.negative_weight=0.5; loss.replay.missing_log_probs=bc",
+        "replay.negative_weight must be 1 when advantage.credit is turn and loss.replay has bc",
+    ),
+    ("replay.fraction=0.5; replay.baseline=shared", "environment.task_pool must be a number when replay.baseline is s"),
+    ("tasks.shuffle=false", "environment.task_pool must be a number when tasks.shuffle is false"),
+    ("tasks={data: x.jsonl, held_out: train}", "tasks.held_out must be another split than the one that is trained on"),
     *(
-        (
-            {**AHEAD, "loss": {"fresh": {"objective": name, "anchor": "behavior"}}},
-            "loss.fresh.objective must be one that stays near the policy that sampled",
-        )
+        (f"{AHEAD}loss.fresh={{objective: {name}, anchor: behavior}}", "loss.fresh.objective must be one that stays ne")
         for name in ("reinforce", "gpg", "surrogate")
     ),
     (AHEAD, "loss.fresh.anchor must be behavior when collection.max_staleness is above 0 (1)"),
-    (merged(GOING_ON, {"collection": {"max_staleness": 0}}), "collection.max_staleness must be at least 1 when coll"),
-    (merged(GOING_ON, {"replay": {"fraction": 0}}), "replay.fraction must be above 0 when collection.samples_per_ins"),
-    (merged(GOING_ON, {**POOL, "replay": {"unit": "trajectory"}}), "replay.unit must be any or group when collection"),
-    (merged(GOING_ON, {"replay": {"mode": "observe"}}), "replay.mode must be train when collection.samples_per_insert"),
-    # engine
-    ({"rollout": {"engine": "vllm"}}, "engine.urls must name at least one server when rollout.engine is vllm"),
-    ({"engine": VLLM["engine"]}, "engine.urls must be empty when rollout.engine is local, got http://a:1"),
-    (merged(VLLM, {"engine": {"urls": ["http://a:1", "http://a:1/"]}}), "engine.urls must name each server once"),
+    (f"{GOING_ON}replay.fraction=0", "replay.fraction must be above 0 when collection.samples_per_insert is set"),
+    ("rollout.engine=vllm", "engine.urls must name at least one server when rollout.engine is vllm"),
+    (f"{VLLM}engine.urls=[http://a:1, http://a:1/]", "engine.urls must name each server once"),
     *(
-        ({"engine": {"urls": [url]}}, "must be http://HOST:PORT or https://HOST:PORT")
+        (f"engine.urls=['{url}']", "each of engine.urls must be http://HOST:PORT or https://")
         for url in ("a:8000", "ftp://a", "http://", "http://a?x=1", "http://a:port", "")
     ),
-    ({"engine": {"urls": ["http://me:hidden@a:8000"]}}, "engine.urls must hold no user and no password"),
-    # environments of rows
-    (rows_without("environment", name="lookup_chain"), "environment.tools must be left out unless environment.name is"),
-    (rows_without("tasks", data=None), "tasks.data must name rows when environment.name is rows, got null"),
-    (rows_without("reward", functions=[]), "reward.functions must name a function when environment.name is rows"),
-    (rows_without("reward", environment=0.5), "reward.environment must be left at 1 when environment.name is rows"),
-    # parts that are off
-    ({"loss": {"norm_length": 7.0}}, "loss.norm_length must be null when loss.aggregation is token-mean, got 7. Remov"),
-    ({"loss": {"aggregation": "seq-mean-token-sum-norm"}}, "loss.norm_length must be a number of tokens"),
-    (
-        {"kl": {"loss_gradient": "importance", "loss_estimator": "k2"}},
-        "kl.loss_estimator must be k1 or k3 when kl.loss_gradient is importance",
-    ),
-    ({"kl": {"reward_coef": 0.1, "horizon": 500}}, "kl.horizon must be left at 10000 when kl.target is null"),
-    ({"kl": {"target": 0.1}}, "kl.reward_coef must be > 0 when kl.target is set"),
-    (
-        {"kl": {"target": 0.1, "reward_coef": 0.1, "horizon": 100}},
-        "kl.horizon must be at least batch.trajectories (128)",
-    ),
-    ({"reward": {"on_error": "drop"}}, "reward.on_error must be left at stop when reward.functions is []"),
-    ({"tasks": {"curriculum_decay": 0.9}}, "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none"),
-    ({"critic": {"gamma": 0.9}}, "critic.gamma must have its default when algorithm is grpo"),
-    (
-        merged(POOL, {"algorithm": "ppo", "replay": {"complete_zero_variance": True}}),
-        "replay.complete_zero_variance must be false when algorithm is ppo",
-    ),
-    ({"algorithm": "ppo", "critic": {"value_coef": 0.1}}, "critic.value_coef must be 0 when critic.backbone is own"),
-    (
-        {"algorithm": "ppo", "loss": {"fresh": {"correction": "v_trace"}}},
-        "loss.fresh.correction.kind must not be v_trace when algorithm is ppo",
-    ),
-    (
-        {"optimizer": {"name": "sgd", "betas": [0.8, 0.9]}},
-        "optimizer.betas must be left at [0.9, 0.95] when optimizer.name is sgd, got [0.8, 0.9]. It would change",
-    ),
-    ({"optimizer": {"momentum": 0.5}}, "optimizer.momentum must be left at 0.95 when optimizer.name is adamw"),
-    (
-        {"algorithm": "ppo", "critic": {"optimizer": {"name": "adafactor", "momentum": 0.5}}},
-        "critic.optimizer.momentum must be left at 0.95 when critic.optimizer.name is adafactor",
-    ),
-    # tokens of unknown behavior
-    (
-        {**HINT, "loss": {"fresh": {"anchor": "behavior"}}},
-        "loss.fresh.anchor must be old when context.strategy is hint",
-    ),
-    ({**HINT, "loss": {"fresh": {"correction": MASK}}}, "loss.fresh.correction.kind must be none when context.strateg"),
-    ({**HINT, "replay": {"fraction": 0.5}}, "loss.replay.anchor must be old when context.strategy is hint"),
-    (
-        {**HINT, "replay": {"schedule": {"shape": "linear", "final": 0.5}}},
-        "loss.replay.anchor must be old when context.strategy is hint",
-    ),
-    ({**HINT, "kl": {"reward_coef": 0.1}}, "kl.reward_coef must be 0 when context.strategy is hint"),
-    (
-        {**TRAINED, "replay": {"fraction": 0.5}},
-        "loss.replay.anchor must be old when context.authors has a trained author, 'human_edit', whose log-probs count "
-        "as missing, got behavior. Set loss.replay.anchor: old, or loss.replay.missing_log_probs.",
-    ),
-    (
-        {**UNTRAINED, "kl": {"reward_coef": 0.1}},
-        "kl.reward_coef must be 0 when context.authors has an action author, 'planner', whose log-probs",
-    ),
+    ("kl={target: 0.1, reward_coef: 0.1, horizon: 100}", "kl.horizon must be at least batch.trajectories (128)"),
+    ("loss.fresh.correction={kind: mask, ratio_low: 3}", "loss.fresh.correction must have ratio_low of at most ratio_"),
+    (f"{HINT}loss.fresh.anchor=behavior", "loss.fresh.anchor must be old when context.strategy is hint"),
+    (f"{HINT}loss.fresh.correction=mask", "loss.fresh.correction.kind must be none when context.strategy is hint"),
+    (f"{HINT}replay.fraction=0.5", "loss.replay.anchor must be old when context.strategy is hint"),
+    (f"{HINT}replay.schedule={{shape: linear, final: 0.5}}", "loss.replay.anchor must be old when context.strategy is"),
+    (f"{HINT}kl.reward_coef=0.1", "kl.reward_coef must be 0 when context.strategy is hint"),
+    (f"{TRAINED}replay.fraction=0.5", "loss.replay.anchor must be old when context.authors has a trained author, 'hum"),
+    (f"{UNTRAINED}kl.reward_coef=0.1", "kl.reward_coef must be 0 when context.authors has an action author, 'planner'"),
     # what is drawn
+    ("replay.schedule={shape: linear}", "replay.schedule.final must be a share when shape is linear, got n"),
+    ("replay.schedule={shape: step}", "replay.schedule.steps must hold a pair"),
+    ("replay.schedule={final: 0.1}", "replay.schedule.final must be left out when replay.schedule.shape is c"),
+    ("replay.schedule={shape: step, steps: [[0.5, 0.1], [0.2, 0.3]]}", "replay.schedule.steps must have ascending pla"),
+    ("replay.schedule={shape: linear, final: 0.1, begin: 0.5, end: 0.5}", "replay.schedule.end must be above begin"),
+    ("replay.schedule={shape: linear, final: 0.1, end: 20}", "replay.schedule.over must be iterations"),
+    ("replay.unit=trajectory", "environment.task_pool must be a number when replay.unit is"),
+    (ZERO, "environment.task_pool must be a number when"),
+    (f"{GROUP}replay.per_task=7", "replay.per_task must be at least batch.group_size (8) when replay.unit is group"),
+    (f"{POOL}replay.unit=group", "replay.successful_only must be false when replay.unit is group"),
+    (f"{POOL}replay.unit=trajectory; batch.trajectories=33", "batch.trajectories must be a multiple of batch.group_si"),
+    (f"{POOL}replay={{unit: task, task_members: 9}}", "replay.task_members must be a number from 1 to batch.group_siz"),
     (
-        {"replay": {"schedule": {"shape": "linear"}}},
-        "replay.schedule.final must be a share when shape is linear, got n",
-    ),
-    ({"replay": {"schedule": {"shape": "step"}}}, "replay.schedule.steps must hold a pair"),
-    (
-        {"replay": {"schedule": {"final": 0.1}}},
-        "replay.schedule.final must be left out when replay.schedule.shape is c",
-    ),
-    (
-        {"replay": {"schedule": {"shape": "step", "steps": [[0.5, 0.1], [0.2, 0.3]]}}},
-        "replay.schedule.steps must have ascending places",
-    ),
-    (
-        {"replay": {"schedule": {"shape": "linear", "final": 0.1, "begin": 0.5, "end": 0.5}}},
-        "replay.schedule.end must be above begin",
-    ),
-    ({"replay": {"schedule": {"shape": "linear", "final": 0.1, "end": 20}}}, "replay.schedule.over must be iterations"),
-    ({"replay": {"unit": "trajectory"}}, "environment.task_pool must be a number when replay.unit is"),
-    ({"replay": {"complete_zero_variance": True}}, "environment.task_pool must be a number when"),
-    (
-        merged(POOL, {"replay": {"unit": "group", "successful_only": False, "per_task": 7}}),
-        "replay.per_task must be at least batch.group_size (8) when replay.unit is group",
-    ),
-    (merged(POOL, {"replay": {"unit": "group"}}), "replay.successful_only must be false when replay.unit is group"),
-    (
-        merged(POOL, {"replay": {"unit": "trajectory"}, "batch": {"trajectories": 33}}),
-        "batch.trajectories must be a multiple of batch.group_size (8",
-    ),
-    (
-        merged(POOL, {"replay": {"unit": "task", "task_members": 9}}),
-        "replay.task_members must be a number from 1 to batch.group_size (8)",
-    ),
-    (
-        merged(POOL, {"replay": {"unit": "task", "task_members": 3, "fraction": 0.5}}),
+        f"{POOL}replay={{unit: task, task_members: 3, fraction: 0.5}}",
         "replay.task_members must be at least replay.fraction x batch.group_size (0.5 x 8), got 3",
     ),
-    ({"replay": {"task_members": 3}}, "replay.task_members must be left out when replay.unit is any, got 3"),
-    ({"replay": {"sources": {"self": 0.7, "teacher": 0.2}}}, "replay.sources must have shares above 0 that sum to 1"),
-    (
-        merged(POOL, {"replay": {"complete_zero_variance": True, "mode": "observe"}}),
-        "replay.complete_zero_variance must be false when replay.mode is observe",
+    ("replay.task_members=3", "replay.task_members must be left out when replay.unit is any, got 3"),
+    ("replay.sources={self: 0.7, teacher: 0.2}", "replay.sources must have shares above 0 that sum to 1"),
+    (f"{POOL}{ZERO}replay.mode=observe", "replay.complete_zero_variance must be false when replay.mode is observe"),
+    (GROUP + ZERO, "replay.complete_zero_variance must be false when replay.unit is group"),
+    ("replay.sampler=sucess", "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'"),
+    ("replay.sampler_options={half_life: 3}", "replay.sampler_options must hold options of success, got 'half_life'"),
+    ("replay={sampler: recency, sampler_options: {half_life: 0}}", "half_life must be greater than 0, got 0"),
+    ("replay.allow_mismatch=[tokeniser]", "must name what may differ, got 'tokeniser'. Did you mean token"),
+    (f"{GROUP}replay.sampler=entropy", "replay.sampler must weigh rows when replay.unit is group"),
+    (f"{HINDSIGHT}replay.sources={{self: 1.0}}", "replay.sources must let rows of source hindsight be drawn"),
+    (f"{HINDSIGHT}replay.fraction=0", "replay.fraction must let rows of source hindsight be drawn"),
+    (f"{HINDSIGHT}replay.mode=observe", "replay.mode must be train when replay.hindsight.enable is true"),
+    (f"{HINDSIGHT}{POOL}replay.unit=task", "replay.unit must be any when replay.hindsight.enable is true, got task"),
+    (f"{HINDSIGHT}replay.baseline=shared", "replay.baseline must be stored when replay.hindsight.enable is true"),
+    (f"{HINDSIGHT}replay.retire_solved=1", "replay.retire_solved must be null when replay.hindsight.enable is true"),
+    (f"{HINDSIGHT}replay.hindsight.enable=false", "replay.hindsight.enable must be true when replay.sources names hi"),
+    *((f"replay.attach={{{name}: x}}", "replay.attach must name sources in [A-Za-z0-9_]") for name in ("self", "../x")),
+    *(
+        (f"replay.database='{url}'", f"replay.database must {rule}")
+        for url, rule in {
+            "postgresql://me:hunter2@host/db": "hold no password",
+            "postgresql://host/db?password=hunter2": "hold no password",
+            "postgresql://me:hun@ter2@host/db": "be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME",
+            "mysql://me:hunter2@host/db": "be a path, sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME",
+            "sqlite:///buffer.sqlite": "be a URL with a whole path",
+        }.items()
     ),
+    # losses, which are unions
     (
-        merged(POOL, {"replay": {"complete_zero_variance": True, "unit": "group", "successful_only": False}}),
-        "replay.complete_zero_variance must be false when replay.unit is group",
+        "loss.fresh.objective=ppo",
+        "loss.fresh.objective must be one of ppo_clip, reinforce, surrogate, gpg, gspo, cispo, sapo, gmpo, dppo_tv, "
+        "dppo_kl, topr, exgrpo, luffy, bc, path/to/file.py:function, alone or with options, got 'ppo'.",
     ),
+    ("loss.fresh={objective: {clip_high: 0.6}}", "loss.fresh.objective must be one of ppo_clip, "),
+    ("loss.replay.objective={name: gspo, clip_low: 2}", "loss.replay.objective.clip_low must be less than 1, got 2."),
+    ("loss.replay={ppo_clip: {clip_high: 0.6}}", "loss.replay.ppo_clip must be a known key, got an unknown one."),
+    ("loss.fresh.correction={kind: truncate, ratio_low: 1}", "loss.fresh.correction.ratio_low must be a known key"),
+    ("loss.fresh={correction: {ratio_high: 2}}", "loss.fresh.correction must be one of none, truncate, mask, rejecti"),
+    ("loss.fresh.missing_log_probs={name: reject, coef: 2}", "loss.fresh.missing_log_probs.coef must be a known key"),
+    ("loss.hinted={objective: {name: bc, coef: 0}}", "loss.hinted.objective.coef must be greater than 0, got 0."),
+    # contexts
+    ("context={strategy: memory, options: {budgt: 3}}", "must be options of strategy memory, got 'budgt'. Did you me"),
+    ("context.options={budget: 3}", "got 'budget'. There is none."),
+    ("context.strategy=sliding_window", "context.options must give 'budget', which strategy sliding_window needs"),
+    ("context={strategy: sliding_window, options: {budget: 1.5}}", "context.options.budget must be a valid integer, g"),
+    ("context={strategy: sliding_window, options: {budget: 0}}", "context.options.budget must be at least 1 token, go"),
     (
-        {"replay": {"sampler": "sucess"}},
-        "replay.sampler must be a built-in sampler or path/to/file.py:ClassName, got 'sucess'",
+        "context={strategy: clip_tool_results, options: {budget: 9, order: newest}}",
+        "context.options.order must be 'oldest' or 'largest', got 'newest'.",
     ),
-    (
-        {"replay": {"sampler_options": {"half_life": 3}}},
-        "replay.sampler_options must hold options of success, got 'half_life'",
-    ),
-    (
-        {"replay": {"sampler": "recency", "sampler_options": {"half_life": 0}}},
-        "half_life must be greater than 0, got 0",
-    ),
-    ({"replay": {"allow_mismatch": ["tokeniser"]}}, "must name what may differ, got 'tokeniser'. Did you mean token"),
-    (
-        {"replay": {"sampler": "entropy", "unit": "group", "successful_only": False}},
-        "replay.sampler must weigh rows when replay.unit is group",
-    ),
-    # arguments of a template
-    ({"context": {"stop_strings": [""]}}, "context.stop_strings must hold texts of at least one character"),
-    ({"context": {"template_args": {"enable-thinking": 1}}}, "context.template_args must have names of variables"),
-    ({"context": {"template_args": {"day": {1}}}}, "context.template_args.day must be a JSON value"),
+    ("context.strategy=slidingwindow", "context.strategy must be linear, linear_think, sliding_window, "),
+    ("context.parser=hermess", "context.parser must be a built-in parser or path/to/file.py:ClassName, got 'hermess'."),
+    ("context.authors=[{name: llm}]", "context.authors must have names of their own, got 'llm' twice."),
+    ("context.authors=[{name: demonstration, action: true}]", "must have names of their own, got 'demonstration' twic"),
+    ("context.authors=[{name: judge, trained: true}]", "context.authors.judge must be an action author for trained"),
+    ("context.authors=[{name: x, action: true, shown: false}]", "context.authors must show an author with action: tr"),
+    ("context.authors=[{name: judge, traned: true}]", "context.authors must be a list of mappings, got"),
+    ("context.blackout=['']", "context.blackout must hold texts of at least one character"),
+    ("context.stop_strings=['']", "context.stop_strings must hold texts of at least one character"),
 ]
 
 
-@pytest.mark.parametrize(("sections", "message"), REFUSED)
-def test_settings_that_can_not_be_meant_are_refused_by_name(sections: Sections, message: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(message)) as refused:
-        RunConfig.model_validate(sections)
-    assert "hidden" not in str(refused.value)
+def loaded(text: str) -> RunConfig:
+    return load_plain({}, [part for part in text.split("; ") if part])
 
 
-WEIGHED = {"objective": "gpg", "correction": {"kind": "truncate", "ratio_high": 2.0}}
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_settings_that_can_not_be_meant_are_refused_by_name(given: str, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        loaded(given)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value) and "ter2" not in str(refused.value)
+
+
+def test_url_with_a_password_is_refused_without_showing_it() -> None:
+    with pytest.raises(UserError) as refused:
+        loaded("engine.urls=[http://me:hunter2@a:8000]")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_rules_are_about_keys_that_there_are() -> None:
+    named = [key for keys, other, _ in conflicts.NO_EFFECT for key in (*keys.split(), other)]
+    named += [key for key, _, other, *_ in conflicts.EXCLUDED for key in (key, other)]
+    within = ("loss.hinted", "correction.kind", "objective.name")
+    paths = {".".join(path) for path in schema_entries()}
+    assert [key for key in named if key not in paths and not any(part in key for part in within)] == []
 
 
 @pytest.mark.parametrize(
-    "sections",
+    "given",
     [
         WORKERS,
         GOING_ON,
         ROWS,
-        {**AHEAD, "loss": {"fresh": WEIGHED}},
-        {**AHEAD, "loss": {"fresh": {"anchor": "behavior"}}},
-        {**WORKERS, "loss": {"fresh": {"objective": "gpg", "anchor": "behavior"}}},
-        {"loss": {"fresh": {"correction": "v_trace"}}},
-        {"kl": {"loss_coef": 0.0, "loss_estimator": "k1", "loss_gradient": "importance"}},  # a sweep through zero
+        f"{AHEAD}loss.fresh={{objective: gpg, correction: {{kind: truncate, ratio_high: 2.0}}}}",
+        f"{AHEAD}loss.fresh.anchor=behavior",
+        f"{WORKERS}loss.fresh={{objective: gpg, anchor: behavior}}",
+        "loss.fresh.correction=v_trace",
+        "kl={loss_coef: 0.0, loss_estimator: k1, loss_gradient: importance}",  # a sweep through zero
         HINT,
-        *(
-            {**HINT, "replay": {"fraction": 0.5}, "loss": {"replay": way}}
-            for way in ({"missing_log_probs": "recompute"}, {"objective": "bc"}, {"anchor": "old"})
-        ),
-        {**TRAINED, "replay": {"fraction": 0.5}, "loss": {"replay": {"anchor": "old"}}},
-        {**UNTRAINED, "replay": {"fraction": 0.5}},
+        f"{HINT}replay.fraction=0.5; loss.replay.missing_log_probs=recompute",
+        f"{HINT}replay.fraction=0.5; loss.replay.objective=bc",
+        f"{HINT}replay.fraction=0.5; loss.replay.anchor=old",
+        f"{TRAINED}replay.fraction=0.5; loss.replay.anchor=old",
+        f"{UNTRAINED}replay.fraction=0.5",
+        f"{TURN}replay.fraction=0.5; replay.mode=observe",
     ],
 )
-def test_settings_beside_those_are_taken(sections: Sections) -> None:
-    RunConfig.model_validate(sections)
+def test_settings_beside_those_are_taken(given: str) -> None:
+    loaded(given)
 
 
 def test_settings_are_read_into_what_they_mean() -> None:
-    urls = ["http://127.0.0.1:8000/", "https://gpu:443/engine"]
-    config = RunConfig.model_validate(merged(VLLM, {"engine": {"urls": urls}}))
+    config = loaded("rollout.engine=vllm; engine.urls=[http://127.0.0.1:8000/, https://gpu:443/engine]")
     assert config.engine.urls == ("http://127.0.0.1:8000", "https://gpu:443/engine")
-    functions = RunConfig.model_validate(ROWS).reward.functions
-    assert [(row.function, row.weight, row.name) for row in functions] == [
-        ("judge.py:right", 1.0, "right"),
-        ("judge.py:brief", 0.1, "brief"),
-    ]
+    functions: list[Any] = [(row.function, row.weight, row.name) for row in loaded(ROWS).reward.functions]
+    assert functions == [("judge.py:right", 1.0, "right"), ("judge.py:brief", 0.1, "brief")]

@@ -38,12 +38,8 @@ class Other:
 """
 
 
-def section(**replay: Any) -> ReplayConfig:
-    return ReplayConfig.model_validate(replay)
-
-
 def made(sampler: str, sampler_options: dict[str, Any]) -> Sampler:
-    given = section(sampler=sampler, sampler_options=sampler_options)
+    given = ReplayConfig(sampler=sampler, sampler_options=sampler_options)
     return load_sampler(given.sampler, 0, given.sampler_options)
 
 
@@ -61,11 +57,6 @@ def test_sampler_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
             made(f"{tmp_path}/mine.py:{name}", options)
         assert told in str(raised.value)
         assert "\n" not in str(raised.value)
-
-
-def test_example_in_the_documentation_is_a_sampler() -> None:
-    sampler = made("examples/long_first.py:LongFirst", {"power": 0.5})
-    assert sampler.title == "LongFirst"
 
 
 RUNS: list[tuple[str, dict[str, Any]]] = [

@@ -15,7 +15,7 @@ import pytest
 
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
-from agentloop.config.sections.dataset import TasksSection
+from agentloop.config.sections.environments import TasksSection
 from agentloop.environments import open_tasks
 from agentloop.environments.datasets import load_rows
 from agentloop.environments.task_source import TaskOrder

@@ -12,8 +12,7 @@ import pytest
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.rollouts.evaluation import as_table
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.runs import PARITY, SilentDisplay, StopAfter, layered, rows, small_config
 

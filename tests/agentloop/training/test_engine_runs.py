@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from agentloop.engines.serving.vllm_command import ServeOptions
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
+from tests.agentloop.engines.serving.test_engine_watch import until
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.processes import Training, write_config
 from tests.fakes.published_policies import by_value
@@ -68,38 +67,20 @@ def test_every_token_has_the_version_that_sampled_it_and_its_log_prob(tmp_path: 
     assert {body["model"] for body in server.requests} == {"tiny"}
 
 
-class DiesBeforeAPublish(SilentDisplay):
-    """The engine is gone when the first update begins, and back after a while."""
-
-    def __init__(self, server: ExitStack, again: Callable[[], object]) -> None:
-        super().__init__()
-        self._server = server
-        self._again = threading.Timer(1.0, again)
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        if name == "update" and not self._again.ident:
-            self._server.close()
-            self._again.start()
-
-
 def test_an_engine_that_died_is_waited_for_when_a_policy_is_published(tmp_path: Path, model: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(model))
         given = config(tmp_path, model, server, restart_timeout_s=60.0)
-        display = DiesBeforeAPublish(stack, lambda: stack.enter_context(serving(model, port=server.port)))
-        result = train(given, display=display)
+        again = threading.Timer(1.0, lambda: stack.enter_context(serving(model, port=server.port)))
+
+        def dies(phase: str, iterations: int) -> None:
+            """The engine is gone when the first update begins, and back after a while."""
+            if phase == "update" and not again.ident:
+                stack.close()
+                again.start()
+
+        result = train(given, display=SilentDisplay(at_phase=dies))
     assert versions(result.folder) == [(1, 0), (2, 1), (3, 2)]
-
-
-class KeepsOldWeights(SilentDisplay):
-    """The engine takes no weights any more from the second update on."""
-
-    def __init__(self, server: EngineServer) -> None:
-        super().__init__()
-        self._server = server
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        self._server.models.stays_old = name == "update" and len(self.iterations) == 1
 
 
 def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_checkpoint(
@@ -107,8 +88,12 @@ def test_a_refused_publish_is_tried_once_more_and_then_ends_the_run_with_a_check
 ) -> None:
     with serving(model) as server:
         given = config(tmp_path, model, server)
+
+        def keeps_old_weights(phase: str, iterations: int) -> None:
+            server.models.stays_old = phase == "update" and iterations == 1
+
         with pytest.raises(ProofFailed, match="it has kept weights of before"):
-            train(given, display=KeepsOldWeights(server))
+            train(given, display=SilentDisplay(at_phase=keeps_old_weights))
         (run,) = tmp_path.glob("small-*")
         assert (run / "checkpoints" / "000002" / COMPLETE).exists()
         lines = [json.loads(line) for line in (run / "policies" / PROOFS).read_text().splitlines()]
@@ -168,9 +153,6 @@ def test_a_run_learns_at_once_that_who_was_to_start_its_engine_has_ended(tmp_pat
     assert waiting.endswith("The last `agentloop engine` there has ended: it was stopped")
 
 
-LIMIT_S = 60.0
-
-
 @pytest.fixture(autouse=True)
 def executable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
@@ -204,13 +186,6 @@ def calls(log: Path) -> list[str]:
     """What its control was asked, in this order."""
     paths = re.findall(r'"POST /(\S+) HTTP', log.read_text())
     return [path for path in paths if not path.startswith(("inference/", "tokenize", "v1/completions"))]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, model: Path) -> None:
@@ -271,26 +246,18 @@ def test_a_start_that_fails_is_one_line_that_names_the_log_and_leaves_no_run(
     assert [path.name for path in log.parent.iterdir()] == [log.name]
 
 
-class KillsTheEngine(SilentDisplay):
-    """In a phase of the second iteration."""
-
-    def __init__(self, folder: Path, phase: str) -> None:
-        super().__init__()
-        self._folder, self._phase = folder, phase
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        if name == self._phase and len(self.iterations) == 1:
-            for pid in processes(self._folder):
-                os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize(("phase", "learned"), [("collect", 1), ("update", 2)])
 def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
     tmp_path: Path, model: Path, phase: str, learned: int
 ) -> None:
     given = serving_config(tmp_path, model)
+
+    def kill(now: str, iterations: int) -> None:
+        for pid in processes(tmp_path) if (now, iterations) == (phase, 1) else ():
+            os.kill(pid, signal.SIGKILL)
+
     with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* What it says: .*/engine-\d+.log"):
-        train(given, display=KillsTheEngine(tmp_path, phase))
+        train(given, display=SilentDisplay(at_phase=kill))
     (run,) = tmp_path.glob("runs/*")
     assert (run / "checkpoints" / f"{learned:06d}" / COMPLETE).exists()
     resumed = train(given, display=SilentDisplay(), resume=True)

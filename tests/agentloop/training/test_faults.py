@@ -128,9 +128,6 @@ os.kill(os.getpid(), signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
 
 
-# Ctrl-C and SIGTERM
-
-
 # disks
 
 
@@ -246,6 +243,3 @@ def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
     monkeypatch.delenv("AGENTLOOP_TEST_MOOD")
     assert front_door(config, "--resume") == (0, "")
     assert_same_run(run, unbroken)
-
-
-# sinks

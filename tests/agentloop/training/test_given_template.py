@@ -43,7 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def demonstrated(path: Path, *, tools: bool, call: bool = True) -> Path:
+def demonstrated(path: Path, *, tools: bool) -> Path:
     called = {"id": "call00001", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}}
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [called]},
@@ -52,7 +52,7 @@ def demonstrated(path: Path, *, tools: bool, call: bool = True) -> Path:
     written = []
     for number in range(8):
         reply = {"role": "assistant", "content": str(number)}
-        messages = [{"role": "user", "content": f"Question {number}"}, *(turns if call else []), reply]
+        messages = [{"role": "user", "content": f"Question {number}"}, *turns, reply]
         row: dict[str, Any] = {"messages": messages}
         if tools:
             row["tools"] = list(load_environment(CALCULATOR, {}).tools)
@@ -74,14 +74,6 @@ def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Pat
         sft(small_config(tmp_path, bare, sft={"data": str(data)}), display=SilentDisplay())
     assert str(refused.value).startswith(f"{data}:1: chat template must show every {what}")
     assert "Set context.template: hermes" in str(refused.value)
-
-
-def test_evaluation_refuses_a_template_without_tools(bare: Path, tmp_path: Path) -> None:
-    section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl", tools=False, call=False))}
-    config = small_config(tmp_path, bare, sft=section, environment={"name": CALCULATOR})
-    folder = sft(config, display=SilentDisplay()).folder
-    with pytest.raises(UserError, match="chat template must show every tool, got one that leaves multiply out"):
-        evaluate_run(folder)
 
 
 def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -> None:

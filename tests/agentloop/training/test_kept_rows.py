@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from typer.testing import CliRunner
 
 from agentloop.cli.replay import app as replay_commands
 from agentloop.config import RunConfig
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from replay import ReplayStore, questions
 from replay.storage.format.rows import plain_text
 from tests.fakes.processes import assert_same_bits, assert_same_weights
@@ -43,17 +41,10 @@ def settings(folder: Path, model: Path) -> RunConfig:
     )
 
 
-class KilledAt(SilentDisplay):
-    """Ends the process, as far as the run can tell, in the middle of things."""
-
-    def __init__(self, iteration: int) -> None:
-        super().__init__()
-        self._last = iteration
-
-    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        if number == self._last:
-            raise MemoryError("killed")
-        super().iteration(number, total, metrics)
+def killed(number: int) -> None:
+    """Ends the process, as far as the run can tell, in the middle of the last iteration."""
+    if number == 4:
+        raise MemoryError("killed")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +78,7 @@ def test_killed_run_that_resumes_ends_like_the_unbroken_one(
     finished: tuple[TrainResult, SilentDisplay], tmp_path: Path, qwen2: Path
 ) -> None:
     with pytest.raises(MemoryError):
-        train(settings(tmp_path, qwen2), display=KilledAt(4))
+        train(settings(tmp_path, qwen2), display=SilentDisplay(at_iteration=killed))
     # The checkpoint is that of iteration 2; iterations 3 and 4 have evicted since.
     resumed = train(settings(tmp_path, qwen2), resume=True, display=SilentDisplay())
     drawn = (

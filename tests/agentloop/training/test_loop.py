@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +13,24 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentloop.config import RunConfig
-from agentloop.engines.generator import Completion, GenerationRequest
-from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
 from agentloop.runs.display import PlainDisplay
 from agentloop.runs.run_folder import open_run_folder
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
-from tests.fakes.processes import assert_same_run, assert_sound
+from tests.agentloop.conftest import Finished
+from tests.fakes.processes import assert_same_bits, assert_same_run, assert_sound
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
-
-Finished = tuple[TrainResult, RunConfig, SilentDisplay]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Finished:
-    """One run of three iterations that the tests below look at from all sides."""
-    config = small_config(tmp_path_factory.mktemp("runs"), qwen2)
-    display = SilentDisplay()
-    return train(config, display=display), config, display
 
 
 @pytest.fixture(scope="module")
 def without_replay(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> TrainResult:
     config = small_config(tmp_path_factory.mktemp("without"), qwen2, replay={"fraction": 0.0})
     return train(config, display=SilentDisplay())
-
-
-def parameters(folder: Path, version: int = 3) -> dict[str, torch.Tensor]:
-    return load_file(folder / "policies" / f"{version:06d}" / "model.safetensors")
-
-
-def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
@@ -114,17 +91,12 @@ def test_run_metrics_in_the_database_are_those_people_saw(
     assert display.iterations[0]["replay/starved_rows"] == 4
 
 
-def test_other_seed_gives_another_run(finished: Finished, tmp_path: Path, qwen2: Path) -> None:
-    other = train(small_config(tmp_path, qwen2, run={"seed": 1, "iterations": 1}), display=SilentDisplay())
-    assert not same_bits(parameters(finished[0].folder, 1), parameters(other.folder, 1))
-
-
 def test_observing_leaves_the_parameters_bit_identical_to_no_replay(
     without_replay: TrainResult, tmp_path: Path, qwen2: Path
 ) -> None:
     display = SilentDisplay()
     observed = train(small_config(tmp_path, qwen2, replay={"fraction": 0.5, "mode": "observe"}), display=display)
-    assert same_bits(parameters(without_replay.folder), parameters(observed.folder))
+    assert_same_bits(*(run.folder / "policies/000003/model.safetensors" for run in (without_replay, observed)))
     assert [row["batch/replay"] for row in display.iterations] == [0, 8, 8]
     assert all(row["batch/fresh"] == 16 for row in display.iterations)
     assert {"actor/replay/drift_mean", "actor/replay/ess"} <= display.iterations[1].keys()
@@ -173,27 +145,6 @@ def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen
     result = train(config, display=PlainDisplay(Console(file=words)))
     assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations") == [(16, 0), (0, 16), (0, 16)]
     assert "fresh 0 + replay 16" in words.getvalue()
-
-
-def test_generator_whose_log_probs_come_off_later_is_told_and_not_believed(
-    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sample = LocalGenerator.generate
-
-    def off(self: LocalGenerator, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        nats = 0.01 if self.policy_version else 0.0  # it agrees when it is tried
-        return [replace(c, log_probs=tuple(p - nats for p in c.log_probs)) for c in sample(self, requests)]
-
-    monkeypatch.setattr(LocalGenerator, "generate", off)
-    display = SilentDisplay()
-    train(small_config(tmp_path, qwen2, run={"iterations": 2}, replay={"fraction": 0.0}), display=display)
-    first, second = display.iterations
-    assert first["actor/sampling_gap"] < 1e-4 and first["actor/old_log_probs_recomputed"] == 0.0
-    assert second["actor/sampling_gap"] == pytest.approx(0.01, rel=0.02)
-    assert second["actor/old_log_probs_recomputed"] == 1.0
-    assert second["actor/fresh/drift_mean"] == pytest.approx(math.exp(0.01), abs=1e-4)
-    told = [note for note in display.notes if "old log-probs were recomputed" in note]
-    assert len(told) == 1 and told[0].startswith("iteration 2: log-probs from sampling were 0.01 nats off")
 
 
 def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -12,14 +11,14 @@ import pytest
 
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from replay import questions
 from replay.config import stored_config
 from replay.questions.filters import condition
 from replay.questions.preview_settings import changed
 from replay.store import ReplayStore
 from tests.fakes.processes import assert_same_run
+from tests.fakes.records import sql
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 pytestmark = pytest.mark.slow
@@ -129,23 +128,16 @@ def test_flat_groups_are_completed_from_the_buffer(tmp_path: Path, qwen2: Path) 
     assert stored == len(completed)
 
 
-class _Spoiling(SilentDisplay):
+def spoiling(folder: Path) -> SilentDisplay:
     """Spoils every stored row after the first iteration: they are counted as there, and can't be read."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._database = folder / "small-001" / "replay.sqlite"
-
-    def iteration(self, number: int, total: int, metrics: Any) -> None:
-        super().iteration(number, total, metrics)
-        if number == 1:
-            with closing(sqlite3.connect(self._database)) as connection, connection:
-                connection.execute("update segments set tokens = zeroblob(length(tokens))")
+    database = folder / "small-001" / "replay.sqlite"
+    spoil = "update segments set tokens = zeroblob(length(tokens))"
+    return SilentDisplay(at_iteration=lambda number: number > 1 or sql(database, spoil))
 
 
 def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp_path: Path, qwen2: Path) -> None:
     config = pooled(tmp_path, qwen2, {"unit": "task", "task_members": 4}, run={"iterations": 3})
-    display = _Spoiling(tmp_path)
+    display = spoiling(tmp_path)
     limit = r"at most replay\.max_quarantined=0\.01 of the buffer, got 8 of 24 after iteration 2"
     with pytest.raises(TrainingStopped, match=limit):
         train(config, display=display)
@@ -164,7 +156,7 @@ def test_run_whose_rows_go_bad_stops_over_its_limit_and_goes_on_without_them(tmp
 def test_batch_that_was_to_be_all_replay_and_can_not_be_read_stops_the_run(tmp_path: Path, qwen2: Path) -> None:
     config = pooled(tmp_path, qwen2, {"fraction": 1.0, "max_quarantined": 1.0}, run={"iterations": 2})
     with pytest.raises(TrainingStopped, match=r"got none in iteration 2.*none of 16 rows could be read.*--resume"):
-        train(config, display=_Spoiling(tmp_path))
+        train(config, display=spoiling(tmp_path))
     assert train(config, resume=True, display=SilentDisplay()).iterations == 2
 
 

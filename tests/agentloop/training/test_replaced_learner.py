@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -75,25 +75,16 @@ def test_trainer_whose_run_was_taken_over_publishes_nothing(tmp_path: Path, qwen
     assert generator.policy_version == 1
 
 
-class TakenOverAfter(SilentDisplay):
-    """Another process resumes the run when the iteration of that number has ended."""
-
-    def __init__(self, number: int, database: Path) -> None:
-        super().__init__()
-        self._number = number
-        self._database = database
-
-    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        if number == self._number:
-            store = ReplayStore.open(self._database)
-            store.resume(store.run().id, number - 1)
-            store.close()
-
-
 def test_trainer_whose_run_was_taken_over_saves_no_checkpoint(tmp_path: Path, qwen2: Path) -> None:
     folder = tmp_path / "small-001"
     config = small_config(tmp_path, qwen2, batch={"trajectories": 8}, evaluation={"tasks": 2})
+
+    def taken_over(number: int) -> None:
+        if number == 2:
+            with closing(ReplayStore.open(folder / "replay.sqlite")) as store:
+                store.resume(store.run().id, 1)
+
     with pytest.raises(RunReplaced, match=r"got epoch 2 where this process began epoch 1: .* let the other one go on"):
-        train(config, display=TakenOverAfter(2, folder / "replay.sqlite"))
+        train(config, display=SilentDisplay(at_iteration=taken_over))
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["000000", "000001"]
     assert rows(folder / "replay.sqlite", "select max(iteration) from iterations") == [(1,)]

@@ -14,8 +14,7 @@ import pytest
 from agentloop.algorithms.advantages import group_advantages
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.training.from_python.train_result import TrainResult
-from agentloop.training.train import train
+from agentloop.training.train import TrainResult, train
 from context.authors import AuthorTable
 from replay.exchange import ExchangeError, export_file, import_file
 from replay.exchange.teacher import import_chat, teaching_of

@@ -24,18 +24,6 @@ pytestmark = [
 SHARE = 0.4
 
 
-class FreeMemory(SilentDisplay):
-    """The share of the GPU that is free when the last episode has ended, and when the update begins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.free: dict[str, float] = {}
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        free, whole = torch.cuda.mem_get_info()
-        self.free[name] = free / whole
-
-
 @pytest.mark.parametrize(
     "sections",
     [{"checkpoint": {"keep_policies": "none"}}, {"engine": {"transfer": "file"}}, {"lora": {"rank": 8}}],
@@ -44,11 +32,17 @@ class FreeMemory(SilentDisplay):
 def test_a_gpu_is_shared_by_turns(tmp_path: Path, sections: dict[str, dict[str, Any]]) -> None:
     served = {"serve": True, "memory_share": SHARE, "options": ["--dtype", "bfloat16"], **sections.get("engine", {})}
     given = {"rollout": {"engine": "vllm"}, **sections, "engine": served}
-    display = FreeMemory()
+    free: dict[str, float] = {}
+
+    def measure(phase: str, iterations: int) -> None:
+        left, whole = torch.cuda.mem_get_info()
+        free[phase] = left / whole
+
+    display = SilentDisplay(at_phase=measure)
     result = train(small_config(tmp_path / "runs", save_vllm_llama(tmp_path / "model"), **given), display=display)
     proofs = [json.loads(line) for line in (result.folder / "policies" / PROOFS).read_text().splitlines()]
     assert [proof["holds"] for proof in proofs] == [True] * 4
     folders = [path.name for path in (result.folder / "policies").iterdir() if path.is_dir()]
     assert (folders == []) == ("keep_policies" in sections.get("checkpoint", {}))
     assert all(metrics["time/sleep"] > 0 and metrics["time/wake"] > 0 for metrics in display.iterations)
-    assert display.free["update"] - display.free["collect"] >= SHARE / 2
+    assert free["update"] - free["collect"] >= SHARE / 2

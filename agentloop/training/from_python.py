@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
+
+with warnings.catch_warnings():
+    # In a notebook without widgets it warns that it has none, whoever imports it first; transformers would.
+    warnings.simplefilter("ignore")
+    import tqdm.auto  # type: ignore[import-untyped]  # noqa: F401
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
@@ -15,7 +21,7 @@ from agentloop.environments.row_environment import ROWS
 from agentloop.errors import UserError, one_line
 from agentloop.models.loading import muted_libraries
 from agentloop.runs.run_folder import claim_run_folder
-from agentloop.training.from_python.train_result import TrainResult
+from agentloop.training.train import TrainResult
 from agentloop.training.train import train as train_run
 from agentloop.user_code import give_function, is_given
 

@@ -1,0 +1,155 @@
+"""Settings that can't stand together, in two tables: what has no effect without another, and what another rules out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agentloop.config.sections.model import MODEL_DEFAULTS
+from agentloop.config.strict_yaml import shown
+from replay.setting_types import Section
+
+if TYPE_CHECKING:
+    from agentloop.config import RunConfig
+
+COMPARING = ("dr_grpo", "grpo", "opo", "rloo")
+"""Algorithms by which the members of a group are compared with each other, and one of equal rewards has no signal."""
+
+
+class Values(NamedTuple):
+    """What a setting may be: in words, and whether a value is one of them."""
+
+    words: str
+    hold: Callable[[Any], bool]
+
+
+def _one_of(*values: object) -> Values:
+    *most, last = map(shown, values)
+    return Values(f"{', '.join(most)} or {last}" if most else last, lambda value: value in values)
+
+
+def _not(*values: object, words: str = "given") -> Values:
+    return Values(words, lambda value: value not in values)
+
+
+_SET, _FILLED, _BEHAVIOR = _not(None), _not(()), _one_of("behavior")
+_LOSSES = ("loss.fresh", "loss.replay", "loss.hinted")
+_BY_TURNS = ("grpo", "dr_grpo", "rloo", "reinforce", "reinforce++")
+_TWICE = "Drift would count twice: set the anchor to old."
+
+NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
+    ("advantage.turn_gamma advantage.turn_coef", "advantage.credit", _one_of("turn")),
+    ("collection.max_staleness collection.samples_per_insert", "collection.by", _one_of("workers")),
+    ("critic", "algorithm", _one_of("ppo")),
+    ("critic.value_coef", "critic.backbone", _one_of("shared")),
+    ("engine.options engine.memory_share engine.transfer", "engine.serve", _one_of(True)),
+    ("engine.urls engine.serve", "rollout.engine", _one_of("vllm")),
+    ("environment.tools", "environment.name", _one_of("rows")),
+    ("kl.horizon", "kl.target", _SET),
+    ("lora.alpha lora.target_modules", "lora.rank", _not(0)),
+    ("loss.hinted", "context.strategy", _one_of("hint")),
+    ("loss.norm_length", "loss.aggregation", _one_of("seq-mean-token-sum-norm")),
+    ("optimizer.betas", "optimizer.name", _one_of("adamw", "muon")),
+    ("optimizer.momentum", "optimizer.name", _one_of("sgd", "muon")),
+    ("critic.optimizer.betas", "critic.optimizer.name", _one_of("adamw", "muon")),
+    ("critic.optimizer.momentum", "critic.optimizer.name", _one_of("sgd", "muon")),
+    ("replay.weight", "loss.normalise", _one_of("per_stream")),
+    ("reward.parallel reward.timeout_s reward.on_error", "reward.functions", _FILLED),
+    ("reward.model", "reward.model.path", _SET),
+    ("reward.overlong", "reward.overlong.buffer", _SET),
+    ("tasks.curriculum_decay tasks.curriculum_floor", "tasks.curriculum", _not("none")),
+    ("tasks.split tasks.held_out", "tasks.data", _SET),
+    ("tasks.subset tasks.revision", "tasks.data", Values("hf:NAME", lambda data: str(data).startswith("hf:"))),
+)
+"""Keys, or sections of them, that mean nothing unless the other key is one of these."""
+
+_PPO, _ROWS, _SERVE, _WORKERS = _one_of("ppo"), _one_of("rows"), _one_of(True), _one_of("workers")
+_FALSE, _NULL, _STORED, _TRAJECTORY, _ZERO = map(_one_of, (False, None, "stored", "trajectory", 0))
+_UNCOMPARED, _POSITIVE, _ANOTHER = _not(*COMPARING), _not(0, words="above 0"), "another one"
+_TEACHES = "By it a group of equal rewards teaches too, or is measured with all of an iteration."
+_CRITIC, _LOOP = "Its critic gives the advantages.", "Or set collection.by: loop."
+EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
+    ("algorithm", _one_of("grpo"), "advantage.function", _SET, "The function takes its place: remove one of them."),
+    ("algorithm", _not("remax", words=_ANOTHER), "collection.by", _WORKERS, "Use grpo."),
+    ("advantage.normalise_std", _NULL, "advantage.function", _SET, "Its numbers are taken as they are."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++"), "It divides by a batch's; reinforce not."),
+    ("advantage.normalise_std", _NULL, "algorithm", _one_of("reinforce++_baseline"), "Use dr_grpo instead."),
+    ("advantage.normalise_std", _one_of(None, False), "algorithm", _not("grpo", "ppo"), "Only grpo divides by it."),
+    ("advantage.normalise_batch", _one_of("none"), "algorithm", _PPO, _CRITIC),
+    ("advantage.credit", _TRAJECTORY, "advantage.function", _SET, "It has no baseline for a turn."),
+    ("advantage.credit", _TRAJECTORY, "algorithm", _not(*_BY_TURNS), f"Use {', '.join(_BY_TURNS)}."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "algorithm", _UNCOMPARED, _TEACHES),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "advantage.credit", _one_of("turn"), "Turns of such groups teach."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "replay.unit", _one_of("trajectory", "task"), "Tasks are planned."),
+    ("rollout.dynamic_sampling_rounds", _ZERO, "collection.by", _WORKERS, _LOOP),
+    ("rollout.engine", _one_of("vllm"), "collection.by", _WORKERS, "Workers have no policy of their own."),
+    ("replay.complete_zero_variance", _FALSE, "algorithm", _UNCOMPARED, _TEACHES),
+    ("replay.complete_zero_variance", _FALSE, "replay.baseline", _one_of("split", "fresh_only"), "Each has its own."),
+    ("replay.baseline", _STORED, "algorithm", _one_of("reinforce", "remax", "ppo"), "It compares no trajectories."),
+    ("replay.baseline", _one_of("stored", "shared", "split"), "advantage.function", _SET, "It sees whole groups."),
+    ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
+    ("replay.mode", _one_of("train"), "collection.samples_per_insert", _SET, "Replayed rows are what is learned."),
+    ("replay.unit", _one_of("any", "group"), "collection.samples_per_insert", _SET, "Others stand beside fresh rows."),
+    ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
+    ("collection.max_staleness", _POSITIVE, "collection.samples_per_insert", _SET, "Updates make rows older."),
+    ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
+    ("reward.model.path", _NULL, "collection.by", _WORKERS, _LOOP),
+    ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
+    ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
+    ("reward.environment", _one_of(1.0), "environment.name", _ROWS, "Its score is that of reward.functions."),
+    ("engine.urls", _one_of(()), "engine.serve", _SERVE, "The run starts its own: remove one of them."),
+    ("evaluation.samples", _one_of(1), "evaluation.temperature", _ZERO, "All would be the same."),
+    ("compute.autocast", _one_of("auto", "none"), "model.dtype", _not("float32"), "It is for float32 weights."),
+    ("kl.loss_estimator", _one_of("k1", "k3"), "kl.loss_gradient", _one_of("importance"), "Weights correct these."),
+    ("kl.reward_coef", _POSITIVE, "kl.target", _SET, "The adaptive coefficient begins with it."),
+    ("loss.norm_length", _SET, "loss.aggregation", _one_of("seq-mean-token-sum-norm"), "Such as the longest row."),
+    *(
+        (f"{loss}.anchor", _BEHAVIOR, f"{loss}.objective.name", _one_of("exgrpo"), "So is its ratio.")
+        for loss in _LOSSES
+    ),
+    *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
+    *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
+    ("tasks.curriculum", _one_of("none"), "collection.by", _WORKERS, _LOOP),
+    ("tasks.shuffle", _one_of(True), "tasks.curriculum", _not("none"), "It decides the order."),
+    ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),
+)
+"""A key, what it must be, when the other key is so, and why or what to do instead."""
+
+
+def check_conflicts(config: RunConfig) -> None:
+    """Raises ValueError for the first pair of settings that can't stand together."""
+    for keys, other, acting in NO_EFFECT:
+        if not acting.hold(value := _value(config, other)):
+            for key in keys.split():
+                check_default(config, key, when=f"{other} is {shown(value)}")
+    for key, allowed, other, ruling, why in EXCLUDED:
+        found, value = _value(config, key), _value(config, other)
+        if ruling.hold(value) and value is not None and not allowed.hold(found):
+            raise ValueError(f"{key} must be {allowed.words} when {other} is {shown(value)}, got {shown(found)}. {why}")
+
+
+def check_default(config: RunConfig, path: str, *, when: str) -> None:
+    """Raises ValueError where a key, or one of a section, was set although it changes nothing."""
+    for key, given, default in _changed(config, tuple(path.split("."))):
+        raise ValueError(
+            f"{key} must be left at {shown(default)} when {when}, got {shown(given)}. It would change nothing: "
+            "remove it."
+        )
+
+
+def _value(config: Any, path: str) -> Any:
+    """The value at a dotted path; None where a section above it is."""
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def _changed(config: RunConfig, path: tuple[str, ...]) -> Iterator[tuple[str, Any, Any]]:
+    """Key, value and default of what differs at a path or below."""
+    section, given = _value(config, ".".join(path[:-1])) if path[:-1] else config, _value(config, ".".join(path))
+    default = type(section).model_fields[path[-1]].get_default(call_default_factory=True)
+    if isinstance(default, Section):
+        for name in type(given).model_fields:
+            yield from _changed(config, (*path, name))
+    elif given not in (default, MODEL_DEFAULTS.get(path, default)):
+        yield ".".join(path), given, default

@@ -1,0 +1,263 @@
+"""What single sections of the configuration mean: contexts, losses, and the composition of batches."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from agentloop.config import ModelSection, RunConfig
+from agentloop.config.config_file import load_config, to_plain
+from agentloop.config.sections.context import ContextSection, make_strategy
+from agentloop.environments import load_environment
+from agentloop.errors import UserError
+from agentloop.learning.gradients import stream_losses
+from agentloop.models.adapters import load_policy
+from agentloop.models.loading import load_model
+from agentloop.rollouts.actors import stop_strings
+from context import Author, ChatTemplate, Message
+from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
+from replay.config import StoredConfig
+from replay.questions.preview_settings import as_yaml, changed
+from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
+from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
+
+
+def test_strategies_of_the_configuration_are_those_there_are() -> None:
+    assert get_args(ContextSection.model_fields["strategy"].annotation) == tuple(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGY_OPTIONS)
+def test_shipped_configuration_takes_every_strategy_as_it_says(strategy: str) -> None:
+    file = ROOT / "configs" / "strategies.yaml"
+    options = STRATEGY_OPTIONS[strategy][0]
+    settings = [f"context.strategy={strategy}", f"context.options={options}"]
+    assert load_config(file, settings).context.strategy == strategy
+    said = [line for line in file.read_text().splitlines() if f"strategy={strategy}" in line]
+    assert said
+    assert options == "{}" or any(options in line or options.strip("{}").replace(": ", "=") in line for line in said)
+
+
+def test_strategy_is_made_with_its_options() -> None:
+    assert make_strategy("sliding_window", {"budget": 300}) == SlidingWindow(300)
+    assert make_strategy("clip_tool_results", {"budget": 300, "order": "largest"}) == ClipToolResults(300, "largest")
+    assert make_strategy("memory", {"budget": 9, "train_answers": False}) == Memory(9, train_answers=False)
+
+
+def test_registered_authors_follow_the_built_in_ones() -> None:
+    section = ContextSection.model_validate(
+        {"authors": [{"name": "judge", "shown": False}, {"name": "subagent:planner"}]}
+    )
+    table = section.author_table()
+    assert [author.name for author in table.authors[-2:]] == ["judge", "subagent:planner"]
+    assert table.code("judge") == len(ContextSection().author_table().authors)
+    assert (table.authors[-2].action, table.authors[-2].shown, table.authors[-1].shown) == (False, False, True)
+
+
+def test_stop_strings_are_those_of_the_parser_unless_they_are_named(tmp_path: Path) -> None:
+    loaded: Any = SimpleNamespace(template=ChatTemplate("<tool_call>", {}))
+    for section, expected in (
+        ({"parser": "hermes"}, ()),
+        ({"parser": "react"}, ("Observation:",)),
+        ({"parser": "react", "stop_strings": []}, ()),
+        ({"stop_strings": ["END"]}, ("END",)),
+    ):
+        assert stop_strings(RunConfig.model_validate({"context": section}), loaded) == expected
+
+
+def test_arguments_reach_the_template_of_the_loaded_model(tmp_path: Path) -> None:
+    folder = save_qwen2(tmp_path)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ mood }}")
+    values = {"model": {"path": str(folder)}, "context": {"template_args": {"mood": "calm"}}}
+    loaded = load_policy(RunConfig.model_validate(values), folder)
+    assert loaded.template.render([Message("user", "x")], generation_prompt=True).endswith("calm")
+    assert loaded.fingerprint["template"] != load_model(ModelSection(), folder).fingerprint["template"]
+
+
+ASKING = """
+from agentloop import Environment, Task
+from context import Message
+
+class Judged(Environment):
+    def __init__(self, role: str = "assistant", author: str = "human_edit"):
+        self.message = Message(role, "Yes.", author=author)
+
+    def make_task(self, rng):
+        return Task((Message("user", "Do it."), Message("user", "Well.", author="judge"), self.message))
+
+    def reward(self, task, messages):
+        return 1.0
+"""
+REGISTERED = (Author("judge", False, False), Author("human_edit", True, True, behavior=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "registered", "refused"),
+    [
+        ({}, REGISTERED, None),
+        ({}, (), ":Judged.make_task must give messages by authors of context.authors, got 'judge' in message 1. There"),
+        ({"author": "human_edt"}, REGISTERED, "got 'human_edt' in message 2. Did you mean human_edit[?]"),
+        (
+            {"role": "user"},
+            REGISTERED,
+            "by 'human_edit' the role assistant, for action: true .*, got 'user'",
+        ),
+    ],
+)
+def test_task_has_messages_of_registered_authors_or_is_refused_at_the_start(
+    tmp_path: Path, options: dict[str, str], registered: tuple[Author, ...], refused: str | None
+) -> None:
+    (tmp_path / "judged.py").write_text(ASKING)
+    name = f"{tmp_path / 'judged.py'}:Judged"
+    if refused is None:
+        task = load_environment(name, options, registered).make_task(random.Random(0))
+        assert [message.author for message in task.messages()] == ["user", "judge", "human_edit"]
+    else:
+        with pytest.raises(UserError, match=refused):
+            load_environment(name, options, registered)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "objective"),
+    [
+        (["objective=gspo"], {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}),
+        (["objective.name=gspo"], {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}),
+        (["objective.name=gspo", "objective.clip_low=0.5"], {"name": "gspo", "clip_low": 0.5, "clip_high": 4e-4}),
+        (["objective.clip_low=0.5"], {"name": "ppo_clip", "clip_low": 0.5, "clip_high": 0.6, "dual_clip": None}),
+        (["objective={name: ppo_clip}"], {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}),
+    ],
+)
+def test_options_of_one_objective_do_not_follow_another_one(
+    tmp_path: Path, overrides: list[str], objective: dict[str, Any]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("loss: {replay: {objective: {name: ppo_clip, clip_high: 0.6}}}")
+    replay = load_config(path, [f"loss.replay.{override}" for override in overrides]).loss.replay
+    assert replay.objective.model_dump() == objective
+
+
+OWN = """
+import torch
+from agentloop.algorithms.objectives import PolicyLoss
+
+def tempered(inputs, *, power=1.0):
+    return -inputs.advantages * inputs.log_ratios.exp() ** power
+
+def flagged(inputs):
+    loss = -inputs.advantages * inputs.log_ratios.exp()
+    return PolicyLoss(loss, torch.ones_like(inputs.loss_mask), torch.zeros_like(inputs.loss_mask))
+
+def summed(inputs):
+    return inputs.log_probs.sum()
+
+def broken(inputs):
+    raise KeyError("weights")
+
+def wordy(inputs):
+    return "none"
+"""
+
+
+def own(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return {"objective": {"name": f"{path}:{name}", "options": options}}
+
+
+def test_objective_of_ones_own_is_trained_with_its_options(tmp_path: Path) -> None:
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = scored_rows(actor, mixed_rows(), old=old)
+    expected = gradients(actor, scored, run_config(loss={"replay": {"objective": "surrogate"}}))
+    found = gradients(actor, scored, run_config(loss={"replay": own(tmp_path, "tempered")}))
+    assert found[0] == pytest.approx(expected[0], rel=1e-12)
+    assert float((found[1] - expected[1]).abs().max()) <= 1e-12 * float(expected[1].abs().max())
+    halved = gradients(actor, scored, run_config(loss={"replay": own(tmp_path, "tempered", power=0.5)}))
+    assert halved[0] != pytest.approx(expected[0], rel=1e-3)
+    flagged = gradients(actor, scored, run_config(loss={"replay": own(tmp_path, "flagged")}))[2].metrics()
+    # It says that every token is clipped: but the mask says which are tokens of it.
+    assert flagged["actor/replay/pg_clipfrac"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("summed", r"loss.replay.objective \(summed\) must return a loss per token, .* got shape \[\]"),
+        ("wordy", r"loss.replay.objective \(wordy\) must return a loss per token, .* got str"),
+        ("broken", r"loss.replay.objective \(broken\) must take an ObjectiveInput .* got KeyError: 'weights'"),
+    ],
+)
+def test_objective_of_ones_own_that_is_none_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    actor = tiny_actor()
+    with pytest.raises(UserError, match=message):
+        config = run_config(loss={"replay": own(tmp_path, name)})
+        gradients(actor, scored_rows(actor, mixed_rows(), old=actor), config)
+
+
+def test_objective_that_its_file_lacks_is_refused_before_training(tmp_path: Path) -> None:
+    config = run_config(loss={"replay": own(tmp_path, "temperd")})
+    with pytest.raises(UserError, match="loss.replay.objective must name a function of .* Did you mean tempered"):
+        stream_losses(config.loss)
+
+
+def config(replay: dict[str, Any], *, pool: int | str = 50, **batch: int) -> RunConfig:
+    sizes = {"trajectories": 32, "group_size": 8, "mini_batch": 16, **batch}
+    sections = {"replay": replay, "environment": {"task_pool": pool}, "batch": sizes, "run": {"iterations": 5}}
+    return RunConfig.model_validate(sections)
+
+
+def fractions(replay: dict[str, Any]) -> list[float]:
+    return [config(replay).mix_rule().fraction_at(iteration) for iteration in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "course"),
+    [
+        ({}, [0.4] * 5),
+        ({"shape": "linear", "final": 0.0}, [0.4, 0.3, 0.2, 0.1, 0.0]),
+        ({"shape": "linear", "final": 0.0, "begin": 0.5}, [0.4, 0.4, 0.4, 0.2, 0.0]),
+        ({"shape": "linear", "final": 0.0, "over": "iterations"}, [0.4, 0.3, 0.2, 0.1, 0.0]),
+        ({"shape": "linear", "final": 0.0, "over": "iterations", "begin": 2, "end": 4}, [0.4, 0.4, 0.2, 0.0, 0.0]),
+        ({"shape": "cosine", "final": 0.8}, [0.4, 0.4586, 0.6, 0.7414, 0.8]),  # 0.6 -+ 0.2 cos 45 degrees
+        ({"shape": "step", "steps": [[0.5, 0.1]]}, [0.4, 0.4, 0.1, 0.1, 0.1]),
+        ({"shape": "step", "over": "iterations", "steps": [[2, 0.1], [5, 0.9]]}, [0.4, 0.1, 0.1, 0.1, 0.9]),
+    ],
+)
+def test_schedule_gives_each_iteration_its_share(schedule: dict[str, Any], course: list[float]) -> None:
+    assert fractions({"fraction": 0.4, "schedule": schedule}) == pytest.approx(course, abs=1e-4)
+
+
+def test_limits_of_draws_are_those_of_the_configuration() -> None:
+    limits = config({"sources": {"self": 0.75, "teacher": 0.25}, "max_uses": 3, "successful_only": False}).replay.limits
+    assert (limits.sources, limits.max_uses, limits.successful_only) == (("self", "teacher"), 3, False)
+    assert config({}).replay.limits.sources is None
+
+
+def test_stored_configuration_gives_the_rule_and_the_limits_of_the_run() -> None:
+    own = config({"fraction": 0.5, "schedule": {"shape": "step", "steps": [[0.5, 0.1]]}, "max_staleness": 4})
+    stored = StoredConfig.model_validate(to_plain(own))
+    assert stored.replay == own.replay
+    assert (stored.mix_rule(), stored.replay.limits) == (own.mix_rule(), own.replay.limits)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"fraction": "0.375", "sampler": "recency", "recency.half_life": "1e-05", "max_staleness": "8", "max_uses": ""},
+        {"unit": "group", "successful_only": "false", "sampler": "difficulty", "difficulty.mode": "hard"},
+        {"unit": "any", "sampler": "freshness", "freshness.sampler": "reward", "mode": "observe"},
+    ],
+)
+def test_previewed_settings_are_a_part_of_a_configuration(tmp_path: Path, given: dict[str, str]) -> None:
+    text = (ROOT / "configs" / "quickstart.yaml").read_text()
+    own = load_config(ROOT / "configs" / "quickstart.yaml")
+    choice = changed(StoredConfig.model_validate(to_plain(own)), given)
+    before, rest = text.split("\nreplay:\n")
+    after = rest[rest.index("\noptimizer:") :]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{before}\n{as_yaml(choice.replay)}{after}", encoding="utf-8")
+    assert load_config(path).replay == choice.replay
