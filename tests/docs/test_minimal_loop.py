@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,6 +30,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ReplaySt
     store.close()
 
 
+def test_buffer_holds_what_was_sampled_with_its_log_probs(trained: tuple[ReplayStore, Path, Any]) -> None:
+    store, path, _ = trained
+    ids = [id for (id,) in rows(path, "select id from trajectories")]
+    assert len(ids) == 32 * ITERATIONS
+    for row in store.read(ids):
+        (segment,) = row.segments
+        known = np.isfinite(segment.tokens.behavior_log_probs)
+        assert known.sum() == row.record.num_action_tokens > 0
+        assert set(segment.tokens.policy_versions[known]) == {row.record.iteration - 1}
+
+
 def test_every_update_says_which_rows_fed_it(trained: tuple[ReplayStore, Path, Any]) -> None:
     _, path, _ = trained
     counts = dict(rows(path, "select stream, count(*) from draws where state = 'committed' group by 1"))
@@ -42,6 +54,15 @@ def test_every_update_says_which_rows_fed_it(trained: tuple[ReplayStore, Path, A
     ) == [(0,)]
     ((lowest, highest),) = rows(path, "select min(value), max(value) from metrics where name = 'actor/replay/ess'")
     assert 0 < lowest <= highest <= 1
+
+
+def test_weights_move(trained: tuple[ReplayStore, Path, Any], tmp_path: Path) -> None:
+    _, _, model = trained
+    untrained = minimal_loop.run(ReplayStore.create(tmp_path / "replay.sqlite"), iterations=0)
+    moved = [
+        bool((now != before).any()) for now, before in zip(model.parameters(), untrained.parameters(), strict=True)
+    ]
+    assert all(moved)
 
 
 def test_ratio_of_fresh_rows_is_one(trained: tuple[ReplayStore, Path, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any, get_args
 
+import pytest
 import torch
 
 from agentloop.algorithms.corrections import Correction, CorrectionKind, correct
@@ -90,3 +92,20 @@ def test_losses_of_the_page_are_those_of_the_default_replay_stream() -> None:
         anchored = replace(replay, anchor=row["anchor"].strip("`"))
         loss, gradient = trained(float(row["advantage"]), importance, anchored)
         assert (row["loss"], row["gradient"]) == (f"{loss:.3f}", f"{abs(gradient) and gradient:.3f}")
+
+
+def test_sample_sizes_of_the_page_are_those_of_their_drifts() -> None:
+    for row in table(PAGE, "ESS"):
+        logs = torch.tensor(numbers(row["log drift of four tokens"]), dtype=torch.float64)[:, None]
+        mask, rows = torch.ones(4, 1, dtype=torch.bool), torch.arange(4)
+        drift = trajectory_drift(logs - 1.0, torch.full_like(logs, -1.0), response_mask=mask, trajectory=rows, count=4)
+        assert numbers(row["weights"]) == pytest.approx(drift.weight.tolist(), abs=0.005)
+        assert row["ESS"] == f"{drift.effective_sample_size(rows, 'token'):.2f}"
+
+
+def test_products_of_the_page_grow_with_length_and_means_do_not() -> None:
+    for row in table(PAGE, "tokens"):
+        old = torch.full((1, int(row["tokens"])), -1.0, dtype=torch.float64)
+        for mean in ("product", "geometric"):
+            found = weights(old, old - 0.01, "truncate", level="sequence", mean=mean, ratio_high=math.inf)
+            assert row[f"`mean: {mean}`"] == f"{found[0, 0].item():.2f}"
