@@ -29,6 +29,7 @@ from agentloop.rollouts.actors import make_parser
 from agentloop.rollouts.demonstrated import demonstrate
 from agentloop.rollouts.episodes.episode import Episode, EpisodeHooks
 from agentloop.rollouts.rewards import RewardScorer
+from agentloop.runs.sinks import MetricSinks
 from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.components import load_redactor
 from agentloop.user_code import ask_to_stop, load_class, load_function, load_sampler, users_code
@@ -63,6 +64,10 @@ class Mine(Environment):
     def reward(self, task, messages):
         return fail() if task.payload["fails"] == "reward" else 1.0
 
+    def close(self):
+        Mine.closes or fail()
+
+    closes = True
     turn_rewards = achieved = demonstrate = fail
 
     @tool
@@ -93,6 +98,9 @@ class Weighing(Sampler):
 
 class Parser:
     parse = staticmethod(fail)
+
+class Sink:
+    log = close = fail
 '''
 RAISED = {
     "ValueError('no')": "ValueError: no",
@@ -202,11 +210,32 @@ def called(file: Path, name: str) -> ToolResult:
     return asyncio.run(call())
 
 
-def test_tool_that_raises_anything_costs_its_call_alone(file: Path, raised: str) -> None:
+def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themselves_alone(
+    file: Path, raised: str
+) -> None:
     for name in ("act", "act_apart", "act_later"):
         result = called(file, name)
         assert result.error_kind == "raised"
         assert re.search(rf"{re.escape(RAISED[raised])}.*mine\.py:\d+", str(result.problem))
+    for name in ("fail", "fail_later"):
+        scores = scorer(file, name, on_error="drop").score([EPISODE])
+        assert math.isnan(scores.totals[0])
+        assert RAISED[raised] in scores.problems[0]
+    said: list[str] = []
+    sinks = MetricSinks({"mine": load_class(f"{file}:Sink", what="metrics.sinks")()}, said.append)
+    sinks.log(1, {})
+    sinks.close()
+    assert said[0].startswith(f"metrics sink mine failed: {RAISED[raised]}")
+    assert sinks.missed == {"mine": 1}
+
+    async def closed() -> str | None:
+        factory = factory_of(file)
+        factory.environment.closes = False  # type: ignore[attr-defined]
+        hooks = EpisodeHooks(factory.create(), task(""), WorkerThreads(1), RolloutSection())
+        await hooks.start()
+        return await hooks.close()
+
+    assert str(asyncio.run(closed())).startswith(RAISED[raised])
 
 
 # What is no failure of the user's code
