@@ -17,7 +17,6 @@ from replay.pages.page import Page, app_of
 from replay.pages.views import (
     buffer_page,
     compare_page,
-    held_out_page,
     iteration_page,
     mixing_page,
     run_page,
@@ -32,8 +31,8 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     run_page.PAGE,
     run_page.CLUSTER,
     iteration_page.PAGE,
-    held_out_page.TASK,
-    held_out_page.PAGE,
+    run_page.HELD_OUT_TASK,
+    run_page.HELD_OUT,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,
