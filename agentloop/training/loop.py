@@ -13,7 +13,7 @@ from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.batch import ScoredBatch
 from agentloop.learning.trainer import RECOMPUTED
-from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
+from agentloop.learning.update_stats import UpdateResult
 from agentloop.records import kl_penalties, penalised_rewards
 from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
@@ -26,8 +26,8 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.pages.limited_by import regime
-from replay.records import BatchRow, IterationRecord
+from replay.questions.limited_by import regime
+from replay.records import ESS_BY_AGE, BatchRow, IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Series = Sequence[tuple[int, float]]
-"""(iteration, value), ascending."""
-Metrics = Mapping[str, Series]
-"""Series by the name of the metric."""
+from replay.questions.runs import Series
+
 Config = Mapping[str, Any]
 """A run's configuration as it is stored."""
 COLOURS = 7
@@ -63,11 +60,6 @@ class Panel:
 
 PanelGroups = Mapping[str, Sequence[Panel]]
 """Panels by the question that they answer, in reading order."""
-
-
-def finite(metrics: Metrics, name: str) -> Series:
-    """A metric's points, without those that are no numbers; empty where it was never logged."""
-    return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
 
 
 def number(value: float, *, percent: bool = False) -> str:

@@ -10,16 +10,15 @@ from typing import Any
 
 import yaml
 
-from replay.pages.charts import COLOURS, Axis, Config, Curve, Metrics, Panel, PanelGroups, finite, number
-from replay.questions.runs import STOPS
-from replay.records import StopReason, age_order
+from replay.pages.charts import COLOURS, Axis, Config, Curve, Panel, PanelGroups, number
+from replay.questions.runs import STOPS, Metrics, finite
+from replay.records import ESS_BY_AGE, StopReason, age_order
 from replay.records import stored_setting as stored
 
-_ESS_OF_AGE = "actor/replay/ess/age_"
 _STREAMS = ("fresh", "replay", "held-out", "ink")
 """Roles of curves that every run has; what it has several of is coloured by place."""
 _ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
-FAMILIES = (STOPS, _ESS_OF_AGE, _ENVIRONMENT, _PART, _TOOL)
+FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
 _SOME_RUNS = "One by one"
 """The panels here are left out where they have no curve."""
@@ -86,9 +85,9 @@ def _gradient_norm(panel: Panel, metrics: Metrics, config: Config) -> Panel:
 
 def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-COLOURS:]
+    ages = sorted((n.removeprefix(ESS_BY_AGE) for n in metrics if n.startswith(ESS_BY_AGE)), key=age_order)[-COLOURS:]
     curves = [
-        Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
+        Curve(age, finite(metrics, ESS_BY_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
     ]
     return replace(panel, curves=curves or [Curve("replay", (), "replay")])

@@ -14,12 +14,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from replay.pages.charts import Config, Metrics, Series, plain_groups
+from replay.pages.charts import Config, plain_groups
 from replay.pages.panels import FAMILIES, panel_groups
 from replay.pages.run_facts import setting, tiles
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
-from replay.questions.runs import ALL, newest_logged
+from replay.questions.runs import ALL, Metrics, Series, newest_logged
 from replay.records import RunRecord
 from replay.store import ReplayStore
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from replay.mixing.schedule import Schedule
-from replay.pages.charts import Config, Metrics, finite, number
-from replay.pages.limited_by import regime
+from replay.pages.charts import Config, number
+from replay.questions.limited_by import regime
+from replay.questions.runs import Metrics, finite
 from replay.records import stored_setting as stored
 
 

@@ -24,14 +24,13 @@ from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import Schedule
 from replay.questions.filters.query import QueryResult
 from replay.questions.preview_settings import as_yaml, shown, wrong
-from replay.records import ELIGIBLE, STATES
+from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
 from replay.sampling.trial_draw import TrialDraw
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
-_ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
 _rows = trajectories.c
@@ -63,7 +62,7 @@ class _RunState:
         mixer.started = self.has_replayed
         mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
         if rule.controller == "ess":
-            ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
+            ess = {name: value for name, value in self.metrics.items() if name.startswith(ESS_BY_AGE)}
             mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
         return mixer
 

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,10 @@ def _is_locked(path: Path) -> bool:
     return any(file in line.split() for line in held.splitlines())
 
 
-Series = dict[str, list[tuple[int, float]]]
-"""By metric name."""
+Series = Sequence[tuple[int, float]]
+"""(iteration, value), ascending."""
+Metrics = Mapping[str, Series]
+"""Series by the name of the metric."""
 
 ALL = range(2**53)
 """Iterations."""
@@ -171,7 +173,7 @@ def metric_series(
     families: Sequence[str] = (),
     within: range = ALL,
     merged: int = 1,
-) -> Series:
+) -> dict[str, list[tuple[int, float]]]:
     """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
 
     Of these `names`, and of those that begin like one of `families`; of all where neither is given. Each point is
@@ -189,11 +191,16 @@ def metric_series(
         metrics.c.run == run, _wanted(names, families), _KNOWN, iteration.between(within.start, within.stop - 1)
     )
     query = _merged(points, run, merged) if merged > 1 else points.order_by("place", metrics.c.name)
-    series: Series = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     with store.reading() as connection:
         for name, at, value in connection.execute(query):
             series.setdefault(name, []).append((at, value))
     return series
+
+
+def finite(metrics: Metrics, name: str) -> Series:
+    """A metric's points, without those that are no numbers; empty where it was never logged."""
+    return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
 
 
 def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:

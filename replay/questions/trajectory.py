@@ -18,7 +18,7 @@ from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
-from replay.questions.tokens import CodecOf, no_codec, replies, same_start, whole_segments
+from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
@@ -226,7 +226,7 @@ def _parts(
     found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
 ) -> list[QueryResult]:
     """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
-    turns = replies(found, authors)
+    turns = turns_of(found, authors)
     main: Segment | None = None
     answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):

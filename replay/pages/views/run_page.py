@@ -1,4 +1,4 @@
-"""One run: its curves, what went into its batches, who collects it, and what its evaluations were asked and answered."""
+"""One run: its curves and batches, who collects it, and what its evaluations were asked and answered."""
 
 from __future__ import annotations
 

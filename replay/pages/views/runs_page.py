@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay.pages.addresses import BadQuery, address, text, texts
-from replay.pages.charts import COLOURS, Config, Metrics, PanelGroups, plain_groups
+from replay.pages.charts import COLOURS, Config, PanelGroups, plain_groups
 from replay.pages.opened_runs import OpenedRuns, run_lines
 from replay.pages.page import Page
 from replay.pages.panels import compared, panel_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
-from replay.questions.runs import merged_to
+from replay.questions.runs import Metrics, merged_to
 
 MOST = 2 * COLOURS
 """Runs in one chart: each colour once as a whole and once as a dashed line."""

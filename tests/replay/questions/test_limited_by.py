@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from replay.pages.limited_by import regime
 from replay.pages.run_facts import tiles
+from replay.questions.limited_by import regime
 
 
 def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tuple[tuple[int, float], ...]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from replay.pages.charts import Config, Metrics, finite, number
-from replay.records import stored_setting as stored
+from replay.questions.runs import Metrics, finite
+from replay.records import stored_setting
 
 _NEWEST = 8
 """Iterations that are looked at."""
@@ -33,14 +35,14 @@ class Regime:
     """The numbers that say so, and what to do about it."""
 
 
-def regime(metrics: Metrics, config: Config) -> Regime | None:
+def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """None where no iteration was made."""
     success, fresh = _mean(metrics, "rollout/success"), _mean(metrics, "batch/fresh")
     if success is None or fresh is None:
         return None
     waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, "rollout/groups_without_signal")
     repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
-    expected = number(success * fresh)
+    expected = _count(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
     if flat is not None:
         facts.append(f"{_percent(flat)} of the groups without a signal")
@@ -56,7 +58,7 @@ def regime(metrics: Metrics, config: Config) -> Regime | None:
         could_be_remembered = from_memory is None and repeated is not None and repeated > _MUCH
         limit = "repeated tool calls" if could_be_remembered else "tools"
     advice = _ADVICE[limit]
-    if limit == "successes" and stored(config, "replay.hindsight.enable", bool):
+    if limit == "successes" and stored_setting(config, "replay.hindsight.enable", bool):
         advice = "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
     return Regime(limit, f"{'; '.join(facts)}. {advice}: docs/evidence.md.")
 
@@ -64,6 +66,10 @@ def regime(metrics: Metrics, config: Config) -> Regime | None:
 def _mean(metrics: Metrics, name: str) -> float | None:
     values = [value for _, value in finite(metrics, name)][-_NEWEST:]
     return sum(values) / len(values) if values else None
+
+
+def _count(expected: float) -> str:
+    return f"{expected:,.0f}" if expected >= 10 else f"{expected:.2g}"
 
 
 def _percent(share: float) -> str:
