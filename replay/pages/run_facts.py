@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replay.mixing.schedule import Schedule
 from replay.pages.charts import Config, number
 from replay.questions.limited_by import regime
 from replay.questions.runs import Metrics, finite
@@ -93,27 +92,10 @@ def setting(config: Config) -> str:
 
 
 def _replay(config: Config) -> str | None:
-    shares = _shares(config)
-    if shares is None:
+    fraction, sampler = stored(config, "replay.fraction", float), stored(config, "replay.sampler", str)
+    if fraction is None:
         return None
-    if not any(shares):
+    if not (fraction or stored(config, "replay.schedule.final", float)):
         return "no replay"
-    drawn = " falling to " if shares[-1] < shares[0] else " rising to "
-    unit, sampler = stored(config, "replay.unit", str), stored(config, "replay.sampler", str)
-    words = "replay " + drawn.join(number(share, percent=True) for share in dict.fromkeys(shares))
-    words += f", unit {unit}" if unit not in (None, "any") else ""
-    words += f", {sampler} sampler" if sampler else ""
+    words = f"replay {number(fraction, percent=True)}" + (f", {sampler} sampler" if sampler else "")
     return words + (", observed only" if stored(config, "replay.mode", str) == "observe" else "")
-
-
-def _shares(config: Config) -> tuple[float, float] | None:
-    """Replay's share of the first and of the last batch."""
-    fraction, iterations = stored(config, "replay.fraction", float), stored(config, "run.iterations", int)
-    if fraction is None or iterations is None:
-        return None
-    try:
-        schedule = Schedule.model_validate(stored(config, "replay.schedule", dict) or {})
-    except ValueError:
-        return None  # another version's words
-    length = stored(config, "run.schedule_iterations", int) or iterations
-    return schedule.at(fraction, 1, length), schedule.at(fraction, iterations, length)

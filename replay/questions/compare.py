@@ -17,6 +17,13 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 
+def readable(store: ReplayStore, ids: Sequence[str]) -> list[str]:
+    """Those of the trajectories that `trajectories` can compare: neither damaged nor without their tokens."""
+    with store.reading() as connection:
+        whole = load(connection, ids).whole
+    return [id for id in ids if id in whole]
+
+
 def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
     """Their records side by side, and where their tokens and messages part.
 

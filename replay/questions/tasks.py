@@ -46,15 +46,12 @@ _COUNTS = (
 )
 
 
-def task(
-    store: ReplayStore, hash_prefix: str, run: str | None = None, *, after: str | None = None, limit: int = 50
-) -> QueryResult:
+def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit: int = 50) -> QueryResult:
     """What is known of one task, in one run or in all of the database.
 
     Attempts are the members of its groups as they were collected, whatever became of them, but for groups that a resume
-    undid. `versions`: success of stored rows by the policies that tried it.
-    `difficulty`: groups by successes among so many members. `trajectories`: newest first, `limit` of them, those behind
-    the row `after`; `next` is the last one's id if there are more.
+    undid. `versions`: success of stored rows by the policies that tried it. `difficulty`: groups by successes among so
+    many members. `trajectories`: the newest `limit` of them; `more`: there are others.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
@@ -63,7 +60,8 @@ def task(
             # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
             mine = mine & (_rows.run.concat("") == run)
         tried = _groups_of(connection, found["hash"], run, mine)
-        listed = _listed(connection, mine, after=after, limit=limit)
+        rows = connection.execute(sa.select(*_LISTED).where(mine).order_by(*_NEWEST_FIRST).limit(limit + 1))
+        listed = [dict(row) for row in rows.mappings()]
         return {
             **found,
             "run": run,
@@ -75,7 +73,7 @@ def task(
             "groups": tried[:_MOST_GROUPS],
             "difficulty": _difficulty(tried),
             "trajectories": listed[:limit],
-            "next": listed[limit - 1]["id"] if len(listed) > limit else None,
+            "more": len(listed) > limit,
         }
 
 
@@ -177,23 +175,6 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
         bucket["eligible"] += group["eligible"]
         bucket["replayed"] += group["replayed"]
     return [buckets[key] for key in sorted(buckets)]
-
-
-def _listed(
-    connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int
-) -> list[QueryResult]:
-    """One more than the limit where there are more."""
-    query = sa.select(*_LISTED).where(mine)
-    if after is not None:
-        key = sa.select(_rows.iteration, _rows.run, _rows.slot, _rows.id).where(mine, _rows.id == after)
-        place = connection.execute(key).one_or_none()
-        if place is None:
-            raise ReplayError(f"after must be the id of one of the task's trajectories, got {after!r}.")
-        iteration, *rest = place
-        later = sa.tuple_(_rows.run, _rows.slot, _rows.id) > sa.tuple_(*rest)
-        query = query.where((_rows.iteration < iteration) | ((_rows.iteration == iteration) & later))
-    query = query.order_by(*_NEWEST_FIRST).limit(limit + 1)
-    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 class TaskSort(StrEnum):

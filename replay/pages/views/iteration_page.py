@@ -16,7 +16,6 @@ from replay.records import FRESH, REPLAY
 
 _ROWS = 100
 """Rows of the table at once."""
-_MOST_CLIPPED = 8
 _MOST_GROUPS = 128
 _BOTH = "both"
 _STREAMS = (_BOTH, REPLAY, FRESH)
@@ -72,7 +71,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "taught": taught[:_MOST_GROUPS],
         "groups_left_out": max(0, len(taught) - _MOST_GROUPS),
         "flat": [group for group in groups if _is_flat(group)],
-        "clipped": [row for row in _ordered(rows, "clip_fraction") if row["clip_fraction"]][:_MOST_CLIPPED],
         "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
         "listed": len(ordered),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -11,16 +10,16 @@ from starlette.responses import RedirectResponse, Response
 from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
-from replay.pages.charts import Axis, Curve, Panel, plain_panel
 from replay.pages.page import Page
 from replay.pages.reading import codec_of, has_run, rescore_command, style_of, turns, unread
 from replay.pages.views.compare_page import MOST as MOST_COMPARED
-from replay.questions import QueryResult
+from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
-from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 
 _TURNS = 60
 """Turns of a conversation on one page."""
+_MOST_NEIGHBOURS = 16
+"""Members of its group that it can be compared with."""
 _VIEWS = ("conversation", "tokens", "updates")
 """The parts of the page."""
 _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
@@ -41,15 +40,17 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     members = [row["id"] for row in found["members"]]
     place = members.index(id) if id in members else None
     names = [author["name"] for author in found["authors"]]
-    others = [member for member in members if member != id][: MOST_COMPARED - 1]
+    near = [row for row in found["members"] if row["id"] != id][:_MOST_NEIGHBOURS]
+    readable = set(compare.readable(source.store, [row["id"] for row in near])) if record else ()
+    others = [row for row in near if row["id"] in readable]
     return {
         **found,
         "run": (record or found["reclaimed"] or {}).get("run"),
         "previous": members[place - 1] if place else None,
         "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
-        "compare_all": address("compare", id=[id, *others]) if len(others) > 1 else None,
+        "others": others if not found["problem"] else [],
+        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: MOST_COMPARED - 1])]),
         "unread": unread(source, record["run"]) if record else None,
-        "unscorable": _unscorable(found),
         "rescore": rescore_command(source, id),
         "view": view,
         "views": _VIEWS,
@@ -59,21 +60,8 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", id, **changes),
         **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
-        "charts": _charts(found) if view == "updates" else {},
         "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
     }
-
-
-def _unscorable(found: QueryResult) -> str | None:
-    """Why no policy can score it; None where one can."""
-    record = found["record"]
-    if not found["segments"]:
-        return "Its tokens are not there."
-    if record["state"] not in (ELIGIBLE, UNTRAINABLE, ORPHANED):
-        return f"Rows that are {record['state']} are not scored."
-    if not record["num_action_tokens"]:
-        return "None of its tokens was sampled."
-    return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
 
 
 def _conversation(found: QueryResult, turn: int) -> QueryResult:
@@ -82,37 +70,6 @@ def _conversation(found: QueryResult, turn: int) -> QueryResult:
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
     shown = turns(found["messages"], found["authors"], count, first=first, count=_TURNS)
     return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
-
-
-def _charts(found: QueryResult) -> QueryResult:
-    """What its own run's updates did to it, over iterations; the table has all of them."""
-    uses = [use for use in found["uses"] if found["record"] and use["run"] == found["record"]["run"]]
-    return {panel["key"]: panel for panel in map(plain_panel, _panels(uses))} if len(uses) > 1 else {}
-
-
-def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
-    def curves(name: str, label: str = "", *, dashed: bool = False) -> list[Curve]:
-        by_stream = {stream: [use for use in uses if use["stream"] == stream] for stream in (FRESH, REPLAY)}
-        return [
-            Curve(
-                f"{stream}{label}",
-                [(use["iteration"], use[name]) for use in found if use[name] is not None],
-                stream,
-                dashed=dashed,
-                marker="square" if stream == REPLAY else "circle",
-            )
-            for stream, found in by_stream.items()
-            if found
-        ]
-
-    clipped, share = curves("clip_fraction"), curves("ess_share")
-    drift = [*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True)]
-    around, percent = Axis(reference=1.0, least_span=0.02), Axis(percent=True, from_zero=True, least_span=0.01)
-    return [
-        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, around),
-        Panel("ESS share", "Its weight over the sum of its stream's.", share, percent),
-        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", clipped, percent),
-    ]
 
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:

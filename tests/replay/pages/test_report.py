@@ -145,7 +145,7 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_c
     html = report(tmp_path, plain, config=config)
     (replayed,) = [curve for curve in charts_of(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
-    assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
+    assert '<p class="setting soft">seed 7 \u00b7 replay 25\u00a0%</p>' in html
     assert "3 iterations, 36 s each" in text_of(html)
 
 

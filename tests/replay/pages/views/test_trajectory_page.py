@@ -22,7 +22,7 @@ from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
 from tests.fakes.records import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
-from tests.replay.pages.serving import Served, charts_of, inspecting
+from tests.replay.pages.serving import Served, inspecting
 
 SPLIT = (
     Segment(tokens([1, 2, 3, 4, 5, 6, 7], [TEMPLATE, USER, LLM, LLM, ENV, LLM, LLM])),
@@ -150,18 +150,14 @@ def test_forgotten_row_says_what_is_left_of_it(page: Served) -> None:
     assert page.ask("/trajectories/gone/messages/0").status == 404
 
 
-def test_updates_are_shown_as_curves_and_as_a_table(tmp_path: Path) -> None:
+def test_every_update_is_a_line_of_a_table(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         sampler = make_sampler("success", 3)
         drawn = [id for iteration in range(1, 4) for id in iterate(store, iteration, sampler, count=3)]
         with inspecting(store) as server:
             shown = server.ask(address("trajectories", drawn[0], view="updates")).text
-    charts = charts_of(shown)
-    assert set(charts) == {"drift", "ess-share", "clip-fraction"}
-    curves = {curve["label"]: curve["points"] for curve in charts["drift"]["curves"]}
-    assert [value for _, value in curves["replay, mean"]] == [1.1] * drawn.count(drawn[0])
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
-    assert set(re.findall('data-link="(.*?)"', shown)) == {f"/runs/{RUN}/iterations/{{}}"}
+    assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
 
 
 def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:
