@@ -35,7 +35,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quantiles of ratios; in the last, groups have equal rewards and one has advantages all the same.
 
     An import of iteration 7 begins alike in three rows: `b` parts from `a` at token 2, `c` has a second segment; the
-    fourth of their group is damaged. There are evaluations before training, with one success of three, and after iteration 4.
+    fourth of their group is damaged. There are evaluations before training, with one success of three, and after
+    iteration 4.
     """
     path = tmp_path_factory.mktemp("rows") / "replay.sqlite"
     with closing(new_store(path)) as store:

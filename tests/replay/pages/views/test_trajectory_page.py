@@ -99,14 +99,14 @@ def test_long_result_is_folded_and_whole_on_its_own_page(page: Served) -> None:
     assert LONG in page.page("/trajectories/split/messages/5")
 
 
-def test_json_is_laid_out_with_what_was_written_beside_it(page: Served) -> None:
+def test_json_is_laid_out_and_stands_on_its_own_page_as_it_was_written(page: Served) -> None:
     pretty = str(indented(JSON))
     assert json.loads(pretty) == json.loads(JSON)
     assert pretty.split("\n")[:2] == ["{", '  "next": 1500.0,'] and pretty.split("\n")[-2:] == ['  "empty": []', "}"]
     for text in ("plain", '{"short": 1}', JSON[:-1], "[" * 9_000 + "]" * 9_000, '{"a": ' + "9" * 90):
         assert indented(text) is None
-    shown = html.unescape(page.ask("/trajectories/split").text)
-    assert "exactly as written" in shown and JSON in shown
+    assert pretty in html.unescape(page.page("/trajectories/split"))
+    assert JSON in html.unescape(page.page("/trajectories/split/messages/3"))
 
 
 def test_tokens_page_says_why_segments_split_and_what_was_never_scored(page: Served, folder: Path) -> None:
