@@ -102,7 +102,8 @@ class _Found:
 def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[Any]]:
     """What rows are sorted by, then iteration, slot, run and id; unknown values come last in either direction."""
     sort, last = query.sort, 1 if query.ascending else -1
-    columns = [_rows.iteration, _rows.slot, *([_rows.run] if query.run is None else []), _rows.id]
+    run = [_rows.run] if query.run is None else []
+    columns: list[sa.ColumnElement[Any]] = [_rows.iteration, _rows.slot, *run, _rows.id]
     if sort is Sort.iteration:
         return columns
     if sort is Sort.staleness:
@@ -141,8 +142,7 @@ def _searched(
 
 
 def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
-    found = {
-        row.id: dict(row._mapping) for row in selected(connection, (*_SHOWN, age.label("staleness")), _rows.id, ids)
-    }
+    columns = (*_SHOWN, age.label("staleness"))
+    found = {row.id: dict(row._mapping) for row in selected(connection, columns, _rows.id, ids)}
     said = excerpts_of(connection, ids)
     return [{**found[id], **said.get(id, NONE)} for id in ids]

@@ -78,29 +78,20 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     id = find(store, id_prefix)
     with store.reading() as connection:
         loaded = load(connection, [id])
-        uses = _uses(connection, id)
+        answer = {**_NOTHING, "id": id, "uses": _uses(connection, id), "children": _children(connection, id)}
         if id in loaded.gone.keys() - loaded.without_tokens:
-            return _of_reclaimed(connection, id, uses)
+            return answer | _left(connection, id)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
-        answer: QueryResult = {
-            "id": id,
-            "problem": None,
-            "state": state,
-            "state_reason": reason,
-            "uses": uses,
-            "children": _children(connection, id),
-            "reclaimed": None,
-        }
+        answer |= {"state": state, "state_reason": reason}
         if id in loaded.corrupt:
-            return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
-        if id in loaded.gone:
-            answer["problem"] = {"kind": "gone", "reason": reason}
+            return answer | {"problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
         found = loaded.without_tokens.get(id) or loaded.whole[id]
         authors = author_table(connection, found.record.run)
         scores = _scores(connection, id)
         answer |= _around(connection, found)
     return {
         **answer,
+        "problem": {"kind": "gone", "reason": reason} if id in loaded.gone else None,
         "record": record_of(found),
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
@@ -116,23 +107,6 @@ _NOTHING: QueryResult = {
 }
 
 
-def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -> QueryResult:
-    left = _left(connection, id)
-    around = _collected(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
-    return {
-        **_NOTHING,
-        **around,
-        "id": id,
-        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
-        "state": EVICTED,
-        "state_reason": left["state_reason"],
-        "uses": uses,
-        "children": _children(connection, id),
-        "group": left["group"],
-        "reclaimed": left,
-    }
-
-
 def _children(connection: sa.Connection, id: str) -> list[str]:
     """Rows that were made from it, and are stored."""
     query = sa.select(_rows.id).where(_rows.parent == id).order_by(_rows.iteration, _rows.slot, _rows.id)
@@ -140,12 +114,20 @@ def _children(connection: sa.Connection, id: str) -> list[str]:
 
 
 def _left(connection: sa.Connection, id: str) -> QueryResult:
-    """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
+    """What is left of an evicted row, whose run, iteration and task are its group's."""
     names = (*FACTS, "state_reason")
-    left = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
-    facts = dict(zip(names, left, strict=True))
-    group = _row_of(connection, groups.c.id, facts["group"])
-    return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
+    row = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
+    left = dict(zip(names, row, strict=True))
+    group = _row_of(connection, groups.c.id, left["group"])
+    run, iteration = group["run"], group["iteration"]
+    return {
+        **_collected(connection, run, iteration, group["task"], left["policy_version_min"]),
+        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
+        "state": EVICTED,
+        "state_reason": left["state_reason"],
+        "group": group,
+        "reclaimed": {**left, "run": run, "iteration": iteration, "group": group},
+    }
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:

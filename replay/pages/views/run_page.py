@@ -11,8 +11,7 @@ from replay.locate import own_folder
 from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
 from replay.pages.reading import shown_message
-from replay.pages.report import run_contents
-from replay.pages.run_facts import duration
+from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
 from replay.questions.runs import ALL

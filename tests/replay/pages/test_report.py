@@ -20,8 +20,7 @@ from agentloop.runs.run_report import report_run
 from context.authors import default_authors
 from replay.pages.charts import Axis, Curve, Panel, number
 from replay.pages.panels import compared, panel_groups
-from replay.pages.report import panel_series, tile_series, write_report
-from replay.pages.run_facts import duration
+from replay.pages.report import duration, panel_series, tile_series, write_report
 from replay.records import RunRecord
 from replay.store import ReplayStore
 from tests.replay.pages.serving import charts_of

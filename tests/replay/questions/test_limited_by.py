@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.pages.run_facts import tiles
+from replay.pages.report import tiles
 from replay.questions.limited_by import regime
 
 
