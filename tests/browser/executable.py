@@ -1,20 +1,51 @@
-"""The browser that tests drive: found, or installed where this machine lets us; `make setup-browser`."""
+"""The browser that tests drive by playwright: found, or installed where this machine lets us; `make setup-browser`.
+
+Playwright's own browsers are downloads and never used.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tests.debian_packages import install
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 NAMED = "AGENTLOOP_TEST_BROWSER"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+# As root there is no sandbox; and nothing of the browser's own may reach for the network.
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
 def found() -> str | None:
     """None where there is none."""
     return os.environ.get(NAMED) or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    executable = found()
+    assert executable, f"a browser must be on PATH, got none of {', '.join(NAMES)}. `make setup-browser` installs one."
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(_FLAGS))
+        yield browser
+        browser.close()
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser
 from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
-from tests.browser.chromium import launched
+from tests.browser.executable import launched
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served
 

@@ -103,7 +103,7 @@ def live_page(address: str) -> Iterator[Callable[[], None]]:
     if not found():
         yield lambda: None
         return
-    from tests.browser.chromium import launched
+    from tests.browser.executable import launched
 
     troubles: list[str] = []
     with launched() as browser:

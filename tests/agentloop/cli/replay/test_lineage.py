@@ -8,23 +8,13 @@ import pytest
 from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
 from replay.records import FRESH, REPLAY
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from replay.store import ReplayStore
-from tests.fakes.records import RUN, iterate, new_store, run_record, sql
+from tests.fakes.records import RUN, iterated, run_record, sql
 from tests.fakes.replay_command import ask
 
 
-def trained(location: Location) -> ReplayStore:
-    store = new_store(location)
-    sampler = make_sampler("uniform", 3)
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=3)
-    return store
-
-
 def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location) -> None:
-    store = trained(location)
+    store = iterated(location, count=3)
     ((id, uses),) = sql(store, "select trajectory, count(*) from draws group by 1 order by 2 desc, 1 limit 1")
     answer = lineage_of(store, str(id)[:9])
     plain = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
@@ -40,7 +30,7 @@ def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location
 
 
 def test_lineage_of_weights_is_all_they_have_learned_from(tmp_path: Path) -> None:
-    answer = lineage_up_to(trained(tmp_path / "replay.sqlite"), RUN, 2)
+    answer = lineage_up_to(iterated(tmp_path / "replay.sqlite", count=3), RUN, 2)
     assert ([row["iteration"] for row in answer["iterations"]], answer["fresh"], answer["replay"]) == ([1, 2], 16, 3)
     # What was drawn in iteration 2 had been fresh in iteration 1.
     assert (answer["different"], len(answer["trajectories"])) == (16, 19)
@@ -49,7 +39,7 @@ def test_lineage_of_weights_is_all_they_have_learned_from(tmp_path: Path) -> Non
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run folder with the checkpoints of iterations 2 and 3; that of 3 is not whole."""
-    trained(tmp_path / "replay.sqlite").close()
+    iterated(tmp_path / "replay.sqlite", count=3).close()
     for number in (2, 3):
         (tmp_path / "checkpoints" / f"{number:06d}" / "model").mkdir(parents=True)
     (tmp_path / "checkpoints" / "000002" / "COMPLETE").touch()
@@ -77,7 +67,7 @@ def test_lineage_command_goes_both_ways_and_names_checkpoints(folder: Path) -> N
 
 
 def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:
-    store = trained(location)
+    store = iterated(location, count=3)
     store.add_run(run_record("run-2"))
     numbers = "planned_fresh, planned_replay, fresh, replay, fraction, optimizer_steps"
     sql(store, f"insert into iterations select 'run-2', iteration, policy_version, {numbers} from iterations")

@@ -16,7 +16,6 @@ from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.locate import is_folder_of_runs, newest_run_folder, place
 from replay.records import HINDSIGHT, TaskRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.databases import Databases
@@ -25,7 +24,7 @@ from tests.fakes.records import (
     SHORT,
     FreshRows,
     group,
-    iterate,
+    iterated,
     new_store,
     run_record,
     sql,
@@ -51,10 +50,7 @@ def run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     buffer = databases.new(folder / "replay.sqlite")
     if not databases.is_sqlite:
         (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {"database": buffer}}}))
-    with closing(new_store(buffer)) as store:
-        sampler = make_sampler("success", 3)
-        for iteration in range(1, 4):
-            iterate(store, iteration, sampler, count=3)
+    iterated(buffer, sampler="success", count=3).close()
     return folder
 
 
@@ -137,8 +133,7 @@ def test_show_prints_facts_tokens_authors_log_probs_and_uses(run: Path) -> None:
 
 def test_show_without_a_tokenizer_prints_ids_and_of_a_row_that_went_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        iterate(store, 1, make_sampler("uniform", 0))
+    with closing(iterated(path, 1)) as store:
         ((used,),) = sql(store, "select id from trajectories where slot = 0")
         segments = (Segment(tokens([41, 42], ["user", "llm"])), Segment(tokens([43], ["llm"]), "clipped"))
         store.append(

@@ -15,7 +15,6 @@ from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import TaskRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.records import (
@@ -24,7 +23,7 @@ from tests.fakes.records import (
     USER,
     FreshRows,
     group,
-    iterate,
+    iterated,
     new_store,
     run_record,
     sql,
@@ -40,16 +39,8 @@ LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
 EVICTED = "select count(*) from reclaimed"
 
 
-def filled(location: Location) -> ReplayStore:
-    store = new_store(location)
-    sampler = make_sampler("uniform", 0)
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=2)
-    return store
-
-
 def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
-    filled(location).close()
+    iterated(location).close()
     where = "iteration == 1 and not success"
     dry = ask("prune", str(location), "--where", where)
     assert dry.exit_code == 0
@@ -65,7 +56,7 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
 
 
 def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
-    with closing(filled(tmp_path / "replay.sqlite")) as store:
+    with closing(iterated(tmp_path / "replay.sqlite")) as store:
         store.add_run(run_record("imported"))
         for iteration in (1, 2):
             FreshRows(iteration, run="imported", size=4).append_to(store)

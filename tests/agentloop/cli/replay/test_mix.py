@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from replay import ReplayStore, make_sampler
-from tests.fakes.records import RUN, iterate, new_store
+from replay import ReplayStore
+from tests.fakes.records import RUN, iterated
 from tests.fakes.replay_command import ask, preview_of
 
 CONFIG = """
@@ -37,12 +37,8 @@ def mix(*arguments: str | Path) -> Result:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Three iterations of 8 rows, 3 of them successes, and two drawn in each."""
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        sampler = make_sampler("uniform", 3)
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, sampler)
-    return path
+    iterated(tmp_path / "replay.sqlite").close()
+    return tmp_path / "replay.sqlite"
 
 
 def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:

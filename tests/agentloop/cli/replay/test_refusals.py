@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.sampling.samplers import make_sampler
-from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
+from tests.fakes.records import group, iterated, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
 
@@ -17,9 +16,7 @@ from tests.fakes.replay_command import ask
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three iterations, one row of which is damaged."""
     folder = tmp_path_factory.mktemp("run")
-    with closing(new_store(folder / "replay.sqlite")) as store:
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, make_sampler("uniform", 3))
+    with closing(iterated(folder / "replay.sqlite")) as store:
         store.append([task()], [group()], [trajectory("damaged", slot=99)])
         sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
     return folder

@@ -16,8 +16,7 @@ from agentloop.cli.main import app
 from replay import ReplayStore
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
-from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, iterate, new_store, run_record, sql
+from tests.fakes.records import RUN, iterated, run_record, sql
 from tests.fakes.replay_command import preview_of
 from tests.replay.pages.serving import Served, inspecting, served
 
@@ -28,10 +27,7 @@ CHOSEN = {"fraction": "0.0625", "sampler": "uniform", "successful_only": "false"
 def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """24 fresh rows of three iterations, two drawn in each."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    with closing(new_store(path)) as writer:
-        sampler = make_sampler("uniform", 3)
-        for iteration in (1, 2, 3):
-            iterate(writer, iteration, sampler)
+    iterated(path).close()
     with closing(ReplayStore.open(path, read_only=True)) as reader:
         yield reader
 
@@ -83,8 +79,7 @@ def test_controls_and_command_say_what_the_address_says(server: Served, three_it
 
 def test_a_database_of_several_runs_asks_which_and_its_command_answers_the_same(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as writer:
-        iterate(writer, 1, make_sampler("uniform", 3))
+    with closing(iterated(path, 1)) as writer:
         writer.add_run(run_record("run-2"))
         expected = preview_of(writer, RUN, {"fraction": "0.5"})
     with open_buffer(str(path)) as source, served(create_app(source)) as found:

@@ -16,9 +16,8 @@ from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.pages.addresses import address
-from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
-from tests.fakes.records import LLM, MESSAGES, RUN, group, iterate, new_store, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, MESSAGES, RUN, group, iterated, run_record, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 from tests.replay.storage.collecting.test_never_drawn import episode
 
@@ -39,9 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     iteration 4.
     """
     path = tmp_path_factory.mktemp("rows") / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, make_sampler("uniform", 0), count=5)
+    with closing(iterated(path, count=5)) as store:
         for name, value in {"p01": 0.5, "p50": 1.0, "p99": 1.25}.items():
             store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value})
         store.add_run(run_record("import-1"))
@@ -138,8 +135,7 @@ def test_iteration_shows_quantiles_of_ratios_and_groups_that_taught_nothing(insp
 
 
 def test_row_that_went_is_named_with_the_reason(tmp_path: Path) -> None:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        iterate(store, 1, make_sampler("uniform", 0))
+    with closing(iterated(tmp_path / "replay.sqlite", 1)) as store:
         store.prune(RUN, rows=schema.trajectories.c.slot == 2, dry_run=False)
         with inspecting(store) as server:
             html = server.page(f"{ITERATIONS}/1")
