@@ -75,24 +75,15 @@ def test_conditions_filter_and_chips_and_bars_change_them(
     assert len(listed(page)) == count > 0
 
 
-def test_pages_follow_one_another_and_back_leads_back(page: Page, server: Served, run: str, run_folder: Path) -> None:
-    open_buffer(page, server, run, "&limit=20&sort=reward")
-    pages = [listed(page)]
-    while page.locator('[data-key="n"]').count():
-        before = page.url
-        page.keyboard.press("n")
-        page.wait_for_url(lambda url, before=before: url != before)
-        pages.append(listed(page))
-    assert sum(map(len, pages)) == counted(run_folder, run, "true")
-    page.go_back()
-    wait_until_listed(page, pages[-2])
-    page.go_forward()
-    wait_until_listed(page, pages[-1])
-    page.keyboard.press("p")
-    wait_until_listed(page, pages[-2])
-
-
 def test_keys_walk_the_rows_and_what_is_reached_shows_that_it_is(page: Page, server: Served, run: str) -> None:
+    # Pages are turned by keys, and back leads back.
+    open_buffer(page, server, run, "&limit=20&sort=reward")
+    first = listed(page)
+    page.keyboard.press("n")
+    page.wait_for_url("**after=*")
+    assert not set(listed(page)) & set(first)
+    page.go_back()
+    wait_until_listed(page, first)
     open_buffer(page, server, run)
     # A bar is framed by the rectangle that can be hit, anything else by an outline.
     framed = """() => {

@@ -33,7 +33,7 @@ from tests.fakes.records import (
     tokens,
     trajectory,
 )
-from tests.fakes.replay_command import ask, counted
+from tests.fakes.replay_command import counted
 
 UNPUBLISHED = "run-2"
 """A run without policies: how stale its rows are is unknown."""
@@ -223,23 +223,6 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
     # Behind where the row stands whose id was given; and the lines of a page by their ids.
     assert f"{index} AND (iteration,slot,id)>(?,?,?))" in found and f"{index})" in found
     assert all("COVERING INDEX trajectories_by_run" in step or "(id=?)" in step for step in found), found
-
-
-def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    append(store, RUN, range(SIZE))
-    store.close()
-    where = ("--where", "reward > 0", "--where", "not success")
-    options = ["ls", str(tmp_path), *where, "--sort", "tokens", "--ascending"]
-    first = ask(*options, "--limit", "9", "--json")
-    cursor = first.stderr.split("--after ")[1].strip()
-    second = ask(*options, "--limit", "9", "--after", cursor, "--json")
-    assert second.stderr == ""
-    both = json.loads(first.stdout) + json.loads(second.stdout)
-    # Rewards 0, 1/4, 2/4 and 3/4 by turns, the last a success: 30 = 7 x 4 + 2 rows have 7 + 8 between.
-    assert len(both) == len({each["id"] for each in both}) == 15
-    lengths = [each["num_tokens"] for each in both]
-    assert lengths == sorted(lengths)
 
 
 CALL = ToolCall("lookup", {"key": "é1"}, "call-0")

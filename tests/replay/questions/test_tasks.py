@@ -131,19 +131,10 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     assert json.loads(ask("tasks", where, "--json").stdout) == questions.task_list(store, limit=20)
 
 
-def test_iteration_has_its_neighbours_the_policy_it_made_and_its_metrics(location: Location) -> None:
-    store = iterated(location, count=3)
-    first, second, third = (questions.iteration(store, RUN, number) for number in (1, 2, 3))
-    assert [(a["previous"], a["next"], a["last"]) for a in (first, second, third)] == [
-        (None, 2, 3),
-        (1, 3, 3),
-        (2, None, 3),
-    ]
-    assert second["policy"] == {"version": 2, "checkpoint": None}
-    assert second["metrics"] == {"actor/grad_norm": 1.0}
-    assert second["fraction"] == 0.2
-    with pytest.raises(ReplayError, match="from 1 to 3, got 4"):
-        questions.iteration(store, RUN, 4)
+def test_iteration_has_the_policy_it_made_and_its_metrics(location: Location) -> None:
+    answer = questions.iteration(iterated(location, count=3), RUN, 2)
+    assert answer["policy"] == {"version": 2, "checkpoint": None}
+    assert (answer["metrics"], answer["fraction"]) == ({"actor/grad_norm": 1.0}, 0.2)
 
 
 def test_iteration_has_the_groups_of_its_rows_and_marks_those_that_teach_nothing(location: Location) -> None:
