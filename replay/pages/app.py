@@ -12,11 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
-from replay.pages.opened_runs import OpenedRuns
 from replay.pages.page import Page, app_of
 from replay.pages.views import (
     buffer_page,
-    compare_page,
     iteration_page,
     mixing_page,
     run_page,
@@ -24,6 +22,7 @@ from replay.pages.views import (
     task_page,
     trajectory_page,
 )
+from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import OpenBuffer
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
@@ -39,7 +38,7 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     trajectory_page.MESSAGE,
     trajectory_page.PAGE,
     task_page.PAGE,
-    compare_page.PAGE,
+    trajectory_page.COMPARE,
     mixing_page.PAGE,
 )
 

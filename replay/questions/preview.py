@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from replay.config import StoredConfig, stored_config
 from replay.errors import ReplayError
 from replay.mixing.batch_plan import BatchPlan
-from replay.mixing.mix_settings import MixRule
 from replay.mixing.mixer import Mixer
 from replay.mixing.request import Availability, DrawRequest
 from replay.mixing.schedule import Schedule
@@ -53,19 +52,6 @@ class _RunState:
     best_success: float | None
     """The highest of any iteration's fresh episodes."""
 
-    def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
-        """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
-        mixer = Mixer(rule)
-        if saved is not None:
-            mixer.load_state(saved)
-            return mixer
-        mixer.started = self.has_replayed
-        mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
-        if rule.controller == "ess":
-            ess = {name: value for name, value in self.metrics.items() if name.startswith(ESS_BY_AGE)}
-            mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
-        return mixer
-
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
@@ -86,25 +72,6 @@ def _run_state(connection: sa.Connection, run: str) -> _RunState:
     )
 
 
-def _saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
-    """The mixer in a run folder's checkpoint after `iteration`; None: there is none whole, or it is of another unit."""
-    if folder is None:
-        return None
-    try:
-        mixer = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())["mixer"]
-    except (OSError, ValueError, KeyError, TypeError):
-        # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
-        return None
-    return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
-
-
-def _tried_tasks(connection: sa.Connection, run: str) -> list[str]:
-    """Hashes of the tasks that the run has tried, the one tried longest ago first."""
-    newest = sa.func.max(groups.c.iteration)
-    query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
-    return [str(task) for task in connection.scalars(query)]
-
-
 def preview(
     store: ReplayStore,
     run: str | None = None,
@@ -123,7 +90,10 @@ def preview(
     with store.reading() as connection:
         now = _run_state(connection, record.id)
         gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
-        tried = _tried_tasks(connection, record.id)
+        # The one tried longest ago first.
+        longest_ago = (sa.func.max(groups.c.iteration), groups.c.task)
+        query = sa.select(groups.c.task).where(groups.c.run == record.id).group_by(groups.c.task)
+        tried = list(connection.scalars(query.order_by(*longest_ago)))
     sampler = sampler or _built_in(config)
     if isinstance(sampler, RankedSampler) and sampler.measured:
         raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
@@ -131,6 +101,9 @@ def preview(
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
+    # What is drawn must not hang on the tasks to come, which are guessed, or on how they will be solved.
+    replay = config.replay
+    is_certain = not (mixer.num_tasks or replay.complete_zero_variance or replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
         try:
@@ -139,23 +112,17 @@ def preview(
         except ReplayError as error:
             raise wrong(str(error)) from error
         rows = trial.draw(plan.picks) if plan.replay else []
+        new = sum(task not in tried for task in upcoming)
         return {
             "run": record.id,
             "iteration": now.iteration,
             "policy_version": now.policy_version,
             "settings": shown(config.replay),
             "yaml": as_yaml(config.replay),
-            "plan": {
-                **_plan(plan, mixer, available),
-                "assumed_tasks": len(upcoming),
-                "new_tasks": sum(task not in tried for task in upcoming),
-            },
+            "plan": {**_plan(plan, mixer, available), "assumed_tasks": len(upcoming), "new_tasks": new},
             "funnel": _funnel(trial, available, gone, mixer, upcoming),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
-            "batch": {
-                "exact": goes_on and is_exact and _is_certain(mixer, config),
-                "rows": _described(trial, rows, now),
-            },
+            "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
         }
 
 
@@ -203,12 +170,25 @@ def _built_in(config: StoredConfig) -> Sampler:
 
 
 def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[Mixer, bool]:
-    """The run's own between two iterations, and whether it knows what was rounded off."""
+    """The run's own between two iterations, and whether it knows what earlier ones rounded off, from a checkpoint."""
     rule = config.mix_rule()
     if now.iteration > config.run.iterations:  # it is over, and its schedule may have ended at none
         rule = rule.model_copy(update={"schedule": Schedule()})
-    saved = _saved_mixer(folder, now.iteration - 1, unit=rule.unit)
-    return now.mixer(rule, saved), saved is not None
+    mixer = Mixer(rule)
+    try:
+        state = folder and folder / "checkpoints" / f"{now.iteration - 1:06d}" / "state.json"
+        saved = state and json.loads(state.read_text())["mixer"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = None  # a running trainer writes and removes checkpoints
+    if isinstance(saved, dict) and saved.get("unit") == rule.unit:
+        mixer.load_state(saved)
+        return mixer, True
+    mixer.started = now.has_replayed
+    mixer.success_reached = (now.best_success or 0.0) >= (rule.start.success_rate or 0.0)
+    if rule.controller == "ess":
+        ess = {name: value for name, value in now.metrics.items() if name.startswith(ESS_BY_AGE)}
+        mixer.factor = rule.ess.next_factor(now.metrics.get(_FACTOR, 1.0), ess)
+    return mixer, False
 
 
 @contextmanager
@@ -221,12 +201,6 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
             given = json.dumps(config.replay.sampler_options)
             raise wrong(f"replay.sampler_options must suit these rows, got {given}: {error}") from error
         yield trial
-
-
-def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
-    """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
-    replay = config.replay
-    return not mixer.num_tasks and not replay.complete_zero_variance and replay.retire_solved is None
 
 
 def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:

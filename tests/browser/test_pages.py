@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay.pages.app import create_folder_app
-from replay.pages.opened_runs import OpenedRuns
+from replay.pages.views.runs_page import OpenedRuns
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, NAMELESS
 from tests.fakes.runs import rows

@@ -1,18 +1,18 @@
-"""One trajectory: what was said, its tokens, and every update that used it."""
+"""One trajectory: what was said, its tokens, every update that used it; and several side by side."""
 
 from __future__ import annotations
 
 import json
+from itertools import groupby, zip_longest
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.errors import ReplayError
-from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
+from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, has_run, rescore_command, style_of, turns, unread
-from replay.pages.views.compare_page import MOST as MOST_COMPARED
+from replay.pages.reading import codec_of, has_run, rescore_command, shown_message, spelled, style_of, turns, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -24,6 +24,13 @@ _VIEWS = ("conversation", "tokens", "updates")
 """The parts of the page."""
 _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
 """What tokens can be coloured by."""
+_MOST_COMPARED = 8
+"""Trajectories side by side."""
+_BEFORE, _AFTER = 48, 240
+"""Tokens shown before the first one that differs, and from it on."""
+_MESSAGES = 40
+"""Places of the conversations on one page, from the first that differs on."""
+_ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -49,7 +56,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "previous": members[place - 1] if place else None,
         "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
         "others": others if not found["problem"] else [],
-        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: MOST_COMPARED - 1])]),
+        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: _MOST_COMPARED - 1])]),
         "unread": unread(source, record["run"]) if record else None,
         "rescore": rescore_command(source, id),
         "view": view,
@@ -96,6 +103,96 @@ def message(source: OpenBuffer, request: Request) -> QueryResult:
     return {"run": found["record"]["run"], "id": found["id"], "position": position, "message": said, "calls": calls}
 
 
+def side_by_side(source: OpenBuffer, request: Request) -> QueryResult:
+    """`id`, once for each; `segment` is the first whose tokens differ when left out."""
+    asked = texts(request, "id")
+    if not 2 <= len(asked) <= _MOST_COMPARED:
+        raise BadQuery(
+            f"id must be given 2 to {_MOST_COMPARED} times, got {len(asked)}. Open a trajectory, and compare it there."
+        )
+    found = compare.trajectories(source.store, asked)
+    ids, parts = found["ids"], found["segments"]
+    first = next((part["position"] for part in parts if part["differs"]), 0)
+    segment = whole(request, "segment", first)
+    if segment >= len(parts):
+        raise ReplayError(f"segment must be from 0 to {len(parts) - 1}, got {segment}.")
+    part, runs = parts[segment], found["records"]["run"]
+    around = max(0, part["same"] - _BEFORE), part["same"] + _AFTER
+    return {
+        **found,
+        "run": runs[0] if len(set(runs)) == 1 else None,
+        "segment": segment,
+        "part": part,
+        "sides": [_side(source, found, at, segment, around) for at in range(len(ids))],
+        "here": lambda **changes: address("compare", **{"id": ids, "segment": segment, **changes}),
+        "different": {name: found["records"][name] for name in found["different"] if name not in _ALWAYS_DIFFERENT},
+        "unread": next(filter(None, (unread(source, run) for run in runs)), None),
+        **_messages(source, request, found),
+    }
+
+
+def _side(source: OpenBuffer, found: QueryResult, at: int, segment: int, around: tuple[int, int]) -> QueryResult:
+    part, id, (begin, end) = found["segments"][segment], found["ids"][at], around
+    total = part["tokens"][at]
+    difference = part["same"] if part["differs"] else None
+    stretches, shown = [], 0
+    if total:
+        codec = codec_of(source)
+        tokens = questions.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec)
+        stretches, shown = _stretches(tokens, difference), len(tokens["token_ids"])
+    return {
+        "letter": "ABCDEFGH"[at],
+        "id": id,
+        "reward": found["records"]["reward"][at],
+        "success": found["records"]["success"][at],
+        "stretches": stretches,
+        "before": min(begin, total),
+        "after": max(0, total - begin - shown),
+        "ended": difference is not None and difference >= total,
+    }
+
+
+def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]:
+    """Runs of one author, with their tokens as the page shows them."""
+    writers = [tokens["author_names"][code] for code in tokens["authors"]]
+    stretches = []
+    for author, places in groupby(range(len(writers)), key=writers.__getitem__):
+        shown = [_token(tokens, t, difference) for t in places]
+        turn = tokens["turns"][shown[0]["at"] - tokens["first"]]
+        stretches.append({"author": author, "style": style_of(author), "turn": turn, "tokens": shown})
+    return stretches
+
+
+def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
+    at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
+    title = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
+    return {
+        "at": at,
+        "text": f"{tokens['token_ids'][t]} " if tokens["texts"] is None else spelled(tokens["texts"][t]),
+        "title": title,
+        "trained": tokens["loss_mask"][t],
+        "is_first": at == difference,
+    }
+
+
+def _messages(source: OpenBuffer, request: Request, found: QueryResult) -> QueryResult:
+    """What was said at each place, from the first that differs on: before it all said the same."""
+    talks = [questions.overview(source.store, id)["messages"] for id in found["ids"]]
+    first, longest = found["first_different_message"], max(map(len, talks))
+    begin = whole(request, "message", longest if first is None else first, most=longest)
+    places = [
+        {
+            "said": [message and shown_message(message, position) for message in said],
+            "differs": any(message != said[0] for message in said),
+        }
+        for position, said in enumerate(zip_longest(*talks))
+        if begin <= position < begin + _MESSAGES
+    ]
+    following = begin + _MESSAGES if begin + _MESSAGES < longest else None
+    return {"places": places, "first_message": begin, "next_message": following, "num_messages": longest}
+
+
 PAGE = Page("/trajectories/{id}", "trajectory.html", shows, tab="buffer")
 TOKENS = Page("/trajectories/{id}/tokens.json", None, tokens)
 MESSAGE = Page("/trajectories/{id}/messages/{position}", "message.html", message, tab="buffer")
+COMPARE = Page("/compare", "compare.html", side_by_side)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.questions import Query
-from replay.questions.distributions import bars_of
 from replay.questions.filters import condition
+from replay.questions.summary import bars_of
 from tests.fakes.databases import Databases
 from tests.fakes.records import LLM, RUN, group, new_store, policy, run_record, sql, task, tokens, trajectory
 

@@ -14,7 +14,7 @@ import pytest
 
 from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
-from replay.pages.opened_runs import OpenedRuns
+from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
