@@ -26,7 +26,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.trace import describe_batch, describe_update
 from replay.mixing.mixer import ReplayStarved
-from replay.questions.limited_by import regime
+from replay.questions.runs import regime
 from replay.records import ESS_BY_AGE, BatchRow, IterationRecord
 from replay.storage.write import AppendReport
 

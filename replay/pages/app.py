@@ -19,7 +19,6 @@ from replay.pages.views import (
     mixing_page,
     run_page,
     runs_page,
-    task_page,
     trajectory_page,
 )
 from replay.pages.views.runs_page import OpenedRuns
@@ -37,7 +36,7 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     trajectory_page.TOKENS,
     trajectory_page.MESSAGE,
     trajectory_page.PAGE,
-    task_page.PAGE,
+    buffer_page.TASK,
     trajectory_page.COMPARE,
     mixing_page.PAGE,
 )

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from replay.pages.charts import Config, number, plain_groups
-from replay.pages.panels import FAMILIES, panel_groups
+from replay.pages.panels import FAMILIES, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
-from replay.questions.limited_by import regime
-from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
+from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged, regime
 from replay.records import RunRecord
 from replay.records import stored_setting as stored
 from replay.store import ReplayStore

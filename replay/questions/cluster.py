@@ -37,7 +37,6 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
         ended, leader, due_s = connection.execute(query).one()
         return {
             "run": run.id,
-            "by_workers": _has_any(connection, run),
             "ended": bool(ended),
             "leader": None if leader is None or due_s is None else {"id": leader, "lease_s": due_s},
             "lease_s": lease_s,
@@ -49,14 +48,11 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
 
 def is_collected_by_workers(store: ReplayStore, run: RunRecord) -> bool:
     """True if anybody but the training process collects the run. The process's own engines report themselves too."""
-    with store.reading() as connection:
-        return _has_any(connection, run)
-
-
-def _has_any(connection: sa.Connection, run: RunRecord) -> bool:
     if stored_setting(run.config, "collection.by", str) == "workers":
         return True
-    return any(connection.scalar(sa.select(sa.exists().where(table.c.run == run.id))) for table in (tickets, workers))
+    with store.reading() as connection:
+        query = (sa.select(sa.exists().where(table.c.run == run.id)) for table in (tickets, workers))
+        return any(map(connection.scalar, query))
 
 
 def _end_reasons(connection: sa.Connection, run: str) -> list[QueryResult]:

@@ -15,7 +15,7 @@ from replay.locate import own_folder
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
-from replay.questions.preview_settings import CONTROLS, WrongSettings, changed, options_of, shown
+from replay.questions.preview import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
 
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")

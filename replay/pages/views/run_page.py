@@ -50,7 +50,14 @@ def cluster(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.cluster(source.store, run)
     live = sum(not each["gone"] for each in found["workers"])
-    return {**found, "name": run.name, "duration": duration, "live_workers": live, "most": _MOST_PARTICIPANTS}
+    return {
+        **found,
+        "name": run.name,
+        "by_workers": questions.is_collected_by_workers(source.store, run),
+        "live_workers": live,
+        "most": _MOST_PARTICIPANTS,
+        "duration": duration,
+    }
 
 
 def evaluation(source: OpenBuffer, request: Request) -> QueryResult:

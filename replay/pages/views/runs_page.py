@@ -18,9 +18,8 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.locate import DATABASE, own_folder, run_folders
 from replay.pages.addresses import BadQuery, address, text, texts
-from replay.pages.charts import COLOURS, Config, PanelGroups, plain_groups
 from replay.pages.page import Page
-from replay.pages.panels import compared, panel_groups
+from replay.pages.panels import COLOURS, Config, PanelGroups, compared, panel_groups, plain_groups
 from replay.pages.report import panel_series
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer, open_buffer

@@ -10,7 +10,7 @@ import pytest
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_config, to_plain
 from replay.config import StoredConfig
-from replay.questions.preview_settings import as_yaml, changed
+from replay.questions.preview import as_yaml, changed
 from tests.fakes.runs import ROOT
 
 

@@ -18,8 +18,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
-from replay.pages.charts import Axis, Curve, Panel, number
-from replay.pages.panels import compared, panel_groups
+from replay.pages.panels import Axis, Curve, Panel, compared, number, panel_groups
 from replay.pages.report import duration, panel_series, tile_series, write_report
 from replay.records import RunRecord
 from replay.store import ReplayStore

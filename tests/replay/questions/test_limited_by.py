@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replay.pages.report import tiles
-from replay.questions.limited_by import regime
+from replay.questions.runs import regime
 
 
 def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tuple[tuple[int, float], ...]]:

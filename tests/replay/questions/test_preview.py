@@ -14,7 +14,7 @@ from replay import ReplayError, ReplayStore, Rows, Sampler, questions
 from replay.config import StoredConfig, stored_config
 from replay.mixing.mixer import Mixer
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.questions.preview_settings import WrongSettings, changed
+from replay.questions.preview import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from tests.fakes.records import RUN, FreshRows, add_run, iterate, iterated, new_store, set_state, sql
