@@ -213,7 +213,6 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
     return {
         **{name: getattr(plan, name) for name in names},
         "groups": sorted(map(list, Counter(size for _, size in plan.groups).items()), reverse=True),
-        "trajectories": mixer.rule.trajectories,
         "observes": mixer.rule.mode == "observe",
         "factor": mixer.factor,
         "started": mixer.started,

@@ -6,7 +6,7 @@ What needs torch is imported when a model is asked, so that all other commands a
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
 import typer
@@ -189,13 +189,12 @@ def _check_text(check: LogProbCheck) -> str:
 
 
 def _drift_text(drifted: Drifted) -> str:
-    facts: dict[str, Any] = {
-        "scored": f"{drifted.trajectories:,} trajectories, {drifted.tokens:,} tokens, by policy {drifted.version}",
-        "drift": f"{number(drifted.drift_mean, 4)} on average, {number(drifted.drift_max, 3)} at most",
-        "kl": f"{number(drifted.approx_kl, 5)} nats per token",
-        "ess": number(drifted.ess, 4),
-    }
-    return "\n".join(f"{name:<8}{value}" for name, value in facts.items())
+    return (
+        f"scored  {drifted.trajectories:,} trajectories, {drifted.tokens:,} tokens, by policy {drifted.version}\n"
+        f"drift   {number(drifted.drift_mean, 4)} on average, {number(drifted.drift_max, 3)} at most\n"
+        f"kl      {number(drifted.approx_kl, 5)} nats per token\n"
+        f"ess     {number(drifted.ess, 4)}"
+    )
 
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]

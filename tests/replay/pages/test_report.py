@@ -18,7 +18,7 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
-from replay.pages.panels import Axis, Curve, Panel, compared, number, panel_groups
+from replay.pages.panels import number, panel_groups
 from replay.pages.report import duration, panel_series, tile_series, write_report
 from replay.records import RunRecord
 from replay.store import ReplayStore
@@ -186,27 +186,6 @@ class Counted(dict[str, list[tuple[int, float]]]):
 
     def get(self, name: str, default: Any = None) -> list[tuple[int, float]]:
         return self.setdefault(name, [(1, float(len(self)))])
-
-
-def panel(*curves: Curve, **more: Any) -> Panel:
-    return Panel("Loss", "Read it.", curves, Axis(), **more)
-
-
-def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
-    fresh, replay = Curve("fresh", [(1, 1.0)], "fresh"), Curve("replay", [(1, 2.0)], "replay")
-    dashed = Curve("planned", [(1, 3.0)], "ink", dashed=True)
-    groups = {
-        "one": {"Sound?": [panel(fresh, replay, dashed), panel(fresh, kind="bars")]},
-        "two": {"Sound?": [panel(fresh)], "Nothing": [panel(Curve("a", [], "fresh"))]},
-    }
-    shown = compared(groups)
-    assert list(shown) == ["Sound?"]
-    found = {each.title: [(c.label, c.role, c.points) for c in each.curves] for each in shown["Sound?"]}
-    assert found == {
-        "Loss, fresh": [("one", "s0", [(1, 1.0)])],
-        "Loss, replay": [("one", "s0", [(1, 2.0)])],
-        "Loss": [("two", "s1", [(1, 1.0)])],
-    }
 
 
 def test_numbers_and_durations_are_short() -> None:
