@@ -27,8 +27,7 @@ from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import AGENTLOOP, Training, assert_sound, write_config
 from tests.fakes.records import RUN
 from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
-from tests.replay.pages.addresses import page_addresses
-from tests.replay.pages.serving import Served
+from tests.replay.pages.serving import Served, page_addresses
 from tests.replay.storage.writers import Writer, begin
 
 MINUTES = float(os.environ.get("AGENTLOOP_SOAK_MINUTES", "60"))
@@ -108,23 +107,9 @@ def test_inspector_beside_a_trainer_and_writers_on_a_server(tmp_path: Path, new_
     soak(tmp_path, new_database())
 
 
-@dataclass
-class Memory:
-    """Of one process over time: minutes, and resident MiB."""
-
-    process: psutil.Process
-    samples: list[tuple[float, float]] = field(default_factory=list)
-
-    def look(self, minutes: float) -> None:
-        with suppress(psutil.NoSuchProcess):
-            resident = self.process.memory_info().rss / MIB
-            if resident:  # a process that has ended and is still to be waited for has none
-                self.samples.append((minutes, resident))
-
-    @property
-    def slope(self) -> float:
-        """Of the line of least squares, per minute."""
-        return statistics.linear_regression(*zip(*self.samples, strict=True)).slope
+def growth(samples: list[tuple[float, float]]) -> float:
+    """MiB per minute by the line of least squares through (minutes, MiB)."""
+    return statistics.linear_regression(*zip(*samples, strict=True)).slope
 
 
 def soak(folder: Path, database: str | None) -> None:
@@ -150,15 +135,18 @@ def soak(folder: Path, database: str | None) -> None:
             stack.callback(writer.stop)
         visitor = Visitor(served, location)
         visitor.warm_up()
-        inspector, trainer = Memory(process), Memory(psutil.Process(training.id))
+        watched = {"inspector": process, "trainer": psutil.Process(training.id)}
+        resident: dict[str, list[tuple[float, float]]] = {name: [] for name in watched}
         thread = threading.Thread(target=visitor.visit)
         thread.start()
         stack.callback(visitor.stop.set)
         began = time.monotonic()
         while not training.ended:
             largest_log = max(largest_log, wal_bytes(location))
-            for memory in (inspector, trainer):
-                memory.look((time.monotonic() - began) / 60)
+            for name, each in watched.items():
+                with suppress(psutil.NoSuchProcess):
+                    if size := each.memory_info().rss:  # one that has ended and is still to be waited for has none
+                        resident[name].append(((time.monotonic() - began) / 60, size / MIB))
             time.sleep(0.3)
         assert thread.is_alive(), "the visitor met with an error"
         visitor.stop.set()
@@ -170,8 +158,7 @@ def soak(folder: Path, database: str | None) -> None:
     found = {
         "pages": len(visitor.seconds),
         "page_p50_ms": 1000 * statistics.median(visitor.seconds),
-        "inspector_mib_per_minute": inspector.slope,
-        "trainer_mib_per_minute": trainer.slope,
+        **{f"{name}_mib_per_minute": growth(samples) for name, samples in resident.items()},
         "largest_log_mib": largest_log / MIB,
         "append_p99_ms": 1000 * appends[len(appends) * 99 // 100],
     }

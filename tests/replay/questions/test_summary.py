@@ -77,6 +77,8 @@ def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
     assert answer["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
     newer = questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"]
     assert newer == {"mean": 1.5, "max": 2, "known": 16}
+    of_first = questions.summary(resumed_run, RUN, filter="iteration == 1 and success")
+    assert (of_first["trajectories"], of_first["groups"], of_first["draws"]["fresh"]) == (3, 2, 3)
     nothing = questions.summary(resumed_run, "another run")
     json.dumps(nothing, allow_nan=False)
     assert (nothing["trajectories"], nothing["reward_mean"], nothing["states"]) == (0, None, {})

@@ -13,7 +13,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore, questions
 from replay.locate import is_folder_of_runs, newest_run_folder, place
 from replay.questions.iteration import lineage_up_to
 from replay.questions.trajectory import lineage_of
@@ -80,17 +79,6 @@ def test_stats_of_a_folder_or_its_database_say_what_is_there_and_what_was_drawn(
         assert line in output
     answer = json.loads(ask("stats", str(buffer_of(run)), "--json").output)
     assert answer["trajectories"] == sql(buffer_of(run), "select count(*) from trajectories")[0][0] == 24
-
-
-def test_stats_of_a_filter_count_its_rows_groups_and_draws(run: Path) -> None:
-    with closing(ReplayStore.open(buffer_of(run), read_only=True)) as store:
-        answer = questions.summary(store, filter="iteration == 1 and success")
-        assert questions.summary(store, filter="reward >= 0") == questions.summary(store)
-    assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
-    plain = """select stream, count(*) from draws join trajectories on trajectories.id = trajectory
-        where trajectories.iteration = 1 and success group by 1"""
-    streams = dict(sql(buffer_of(run), plain))
-    assert (answer["draws"]["fresh"], answer["draws"]["replay"]) == (streams["fresh"], streams.get("replay", 0))
 
 
 def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:

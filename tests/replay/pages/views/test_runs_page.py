@@ -19,8 +19,7 @@ from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.pages.addresses import page_addresses
-from tests.replay.pages.serving import Served, charts_of, served
+from tests.replay.pages.serving import Served, charts_of, page_addresses, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
