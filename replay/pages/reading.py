@@ -171,11 +171,7 @@ def typed(words: Sequence[str]) -> str:
 
 
 def rescore_command(source: OpenBuffer, id: str) -> str:
-    """As it must be typed to score one trajectory of this database."""
-    run = source.named or "" if has_run(source) else "RUN"  # a folder that is not known here
+    """As it must be typed to score one trajectory of this database, with RUN where its folder is not known here."""
+    has_weights = source.folder is not None and source.own_run is not None
+    run = source.named if has_weights and source.named else "RUN"
     return typed(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])
-
-
-def has_run(source: OpenBuffer) -> bool:
-    """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
-    return source.folder is not None and source.named is not None and source.own_run is not None

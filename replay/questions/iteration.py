@@ -143,8 +143,7 @@ def held_out(
         query = query if success is None else query.where(episodes.c.success == success)
         query = query if after is None else query.where(episodes.c.number > after)
         found = connection.execute(query.order_by(episodes.c.number).limit(limit + 1)).mappings().all()
-    kept = [(_facts(row), _said(row)) for row in found[:limit]]
-    rows = [{**facts, **(NONE if said is None else in_few_words(said))} for facts, said in kept]
+    rows = [{**facts, **(NONE if said is None else in_few_words(said))} for facts, said in map(_kept, found[:limit])]
     following = rows[-1]["number"] if len(found) > limit else None
     return {"run": run, "iteration": asked, "evaluations": made, "rows": rows, "next": following}
 
@@ -173,18 +172,14 @@ def held_out_task(store: ReplayStore, run: str, task: str, *, limit: int = 100) 
             raise ReplayError(f"task must name one held-out task, got {task!r}, which fits {which}.")
         query = _QUERY.where(episodes.c.run == run, episodes.c.task == hashes[0]).limit(limit)
         found = connection.execute(query.order_by(episodes.c.iteration, episodes.c.number)).mappings().all()
-    kept = [(_facts(row), _said(row)) for row in found]
-    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in kept]
+    shown = [{**facts, "messages": said and [*map(plain_message, said)]} for facts, said in map(_kept, found)]
     return {"run": run, "task": hashes[0], "episodes": shown}
 
 
-def _facts(row: sa.RowMapping) -> QueryResult:
-    return {name: row[name] for name in FACTS}
-
-
-def _said(row: sa.RowMapping) -> tuple[Message, ...] | None:
-    """None where the messages are damaged."""
+def _kept(row: sa.RowMapping) -> tuple[QueryResult, tuple[Message, ...] | None]:
+    """What is known of an episode, and what was said: None where the messages are damaged."""
+    facts = {name: row[name] for name in FACTS}
     try:
-        return messages_of(*(row[name] for name in SAID))
+        return facts, messages_of(*(row[name] for name in SAID))
     except BlobError:
-        return None
+        return facts, None

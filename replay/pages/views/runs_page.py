@@ -164,11 +164,8 @@ class OpenedRuns:
         ]
 
     def _lines_of(self, folder: Path) -> list[QueryResult]:
-        def own_lines(buffer: OpenBuffer) -> list[QueryResult]:
-            return run_lines(buffer, buffer.own_run)
-
         try:
-            found: list[QueryResult] = self.ask(folder.name, "lines", own_lines)
+            found: list[QueryResult] = self.ask(folder.name, "lines", lambda each: run_lines(each, each.own_run))
             if any(line["state"] == LIVE for line in found):  # time alone makes a run stop
                 self._answers.pop((folder.name, "lines"), None)
         except ReplayError as error:

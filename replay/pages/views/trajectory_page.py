@@ -12,7 +12,7 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, has_run, rescore_command, shown_message, spelled, style_of, turns, unread
+from replay.pages.reading import codec_of, rescore_command, shown_message, spelled, style_of, turns, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -64,7 +64,6 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         "color": choice(request, "color", _COLORS),
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),
-        "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", id, **changes),
         **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
         "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
