@@ -164,15 +164,15 @@ def turns_of(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int
     what stands before the first was spoken in the policy's place.
     """
     turns = [np.full(len(segment.tokens), _NO_TURN, np.int32) for segment in found.segments]
-    spoken = [
+    answers = [
         (turn, start, end)
         for turn, segment in zip(turns, found.segments, strict=True)
         if segment.reason != "fork"
         for start, end in runs_of(response_mask(segment.tokens, authors))
     ]
-    turns_before = len(spoken) - found.record.num_turns
+    turns_before = len(answers) - found.record.num_turns
     if turns_before >= 0:
-        for number, (turn, start, end) in enumerate(spoken[turns_before:]):
+        for number, (turn, start, end) in enumerate(answers[turns_before:]):
             turn[start:end] = number
     return turns
 
