@@ -330,6 +330,10 @@ class IterationRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+ESS_BY_AGE = "actor/replay/ess/age_"
+"""Begins the names of the ESS metrics of the replay stream's age buckets."""
+
+
 def age_bucket(staleness: int | None) -> str:
     """Buckets that double: 0, 1, 2-3, 4-7, 8-15, ...; `unknown` for rows of other runs."""
     if staleness is None:

@@ -37,8 +37,8 @@ def inspect(
     """
     try:
         from replay.pages.app import create_app, create_folder_app
-        from replay.pages.opened_runs import OpenedRuns
         from replay.pages.serve import check_token, serve
+        from replay.pages.views.runs_page import OpenedRuns
     except ModuleNotFoundError as error:
         fail(f"inspect must have {error.name} installed, got none. pip install 'agentloop-replay[inspect]'")
     token = secrets.token_urlsafe(24) if token == "auto" else token

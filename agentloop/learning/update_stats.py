@@ -13,10 +13,8 @@ from agentloop.algorithms.log_probs import LOG_RATIO_BOUND, log_ratios, sum_by_t
 from agentloop.algorithms.objectives import ObjectiveInput, PolicyLoss
 from agentloop.distributed.ranks import Ranks
 from agentloop.learning.batch import ScoredBatch
-from replay.records import FRESH, REPLAY, age_bucket
+from replay.records import ESS_BY_AGE, FRESH, REPLAY, age_bucket
 
-ESS_BY_AGE = "actor/replay/ess/age_"
-"""Begins the names of the ESS metrics of the replay stream's age buckets."""
 EssWeights = Literal["mean", "sequence", "token"]
 _STREAMS = ((FRESH, False), (REPLAY, True))
 """Name, and whether its rows are replayed."""

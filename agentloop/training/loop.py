@@ -11,7 +11,7 @@ from agentloop.engines.publish.proof import ProofFailed
 from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
-from agentloop.learning.update_stats import ESS_BY_AGE, UpdateResult
+from agentloop.learning.update_stats import UpdateResult
 from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
@@ -22,7 +22,7 @@ from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from replay.mixing.batch_plan import ReplayStarved
-from replay.records import IterationRecord
+from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 
 _FEW_CORRUPT = 3

@@ -100,6 +100,12 @@ def loss_mask(tokens: TokenSequence, table: AuthorTable) -> npt.NDArray[np.bool_
     return table.is_trained(tokens.authors)
 
 
+def runs_of(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[start, end) of the maximal runs of True."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 class Decoder(Protocol):
     """What turns ids into text: a `TokenCodec`."""
 

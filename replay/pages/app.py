@@ -12,19 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from replay.pages.addresses import address, addresses_below
 from replay.pages.guard import LOOPBACK, guarded
-from replay.pages.opened_runs import OpenedRuns
 from replay.pages.page import Page, app_of
 from replay.pages.views import (
     buffer_page,
-    compare_page,
-    held_out_page,
     iteration_page,
     mixing_page,
     run_page,
     runs_page,
-    task_page,
     trajectory_page,
 )
+from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import OpenBuffer
 
 PAGES: tuple[Page[OpenBuffer], ...] = (
@@ -32,15 +29,15 @@ PAGES: tuple[Page[OpenBuffer], ...] = (
     run_page.PAGE,
     run_page.CLUSTER,
     iteration_page.PAGE,
-    held_out_page.TASK,
-    held_out_page.PAGE,
+    run_page.HELD_OUT_TASK,
+    run_page.HELD_OUT,
     buffer_page.PAGE,
     buffer_page.OVERVIEW,
     trajectory_page.TOKENS,
     trajectory_page.MESSAGE,
     trajectory_page.PAGE,
-    task_page.PAGE,
-    compare_page.PAGE,
+    buffer_page.TASK,
+    trajectory_page.COMPARE,
     mixing_page.PAGE,
 )
 

@@ -1,25 +1,127 @@
-"""The panels of a run's page, which `panels.yaml` lists, with what depends on the run; and those of several runs."""
+"""Charts as data: curves over iterations, in panels that `panels.yaml` lists; of one run or of several.
+
+`static/charts.js` draws them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from replay.pages.charts import COLOURS, Axis, Config, Curve, Metrics, Panel, PanelGroups, finite, number
-from replay.questions.runs import STOPS
-from replay.records import StopReason, age_order
+from replay.questions.runs import STOPS, Metrics, Series, finite
+from replay.records import ESS_BY_AGE, StopReason, age_order
 from replay.records import stored_setting as stored
 
-_ESS_OF_AGE = "actor/replay/ess/age_"
+Config = Mapping[str, Any]
+"""A run's configuration as it is stored."""
+COLOURS = 7
+"""Roles `s0` to `s6`."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, or one layer of its bars."""
+
+    label: str
+    points: Series
+    role: str
+    """The colour, by its name in `static/style.css`: `fresh`, `replay`, `held-out`, `ink`, `s0` .. `s6`."""
+    dashed: bool = False
+    marker: Literal["circle", "square"] = "circle"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The vertical axis; the horizontal one counts iterations."""
+
+    unit: str = ""
+    percent: bool = False
+    """True: shares, shown in percent."""
+    whole: bool = False
+    """True: fixed from 0 to 1, so that runs can be compared at a glance."""
+    from_zero: bool = False
+    reference: float | None = None
+    """A thin horizontal line: the value that means that nothing happened, or a limit."""
+    least_span: float = 0.0
+    """The scale never spans less, so that rounding noise does not look like a signal."""
+    log_if_wide: bool = False
+    """True: logarithmic where the values span more than a factor of 10."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    how: str
+    """One line on how to read it."""
+    curves: Sequence[Curve]
+    """Curves without a point are listed as not measured."""
+    axis: Axis = Axis()
+    kind: Literal["lines", "bars"] = "lines"
+    steps: Curve | None = None
+    """A stepped line over the bars."""
+
+
+PanelGroups = Mapping[str, Sequence[Panel]]
+"""Panels by the question that they answer, in reading order."""
+
+
+def number(value: float, *, percent: bool = False) -> str:
+    """A value for people: three significant digits, thousands apart; a share is 100 % only when nothing is missing."""
+    if percent:
+        rounded = f"{100 * value:.3g}"
+        return f"{100 * value:.5g} %" if rounded == "100" else f"{rounded} %"
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def plain_groups(groups: PanelGroups, *, merged: int) -> dict[str, Any]:
+    """`groups` of panels as JSON, and `charts`, the same panels by their keys; `merged` iterations to a point."""
+    plain = {title: [plain_panel(panel, merged) for panel in panels] for title, panels in groups.items()}
+    return {"groups": plain, "charts": {panel["key"]: panel for panels in plain.values() for panel in panels}}
+
+
+def plain_panel(panel: Panel, merged: int = 1) -> dict[str, Any]:
+    return {
+        **vars(panel),
+        "key": re.sub(r"[^a-z]+", "-", panel.title.lower()),
+        "axis": vars(panel.axis),
+        "merged": merged,
+        "curves": [{**vars(curve), "absent": _why_absent(curve)} for curve in panel.curves],
+        "steps": vars(panel.steps) if panel.steps and panel.steps.points else None,
+        "summary": _in_words(panel),
+    }
+
+
+def _why_absent(curve: Curve) -> str | None:
+    if curve.points:
+        return None
+    if curve.role == "replay":
+        return "Nothing was drawn from the buffer (replay.fraction was 0, or it was empty), or only to be observed."
+    return "No finished iteration logged it."
+
+
+def _in_words(panel: Panel) -> str:
+    """The chart for people who can't see it."""
+    found = []
+    for curve in panel.curves:
+        if curve.points:
+            (first, start), (last, end) = curve.points[0], curve.points[-1]
+            start_text, end_text = (number(value, percent=panel.axis.percent) for value in (start, end))
+            found.append(f"{curve.label} from {start_text} at iteration {first:,} to {end_text} at {last:,}")
+    return f"{panel.title}: {'; '.join(found) or 'not measured'}."
+
+
 _STREAMS = ("fresh", "replay", "held-out", "ink")
 """Roles of curves that every run has; what it has several of is coloured by place."""
 _ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
-FAMILIES = (STOPS, _ESS_OF_AGE, _ENVIRONMENT, _PART, _TOOL)
+FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
 _SOME_RUNS = "One by one"
 """The panels here are left out where they have no curve."""
@@ -86,9 +188,9 @@ def _gradient_norm(panel: Panel, metrics: Metrics, config: Config) -> Panel:
 
 def _ess_by_age(panel: Panel, metrics: Metrics, config: Config) -> Panel:
     """The youngest first; the oldest are the ones to look at, so of many buckets these are kept."""
-    ages = sorted((n.removeprefix(_ESS_OF_AGE) for n in metrics if n.startswith(_ESS_OF_AGE)), key=age_order)[-COLOURS:]
+    ages = sorted((n.removeprefix(ESS_BY_AGE) for n in metrics if n.startswith(ESS_BY_AGE)), key=age_order)[-COLOURS:]
     curves = [
-        Curve(age, finite(metrics, _ESS_OF_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
+        Curve(age, finite(metrics, ESS_BY_AGE + age), f"s{place}", marker="square" if place % 2 else "circle")
         for place, age in enumerate(ages)
     ]
     return replace(panel, curves=curves or [Curve("replay", (), "replay")])

@@ -145,25 +145,20 @@ def turns(
 
 
 def shown_message(message: QueryResult, position: int) -> QueryResult:
-    """A message with its `texts`: each with a label (none: the message itself), and `exact`, what was written where
-    what is shown is laid out in another way."""
-
-    def text(label: str, shown: str, exact: str | None = None) -> QueryResult:
-        return {"label": label, "shown": folded(shown), "exact": None if exact is None else folded(exact)}
-
+    """A message with its `texts`, each with a label; none: the message itself, whose JSON is laid out in lines."""
     content, texts = message["content"], []
     if message["reasoning"]:
-        texts.append(text("reasoning", message["reasoning"]))
+        texts.append(("reasoning", message["reasoning"]))
     if content or not (message["tool_calls"] or message["reasoning"]):
-        pretty = indented(content)
-        texts.append(text("", content) if pretty in (None, content) else text("", pretty or "", content))
+        texts.append(("", indented(content) or content))
     if message["note"]:
-        texts.append(text("note", message["note"]))
+        texts.append(("note", message["note"]))
     for call in message["tool_calls"]:
         given = json.dumps(call["arguments"], ensure_ascii=False)
-        texts.append(text(f"calls {call['name']}", indented(given) or given))
+        texts.append((f"calls {call['name']}", indented(given) or given))
     named = {name: message[name] for name in ("author", "role", "name")}
-    return {**named, "position": position, "style": style_of(message["author"]), "texts": texts}
+    parts = [{"label": label, "shown": folded(text)} for label, text in texts]
+    return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}
 
 
 _PLAIN = re.compile(r"[^\"$`\\!\x00-\x1f]+")
@@ -176,11 +171,7 @@ def typed(words: Sequence[str]) -> str:
 
 
 def rescore_command(source: OpenBuffer, id: str) -> str:
-    """As it must be typed to score one trajectory of this database."""
-    run = source.named or "" if has_run(source) else "RUN"  # a folder that is not known here
+    """As it must be typed to score one trajectory of this database, with RUN where its folder is not known here."""
+    has_weights = source.folder is not None and source.own_run is not None
+    run = source.named if has_weights and source.named else "RUN"
     return typed(["agentloop", "replay", "rescore", run, "--where", f"id == {id!r}"])
-
-
-def has_run(source: OpenBuffer) -> bool:
-    """Whether RUN named a run's folder or the file in it: there are its weights, and how to load them."""
-    return source.folder is not None and source.named is not None and source.own_run is not None

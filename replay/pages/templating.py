@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from context.wording import visible
 from replay.pages.addresses import address
-from replay.pages.charts import number
+from replay.pages.panels import number
 
 _DASH = "\u2013"
 
@@ -32,7 +32,7 @@ def environment() -> Environment:
     templates.filters |= {
         "digits": digits,
         "number": lambda value: _DASH if value is None else number(value),
-        "short": _short,
+        "short": short,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
         "signed": signed,
     }
@@ -48,7 +48,7 @@ def visible_text(text: str) -> str:
     return "".join(part if part in "\n\t" else visible(part) for part in re.split(r"([\n\t])", text))
 
 
-def _short(id: str, length: int = 10) -> str:
+def short(id: str, length: int = 10) -> str:
     return id[:length]
 
 

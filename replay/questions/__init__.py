@@ -4,14 +4,12 @@ The terminal (`agentloop replay ...`) and the inspector ask the same ones.
 """
 
 from replay.questions.cluster import cluster, is_collected_by_workers
-from replay.questions.distributions import distributions
 from replay.questions.filters.query import Query, QueryResult, Sort, chosen
-from replay.questions.held_out_episodes import held_out, held_out_task
-from replay.questions.iteration import iteration
+from replay.questions.iteration import held_out, held_out_task, iteration
 from replay.questions.listing import Patience, page
 from replay.questions.preview import empty_sources, preview
 from replay.questions.runs import merging, metric_series, progress, run_names, runs
-from replay.questions.summary import summary
+from replay.questions.summary import distributions, summary
 from replay.questions.tasks import TaskSort, task, task_list
 from replay.questions.tokens import MOST_TOKENS, CodecOf, tokens
 from replay.questions.trajectory import excerpts, find, overview, same_tokenizer, trajectory

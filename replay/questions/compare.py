@@ -17,6 +17,13 @@ from replay.storage.read import author_table, load
 from replay.store import ReplayStore
 
 
+def readable(store: ReplayStore, ids: Sequence[str]) -> list[str]:
+    """Those of the trajectories that `trajectories` can compare: neither damaged nor without their tokens."""
+    with store.reading() as connection:
+        whole = load(connection, ids).whole
+    return [id for id in ids if id in whole]
+
+
 def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
     """Their records side by side, and where their tokens and messages part.
 
@@ -45,19 +52,16 @@ def trajectories(store: ReplayStore, id_prefixes: Sequence[str]) -> QueryResult:
 
 
 def _segment(position: int, parts: Sequence[TokenSequence | None], tables: Sequence[AuthorTable]) -> QueryResult:
-    """The first `same` tokens have the same ids and authors; their log-probs may still differ, by `log_prob_gap`."""
+    """The first `same` tokens have the same ids and authors."""
     lengths = [0 if part is None else len(part) for part in parts]
-    same, gap = min(lengths), None
+    same = min(lengths)
     if same:
         there = [part for part in parts if part is not None]
         ids = np.array([part.token_ids[:same] for part in there])
         names = np.array([_names(part, table)[:same] for part, table in zip(there, tables, strict=True)])
         differs = ((ids != ids[0]) | (names != names[0])).any(axis=0)
         same = int(np.argmax(differs)) if differs.any() else same
-        log_probs = np.array([part.behavior_log_probs[:same] for part in there])
-        gaps = log_probs.max(axis=0) - log_probs.min(axis=0)  # NaN where one is unknown
-        gap = float(np.nanmax(gaps)) if np.isfinite(gaps).any() else None
-    return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths), "log_prob_gap": gap}
+    return {"position": position, "tokens": lengths, "same": same, "differs": same < max(lengths)}
 
 
 def _names(part: TokenSequence, authors: AuthorTable) -> npt.NDArray[np.object_]:

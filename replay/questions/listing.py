@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.errors import ReplayError
-from replay.questions.filters import SplitCondition, conditions
+from replay.questions.filters import conditions
 from replay.questions.filters.fields import DRIFT, DRIFT_MAX
 from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
@@ -63,13 +63,24 @@ def page(
     ended before the page was full; then `after` (or `before`) goes on from there.
     """
     backwards = before is not None
+    rising = query.ascending is not backwards
     with store.reading() as connection:
-        listing = _Listing(connection, query)
+        age = staleness(newest_versions(connection, query.run), query.run)
+        parts = conditions(query.filters, known={"staleness": age})
+        place = _place(query, age)
+        statement = sa.select(_rows.id).where(parts.columns, run_is(query.run, _rows.run))
         start = before if backwards else after
-        place = None if start is None else listing.place(start, "before" if backwards else "after")
-        found = listing.found(place, limit, backwards=backwards, patience=patience)
-        rows = listing.read(found.ids[::-1] if backwards else found.ids)
-    back = found.ids[0] if found.ids and place is not None else None
+        if start is not None:
+            mine, theirs = sa.tuple_(*place), _place_of(connection, place, start, "before" if backwards else "after")
+            statement = statement.where(mine > theirs if rising else mine < theirs)
+        statement = statement.order_by(*(column.asc() if rising else column.desc() for column in place))
+        if parts.messages is None:
+            ids = list(connection.scalars(statement.limit(limit + 1)))
+            found = _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
+        else:
+            found = _searched(connection, statement, parts.messages, limit, patience)
+        rows = _lines(connection, found.ids[::-1] if backwards else found.ids, age)
+    back = found.ids[0] if found.ids and start is not None else None
     return {
         "rows": rows,
         "after": back if backwards else found.further,
@@ -77,10 +88,6 @@ def page(
         "searched": found.searched,
         "complete": found.complete,
     }
-
-
-Place = Sequence[Any]
-"""What a row is sorted by, then iteration, slot, run and id."""
 
 
 @dataclass(frozen=True)
@@ -92,72 +99,50 @@ class _Found:
     complete: bool = True
 
 
-class _Listing:
-    """One query on one connection."""
+def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[Any]]:
+    """What rows are sorted by, then iteration, slot, run and id; unknown values come last in either direction."""
+    sort, last = query.sort, 1 if query.ascending else -1
+    run = [_rows.run] if query.run is None else []
+    columns: list[sa.ColumnElement[Any]] = [_rows.iteration, _rows.slot, *run, _rows.id]
+    if sort is Sort.iteration:
+        return columns
+    if sort is Sort.staleness:
+        return [sa.func.coalesce(age, last * _GREATEST), *columns]
+    if sort in _DRIFTS:
+        return [sa.func.coalesce(_DRIFTS[sort], sa.literal(last * sys.float_info.max, sa.Double)), *columns]
+    return [_rows[_COUNTED.get(sort, sort.value)], *columns]
 
-    def __init__(self, connection: sa.Connection, query: Query) -> None:
-        self._connection = connection
-        self._query = query
-        self._staleness = staleness(newest_versions(connection, query.run), query.run)
-        self._parts: SplitCondition = conditions(query.filters, known={"staleness": self._staleness})
-        columns: list[sa.ColumnElement[Any]] = [_rows.iteration, _rows.slot, _rows.run, _rows.id]
-        if query.run is not None:
-            columns.remove(_rows.run)
-        sort, last = query.sort, 1 if query.ascending else -1
-        if sort is Sort.staleness:
-            columns.insert(0, sa.func.coalesce(self._staleness, last * _GREATEST))
-        elif sort in _DRIFTS:
-            columns.insert(0, sa.func.coalesce(_DRIFTS[sort], sa.literal(last * sys.float_info.max, sa.Double)))
-        elif sort is not Sort.iteration:
-            columns.insert(0, _rows[_COUNTED.get(sort, sort.value)])
-        self._place = columns
 
-    def place(self, id: str, name: str) -> Place:
-        """Where a row stands in the list, also one that the filters leave out."""
-        found = self._connection.execute(sa.select(*self._place).where(_rows.id == id)).one_or_none()
-        if found is None:
-            raise ReplayError(f"{name} must be the id of a stored row, got {id[:80]!r}. Begin at the first page.")
-        return found
+def _place_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[Any]], id: str, name: str) -> sa.Tuple:
+    """Where a row stands in the list, also one that the filters leave out."""
+    found = connection.execute(sa.select(*place).where(_rows.id == id)).one_or_none()
+    if found is None:
+        raise ReplayError(f"{name} must be the id of a stored row, got {id[:80]!r}. Begin at the first page.")
+    return sa.tuple_(*(sa.literal(value, column.type) for value, column in zip(found, place, strict=True)))
 
-    def _statement(self, place: Place | None, *, backwards: bool) -> sa.Select[Any]:
-        """Ids in order, of rows behind a place."""
-        statement = sa.select(_rows.id).where(self._parts.columns, run_is(self._query.run, _rows.run))
-        rising = self._query.ascending is not backwards
-        if place is not None:
-            values = [sa.literal(value, column.type) for value, column in zip(place, self._place, strict=True)]
-            mine, theirs = sa.tuple_(*self._place), sa.tuple_(*values)
-            statement = statement.where(mine > theirs if rising else mine < theirs)
-        return statement.order_by(*(column.asc() if rising else column.desc() for column in self._place))
 
-    def found(self, place: Place | None, limit: int, *, backwards: bool, patience: Patience) -> _Found:
-        statement = self._statement(place, backwards=backwards)
-        if self._parts.messages is not None:
-            return self._searched(statement, limit, patience)
-        ids = list(self._connection.scalars(statement.limit(limit + 1)))
-        return _Found(ids[:limit], ids[limit - 1] if len(ids) > limit else None)
+def _searched(
+    connection: sa.Connection, statement: sa.Select[Any], says: sa.ColumnElement[bool], limit: int, patience: Patience
+) -> _Found:
+    """The first rows in order of which something was said, as far as patience reaches."""
+    ends = time.monotonic() + patience.seconds
+    candidates = list(connection.scalars(statement.limit(patience.rows)))
+    hits: list[str] = []
+    searched = 0
+    for chunk in chunked(candidates):
+        fits = set(connection.scalars(sa.select(_rows.id).where(_rows.id.in_(chunk), says)))
+        hits += [id for id in chunk if id in fits]
+        searched += len(chunk)
+        if len(hits) > limit or time.monotonic() > ends:
+            break
+    if len(hits) > limit:
+        return _Found(hits[:limit], hits[limit - 1], searched)
+    complete = searched == len(candidates) < patience.rows
+    return _Found(hits, None if complete else candidates[searched - 1], searched, complete=complete)
 
-    def _searched(self, statement: sa.Select[Any], limit: int, patience: Patience) -> _Found:
-        """The first rows in order of which something was said, as far as patience reaches."""
-        assert self._parts.messages is not None
-        ends = time.monotonic() + patience.seconds
-        candidates = list(self._connection.scalars(statement.limit(patience.rows)))
-        hits: list[str] = []
-        searched = 0
-        for chunk in chunked(candidates):
-            matching = sa.select(_rows.id).where(_rows.id.in_(chunk), self._parts.messages)
-            fits = set(self._connection.scalars(matching))
-            hits += [id for id in chunk if id in fits]
-            searched += len(chunk)
-            if len(hits) > limit or time.monotonic() > ends:
-                break
-        if len(hits) > limit:
-            return _Found(hits[:limit], hits[limit - 1], searched)
-        complete = searched == len(candidates) < patience.rows
-        return _Found(hits, None if complete else candidates[searched - 1], searched, complete=complete)
 
-    def read(self, ids: Sequence[str]) -> list[QueryResult]:
-        """Their lines, in this order."""
-        columns = (*_SHOWN, self._staleness.label("staleness"))
-        found = {row.id: dict(row._mapping) for row in selected(self._connection, columns, _rows.id, ids)}
-        said = excerpts_of(self._connection, ids)
-        return [{**found[id], **said.get(id, NONE)} for id in ids]
+def _lines(connection: sa.Connection, ids: Sequence[str], age: sa.ColumnElement[int]) -> list[QueryResult]:
+    columns = (*_SHOWN, age.label("staleness"))
+    found = {row.id: dict(row._mapping) for row in selected(connection, columns, _rows.id, ids)}
+    said = excerpts_of(connection, ids)
+    return [{**found[id], **said.get(id, NONE)} for id in ids]

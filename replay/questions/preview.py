@@ -6,30 +6,34 @@ The run, its database and its sampler stay as they are.
 from __future__ import annotations
 
 import json
+import re
+import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from replay.config import StoredConfig, stored_config
+from replay.config import ReplayConfig, StoredConfig, stored_config
 from replay.errors import ReplayError
 from replay.mixing.batch_plan import BatchPlan, Mixer
-from replay.mixing.mix_settings import MixRule, Schedule
+from replay.mixing.mix_settings import Schedule
 from replay.mixing.request import Availability, DrawRequest
 from replay.questions.filters.query import QueryResult
-from replay.questions.preview_settings import as_yaml, shown, wrong
-from replay.records import ELIGIBLE, STATES
+from replay.records import ELIGIBLE, ESS_BY_AGE, STATES
 from replay.sampling.draw import TrialDraw
 from replay.sampling.samplers import SAMPLERS, RankedSampler, Sampler, make_sampler
 from replay.sampling.selection import SelectedRow
+from replay.setting_types import rule_in_words
 from replay.storage.format.schema import groups, iterations, metrics, policies, sampler_state, trajectories
 from replay.store import ReplayStore
 
-_ESS_BY_AGE = "actor/replay/ess/age_"
 _SUCCESS = "rollout/success"
 _FACTOR = "replay/controller_factor"
 _rows = trajectories.c
@@ -52,19 +56,6 @@ class _RunState:
     best_success: float | None
     """The highest of any iteration's fresh episodes."""
 
-    def mixer(self, rule: MixRule, saved: Mapping[str, Any] | None) -> Mixer:
-        """As the run's own would stand, from its checkpoint, or without what earlier iterations rounded off."""
-        mixer = Mixer(rule)
-        if saved is not None:
-            mixer.load_state(saved)
-            return mixer
-        mixer.started = self.has_replayed
-        mixer.success_reached = (self.best_success or 0.0) >= (rule.start.success_rate or 0.0)
-        if rule.controller == "ess":
-            ess = {name: value for name, value in self.metrics.items() if name.startswith(_ESS_BY_AGE)}
-            mixer.factor = rule.ess.next_factor(self.metrics.get(_FACTOR, 1.0), ess)
-        return mixer
-
 
 def _run_state(connection: sa.Connection, run: str) -> _RunState:
     newest = connection.scalar(sa.select(sa.func.max(iterations.c.iteration)).where(iterations.c.run == run)) or 0
@@ -85,25 +76,6 @@ def _run_state(connection: sa.Connection, run: str) -> _RunState:
     )
 
 
-def _saved_mixer(folder: Path | None, iteration: int, *, unit: str) -> Mapping[str, Any] | None:
-    """The mixer in a run folder's checkpoint after `iteration`; None: there is none whole, or it is of another unit."""
-    if folder is None:
-        return None
-    try:
-        mixer = json.loads((folder / "checkpoints" / f"{iteration:06d}" / "state.json").read_text())["mixer"]
-    except (OSError, ValueError, KeyError, TypeError):
-        # A running trainer writes and removes checkpoints; without one the batch is planned without its remainders.
-        return None
-    return mixer if isinstance(mixer, dict) and mixer.get("unit") == unit else None
-
-
-def _tried_tasks(connection: sa.Connection, run: str) -> list[str]:
-    """Hashes of the tasks that the run has tried, the one tried longest ago first."""
-    newest = sa.func.max(groups.c.iteration)
-    query = sa.select(groups.c.task).where(groups.c.run == run).group_by(groups.c.task).order_by(newest, groups.c.task)
-    return [str(task) for task in connection.scalars(query)]
-
-
 def preview(
     store: ReplayStore,
     run: str | None = None,
@@ -122,7 +94,10 @@ def preview(
     with store.reading() as connection:
         now = _run_state(connection, record.id)
         gone = connection.scalar(_GONE.where(_rows.run == record.id)) or 0
-        tried = _tried_tasks(connection, record.id)
+        # The one tried longest ago first.
+        longest_ago = (sa.func.max(groups.c.iteration), groups.c.task)
+        query = sa.select(groups.c.task).where(groups.c.run == record.id).group_by(groups.c.task)
+        tried = list(connection.scalars(query.order_by(*longest_ago)))
     sampler = sampler or _built_in(config)
     if isinstance(sampler, RankedSampler) and sampler.measured:
         raise wrong("replay.sampler_options.policy must be stored where no policy is loaded, got current.")
@@ -130,6 +105,9 @@ def preview(
     if now.sampler is not None and goes_on:
         sampler.load_state(now.sampler)
     mixer, is_exact = _mixer(config, now, folder)
+    # What is drawn must not hang on the tasks to come, which are guessed, or on how they will be solved.
+    replay = config.replay
+    is_certain = not (mixer.num_tasks or replay.complete_zero_variance or replay.retire_solved is not None)
     upcoming = _expected_tasks(config, tried, mixer.num_tasks)
     with _trial_draw(store, config, now, sampler) as trial:
         try:
@@ -138,23 +116,17 @@ def preview(
         except ReplayError as error:
             raise wrong(str(error)) from error
         rows = trial.draw(plan.picks) if plan.replay else []
+        new = sum(task not in tried for task in upcoming)
         return {
             "run": record.id,
             "iteration": now.iteration,
             "policy_version": now.policy_version,
             "settings": shown(config.replay),
             "yaml": as_yaml(config.replay),
-            "plan": {
-                **_plan(plan, mixer, available),
-                "assumed_tasks": len(upcoming),
-                "new_tasks": sum(task not in tried for task in upcoming),
-            },
+            "plan": {**_plan(plan, mixer, available), "assumed_tasks": len(upcoming), "new_tasks": new},
             "funnel": _funnel(trial, available, gone, mixer, upcoming),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
-            "batch": {
-                "exact": goes_on and is_exact and _is_certain(mixer, config),
-                "rows": _described(trial, rows, now),
-            },
+            "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
         }
 
 
@@ -202,12 +174,25 @@ def _built_in(config: StoredConfig) -> Sampler:
 
 
 def _mixer(config: StoredConfig, now: _RunState, folder: Path | None) -> tuple[Mixer, bool]:
-    """The run's own between two iterations, and whether it knows what was rounded off."""
+    """The run's own between two iterations, and whether it knows what earlier ones rounded off, from a checkpoint."""
     rule = config.mix_rule()
     if now.iteration > config.run.iterations:  # it is over, and its schedule may have ended at none
         rule = rule.model_copy(update={"schedule": Schedule()})
-    saved = _saved_mixer(folder, now.iteration - 1, unit=rule.unit)
-    return now.mixer(rule, saved), saved is not None
+    mixer = Mixer(rule)
+    try:
+        state = folder and folder / "checkpoints" / f"{now.iteration - 1:06d}" / "state.json"
+        saved = state and json.loads(state.read_text())["mixer"]
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = None  # a running trainer writes and removes checkpoints
+    if isinstance(saved, dict) and saved.get("unit") == rule.unit:
+        mixer.load_state(saved)
+        return mixer, True
+    mixer.started = now.has_replayed
+    mixer.success_reached = (now.best_success or 0.0) >= (rule.start.success_rate or 0.0)
+    if rule.controller == "ess":
+        ess = {name: value for name, value in now.metrics.items() if name.startswith(ESS_BY_AGE)}
+        mixer.factor = rule.ess.next_factor(now.metrics.get(_FACTOR, 1.0), ess)
+    return mixer, False
 
 
 @contextmanager
@@ -222,18 +207,11 @@ def _trial_draw(store: ReplayStore, config: StoredConfig, now: _RunState, sample
         yield trial
 
 
-def _is_certain(mixer: Mixer, config: StoredConfig) -> bool:
-    """Whether what is drawn does not hang on the tasks to come, which are guessed, or on how they will be solved."""
-    replay = config.replay
-    return not mixer.num_tasks and not replay.complete_zero_variance and replay.retire_solved is None
-
-
 def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult:
     names = ("fraction", "planned_fresh", "planned_replay", "fresh", "replay", "shortfall")
     return {
         **{name: getattr(plan, name) for name in names},
         "groups": sorted(map(list, Counter(size for _, size in plan.groups).items()), reverse=True),
-        "trajectories": mixer.rule.trajectories,
         "observes": mixer.rule.mode == "observe",
         "factor": mixer.factor,
         "started": mixer.started,
@@ -279,3 +257,92 @@ def _described(trial: TrialDraw, rows: Sequence[SelectedRow], now: _RunState) ->
             }
         )
     return found
+
+
+# Settings as people choose them on a page: texts, over the run's own configuration
+
+CONTROLS = ("fraction", "unit", "task_members", "sampler", "successful_only", "max_staleness", "max_uses", "mode")
+"""Keys of `replay` that are chosen. Besides, `SAMPLER.OPTION` is an option of that sampler."""
+
+
+class WrongSettings(ReplayError):
+    """Settings that no batch can be made by."""
+
+    def __init__(self, errors: Mapping[str, str]) -> None:
+        super().__init__(" ".join(errors.values()))
+        self.errors = errors
+        """By control, or `sampler_options`."""
+
+
+def changed(stored: StoredConfig, given: Mapping[str, str]) -> StoredConfig:
+    """`stored` with the values that were given in place of its own; an empty text is null. Raises WrongSettings."""
+    own = stored.replay
+    replay = dict(own) | {name: text.strip() or None for name, text in given.items() if name in CONTROLS}
+    if replay["unit"] != "task":
+        replay["task_members"] = None
+    options = own.sampler_options if replay["sampler"] == own.sampler else {}
+    prefix = f"{replay['sampler']}."
+    chosen = {name.removeprefix(prefix): _scalar(text) for name, text in given.items() if name.startswith(prefix)}
+    try:
+        return StoredConfig.model_validate({**dict(stored), "replay": replay | {"sampler_options": options | chosen}})
+    except ValidationError as error:
+        raise WrongSettings(dict(map(_by_control, error.errors(include_url=False)))) from error
+
+
+def as_yaml(replay: ReplayConfig) -> str:
+    """The part `replay` of a configuration: what is other than the defaults."""
+    values = replay.model_dump(mode="json", exclude_defaults=True)
+    return yaml.safe_dump({"replay": values}, sort_keys=False)
+
+
+def options_of(sampler: str) -> list[dict[str, Any]]:
+    """Name, default and, where there are some, choices of each option of a built-in sampler."""
+    kind = SAMPLERS[sampler].Options
+    types, made = typing.get_type_hints(kind), kind()
+    return [
+        {
+            "name": field.name,
+            "default": getattr(made, field.name),
+            "choices": list(typing.get_args(given)) if typing.get_origin(given) is Literal else None,
+        }
+        for field in fields(kind)
+        for given in (types[field.name],)
+    ]
+
+
+def _scalar(text: str) -> Any:
+    """As YAML would read it, more or less: the options' own types say whether it fits. What is no JSON is a text."""
+    if text.strip() in ("", "null"):
+        return None
+    try:
+        value = json.loads(text)
+        # NaN, and numbers that are too large to be told from infinity, can't be part of an answer.
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text.strip()
+    return value
+
+
+def _by_control(details: ErrorDetails) -> tuple[str, str]:
+    """The control that a mistake is shown beside, and the rule that it breaks."""
+    reason = details.get("ctx", {}).get("error")
+    if reason is not None:
+        return _control_of(str(reason)), str(reason)
+    name = str(details["loc"][1])
+    rule = rule_in_words(ReplayConfig.model_json_schema()["properties"][name])
+    return name, f"replay.{name} must be {rule}, got {details['input']!r:.60}."
+
+
+def _control_of(message: str) -> str:
+    found = re.match(r"replay\.(\w+)", message)
+    return found[1] if found and found[1] in (*CONTROLS, "sampler_options") else "unit"
+
+
+def wrong(message: str) -> WrongSettings:
+    """One mistake, shown beside the control that its text begins with."""
+    return WrongSettings({_control_of(message): message})
+
+
+def shown(replay: ReplayConfig) -> QueryResult:
+    """The values of the controls."""
+    return {name: getattr(replay, name) for name in (*CONTROLS, "sampler_options")}

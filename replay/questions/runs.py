@@ -1,4 +1,4 @@
-"""The runs of a database: a line each, whether one still goes on, and its curves."""
+"""The runs of a database: a line each, whether one still goes on, its curves, and what limits it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def progress(store: ReplayStore, run: RunRecord, folder: Path | None = None) -> 
     with store.reading() as connection:
         logged, count = _newest_metrics(connection, run.id)
         newest, longest, gave_up = _iterations(connection, run.id)
-        evaluated = _last_evaluations(connection, run.id)
+        mine = (metrics.c.run == run.id) & (metrics.c.name == _SUCCESS) & metrics.c.value.is_not(None)
+        query = sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc())
+        evaluated = connection.scalars(query.limit(2)).all()
         published = _last_published(connection, run.id)
     written = (_last_written(folder) if folder else None) or published
     seconds_since = None if written is None else max(0.0, time.time() - written)
@@ -117,19 +120,12 @@ def _iterations(connection: sa.Connection, run: str) -> tuple[int, float, bool]:
     return newest, longest or 0.0, found.get(_GAVE_UP, (0, 0.0))[0] > newest
 
 
-def _last_evaluations(connection: sa.Connection, run: str) -> Sequence[float]:
-    mine = (metrics.c.run == run) & (metrics.c.name == _SUCCESS) & metrics.c.value.is_not(None)
-    query = sa.select(metrics.c.value).where(mine).order_by(metrics.c.iteration.desc())
-    return connection.scalars(query.limit(2)).all()
-
-
 def _last_published(connection: sa.Connection, run: str) -> float | None:
     query = sa.select(policies.c.created_at).where(policies.c.run == run).order_by(policies.c.version.desc()).limit(1)
-    text = connection.scalar(query)
     try:
-        return None if text is None else datetime.fromisoformat(text).timestamp()
+        return datetime.fromisoformat(connection.scalar(query) or "").timestamp()
     except ValueError:
-        return None  # of an import, that says something else
+        return None  # there is none, or it is of an import, that says something else
 
 
 def _last_written(folder: Path) -> float | None:
@@ -149,8 +145,10 @@ def _is_locked(path: Path) -> bool:
     return any(file in line.split() for line in held.splitlines())
 
 
-Series = dict[str, list[tuple[int, float]]]
-"""By metric name."""
+Series = Sequence[tuple[int, float]]
+"""(iteration, value), ascending."""
+Metrics = Mapping[str, Series]
+"""Series by the name of the metric."""
 
 ALL = range(2**53)
 """Iterations."""
@@ -171,7 +169,7 @@ def metric_series(
     families: Sequence[str] = (),
     within: range = ALL,
     merged: int = 1,
-) -> Series:
+) -> dict[str, list[tuple[int, float]]]:
     """(iteration, value) in order, by metric name, of iterations `within`; values that were not known are left out.
 
     Of these `names`, and of those that begin like one of `families`; of all where neither is given. Each point is
@@ -189,11 +187,16 @@ def metric_series(
         metrics.c.run == run, _wanted(names, families), _KNOWN, iteration.between(within.start, within.stop - 1)
     )
     query = _merged(points, run, merged) if merged > 1 else points.order_by("place", metrics.c.name)
-    series: Series = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     with store.reading() as connection:
         for name, at, value in connection.execute(query):
             series.setdefault(name, []).append((at, value))
     return series
+
+
+def finite(metrics: Metrics, name: str) -> Series:
+    """A metric's points, without those that are no numbers; empty where it was never logged."""
+    return [point for point in metrics.get(name, ()) if math.isfinite(point[1])]
 
 
 def _merged(points: sa.Select[Any], run: str, merged: int) -> sa.Select[Any]:
@@ -227,3 +230,70 @@ def _wanted(names: Sequence[str], families: Sequence[str]) -> sa.ColumnElement[b
     if not names and not families:
         return sa.true()
     return sa.or_(metrics.c.name.in_(names), *(metrics.c.name.startswith(each, autoescape=True) for each in families))
+
+
+_NEWEST = 8
+"""Iterations that are looked at."""
+_FEW_SUCCESSES = 1 / 3
+"""Fewer per batch: waiting for them takes longer than learning from them."""
+_MUCH = 0.3
+"""A share from which on it is what to look at."""
+_ADVICE = {
+    "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
+    "episodes did solve, or easier tasks first (tasks.curriculum)",
+    "tools": "Try collection.max_staleness 1 or more, so that the policy learns while tools work",
+    "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
+    "then answered from memory",
+    "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What a run waits for, by its newest iterations."""
+
+    limit: str
+    """successes | tools | repeated tool calls | optimizer steps"""
+    text: str
+    """The numbers that say so, and what to do about it."""
+
+
+def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
+    """None where no iteration was made."""
+    success, fresh = _mean(metrics, "rollout/success"), _mean(metrics, "batch/fresh")
+    if success is None or fresh is None:
+        return None
+    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, "rollout/groups_without_signal")
+    repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
+    expected = _count(success * fresh)
+    facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
+    if flat is not None:
+        facts.append(f"{_percent(flat)} of the groups without a signal")
+    if repeated is not None:
+        answered = "" if from_memory is None else f", {_percent(from_memory)} answered from memory"
+        facts.append(f"{_percent(repeated)} of the tool calls repeated{answered}")
+    if waiting is not None:
+        facts.append(f"{_percent(waiting)} of an episode's time in tools, {_percent(1 - waiting)} in replies")
+    limit = "optimizer steps"
+    if success * fresh < _FEW_SUCCESSES:
+        limit = "successes"
+    elif waiting is not None and waiting > _MUCH:
+        could_be_remembered = from_memory is None and repeated is not None and repeated > _MUCH
+        limit = "repeated tool calls" if could_be_remembered else "tools"
+    advice = _ADVICE[limit]
+    if limit == "successes" and stored_setting(config, "replay.hindsight.enable", bool):
+        advice = "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
+    return Regime(limit, f"{'; '.join(facts)}. {advice}: docs/evidence.md.")
+
+
+def _mean(metrics: Metrics, name: str) -> float | None:
+    values = [value for _, value in finite(metrics, name)][-_NEWEST:]
+    return sum(values) / len(values) if values else None
+
+
+def _count(expected: float) -> str:
+    return f"{expected:,.0f}" if expected >= 10 else f"{expected:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")

@@ -45,15 +45,12 @@ _COUNTS = (
 )
 
 
-def task(
-    store: ReplayStore, hash_prefix: str, run: str | None = None, *, after: str | None = None, limit: int = 50
-) -> QueryResult:
+def task(store: ReplayStore, hash_prefix: str, run: str | None = None, *, limit: int = 50) -> QueryResult:
     """What is known of one task, in one run or in all of the database.
 
     Attempts are the members of its groups as they were collected, whatever became of them, but for groups that a resume
-    undid. `versions`: success of stored rows by the policies that tried it.
-    `difficulty`: groups by successes among so many members. `trajectories`: newest first, `limit` of them, those behind
-    the row `after`; `next` is the last one's id if there are more.
+    undid. `versions`: success of stored rows by the policies that tried it. `difficulty`: groups by successes among so
+    many members. `trajectories`: the newest `limit` of them; `more`: there are others.
     """
     with store.reading() as connection:
         found = _find(connection, hash_prefix, store.url)
@@ -62,7 +59,8 @@ def task(
             # As an expression: rows of a task are few, and the index of a run's rows would be read instead.
             mine = mine & (_rows.run.concat("") == run)
         tried = _groups_of(connection, found["hash"], run, mine)
-        listed = _listed(connection, mine, after=after, limit=limit)
+        rows = connection.execute(sa.select(*_LISTED).where(mine).order_by(*_NEWEST_FIRST).limit(limit + 1))
+        listed = [dict(row) for row in rows.mappings()]
         return {
             **found,
             "run": run,
@@ -74,7 +72,7 @@ def task(
             "groups": tried[:_MOST_GROUPS],
             "difficulty": _difficulty(tried),
             "trajectories": listed[:limit],
-            "next": listed[limit - 1]["id"] if len(listed) > limit else None,
+            "more": len(listed) > limit,
         }
 
 
@@ -178,23 +176,6 @@ def _difficulty(tried: Sequence[Mapping[str, Any]]) -> list[QueryResult]:
     return [buckets[key] for key in sorted(buckets)]
 
 
-def _listed(
-    connection: sa.Connection, mine: sa.ColumnElement[bool], *, after: str | None, limit: int
-) -> list[QueryResult]:
-    """One more than the limit where there are more."""
-    query = sa.select(*_LISTED).where(mine)
-    if after is not None:
-        key = sa.select(_rows.iteration, _rows.run, _rows.slot, _rows.id).where(mine, _rows.id == after)
-        place = connection.execute(key).one_or_none()
-        if place is None:
-            raise ReplayError(f"after must be the id of one of the task's trajectories, got {after!r}.")
-        iteration, *rest = place
-        later = sa.tuple_(_rows.run, _rows.slot, _rows.id) > sa.tuple_(*rest)
-        query = query.where((_rows.iteration < iteration) | ((_rows.iteration == iteration) & later))
-    query = query.order_by(*_NEWEST_FIRST).limit(limit + 1)
-    return [dict(row) for row in connection.execute(query).mappings()]
-
-
 class TaskSort(StrEnum):
     """Which tasks come first."""
 
@@ -240,62 +221,48 @@ _COLUMNS = {
     TaskSort.attempts: ("attempts",),
     TaskSort.last: ("last_iteration",),
 }
-_UNTRIED: QueryResult = {
-    **dict.fromkeys(("eligible", "replayed"), 0),
-    **dict.fromkeys(("drift_mean", "drift_max")),
-}
+_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "drift_max": None}
 
 
 def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
     """By hash, of every task that was tried at least once."""
-    query = sa.select(
-        groups.c.task.label("hash"),
+    hash = groups.c.task.label("hash")
+    tried = sa.select(
+        hash,
         total(groups.c.size).label("attempts"),
         total(sa.func.round(groups.c.success_rate * groups.c.size)).label("successes"),
         sa.func.max(groups.c.iteration).label("last_iteration"),
     ).where(~_UNDONE, run_is(run, groups.c.run))
-    found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(query.group_by(groups.c.task)).mappings()}
-    eligible = sa.select(_rows.task, sa.func.count()).where(_rows.state == ELIGIBLE, run_is(run, _rows.run))
-    for hash, count in connection.execute(eligible.group_by(_rows.task)):
-        if hash in found:
-            found[hash]["eligible"] = count
-    for row in _drawn(connection, run):
-        if row["hash"] in found:
-            found[row["hash"]] |= row
-    return found
-
-
-def _drawn(connection: sa.Connection, run: str | None) -> list[QueryResult]:
-    query = sa.select(
-        groups.c.task.label("hash"),
+    eligible = sa.select(_rows.task.label("hash"), sa.func.count().label("eligible"))
+    eligible = eligible.where(_rows.state == ELIGIBLE, run_is(run, _rows.run)).group_by(_rows.task)
+    used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
+    drawn = sa.select(
+        hash,
         sa.func.count().label("replayed"),
         mean(draws.c.drift_mean).label("drift_mean"),
         sa.func.max(draws.c.drift_max).label("drift_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
-    used = (draws.c.state == COMMITTED) & (draws.c.stream == REPLAY) & groups.c.task.is_not(None)
-    found = connection.execute(query.where(used, run_is(run, groups.c.run)).group_by(groups.c.task))
-    return [dict(row) for row in found.mappings()]
+    drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
+    found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(tried.group_by(groups.c.task)).mappings()}
+    for query in (eligible, drawn):
+        for row in connection.execute(query).mappings():
+            if row["hash"] in found:
+                found[row["hash"]] |= row
+    return found
 
 
 def _named(connection: sa.Connection, rows: Sequence[QueryResult], run: str | None) -> list[QueryResult]:
     """With their environments, and what the newest stored attempt was asked."""
     hashes = [row["hash"] for row in rows]
     environments = {row.hash: row.environment for row in selected(connection, [*tasks.c], tasks.c.hash, hashes)}
-    newest = _newest(connection, hashes, run)
+    place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")
+    newest: dict[str, str] = {}
+    for chunk in chunked(hashes):
+        mine = sa.select(_rows.task, _rows.id, place).where(_TRIED, _rows.task.in_(chunk), run_is(run, _rows.run))
+        ranked = mine.subquery().c
+        newest |= dict(map(tuple, connection.execute(sa.select(ranked.task, ranked.id).where(ranked.place == 1))))
     said = excerpts_of(connection, list(newest.values()))
     for row in rows:
         row["environment"] = environments.get(row["hash"])
         row["prompt"] = said.get(newest.get(row["hash"], ""), NONE)["prompt"]
     return list(rows)
-
-
-def _newest(connection: sa.Connection, hashes: Sequence[str], run: str | None) -> dict[str, str]:
-    """The id of each one's newest stored attempt."""
-    place = sa.func.row_number().over(partition_by=_rows.task, order_by=_NEWEST_FIRST).label("place")
-    found: dict[str, str] = {}
-    for chunk in chunked(hashes):
-        mine = sa.select(_rows.task, _rows.id, place).where(_TRIED, _rows.task.in_(chunk), run_is(run, _rows.run))
-        ranked = mine.subquery()
-        query = sa.select(ranked.c.task, ranked.c.id).where(ranked.c.place == 1)
-        found |= {row.task: row.id for row in connection.execute(query)}
-    return found

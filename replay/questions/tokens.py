@@ -17,6 +17,7 @@ from context.tokens.token_sequence import (
     loss_mask,
     pieces,
     response_mask,
+    runs_of,
 )
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
@@ -96,7 +97,7 @@ def tokens(
         "advantages": [advantage["value"] if token else None for token in trained.tolist()],
         "advantage": advantage,
         "policy_versions": _unless(whole.policy_versions[part], NOT_SAMPLED),
-        "turns": _unless(replies(found, authors)[segment][part], _NO_TURN),
+        "turns": _unless(turns_of(found, authors)[segment][part], _NO_TURN),
     }
 
 
@@ -156,30 +157,24 @@ def _texts(ids: npt.NDArray[np.int32], first: int, last: int, codec: Decoder) ->
     return texts
 
 
-def replies(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int32]]:
-    """[T] per segment: the turn a token belongs to, -1 for none, and everywhere if there are fewer replies than turns.
+def turns_of(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int32]]:
+    """[T] per segment: the turn of each token, -1 for none, and everywhere if there are fewer replies than turns.
 
     A reply is a maximal run of action tokens in a segment of the conversation itself; the last ones are the turns, and
     what stands before the first was spoken in the policy's place.
     """
     turns = [np.full(len(segment.tokens), _NO_TURN, np.int32) for segment in found.segments]
-    runs_of = [
-        (index, start, end)
-        for index, segment in enumerate(found.segments)
+    answers = [
+        (turn, start, end)
+        for turn, segment in zip(turns, found.segments, strict=True)
         if segment.reason != "fork"
-        for start, end in _runs(response_mask(segment.tokens, authors))
+        for start, end in runs_of(response_mask(segment.tokens, authors))
     ]
-    turns_before = len(runs_of) - found.record.num_turns
+    turns_before = len(answers) - found.record.num_turns
     if turns_before >= 0:
-        for turn, (index, start, end) in enumerate(runs_of[turns_before:]):
-            turns[index][start:end] = turn
+        for number, (turn, start, end) in enumerate(answers[turns_before:]):
+            turn[start:end] = number
     return turns
-
-
-def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """[start, end) of the maximal runs of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:

@@ -18,7 +18,7 @@ from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
-from replay.questions.tokens import CodecOf, no_codec, replies, same_start, whole_segments
+from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
 from replay.storage.format import schema
@@ -77,29 +77,20 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     id = find(store, id_prefix)
     with store.reading() as connection:
         loaded = load(connection, [id])
-        uses = _uses(connection, id)
+        answer = {**_NOTHING, "id": id, "uses": _uses(connection, id), "children": _children(connection, id)}
         if id in loaded.gone.keys() - loaded.without_tokens:
-            return _of_reclaimed(connection, id, uses)
+            return answer | _left(connection, id)
         state, reason = connection.execute(sa.select(_rows.state, _rows.state_reason).where(_rows.id == id)).one()
-        answer: QueryResult = {
-            "id": id,
-            "problem": None,
-            "state": state,
-            "state_reason": reason,
-            "uses": uses,
-            "children": _children(connection, id),
-            "reclaimed": None,
-        }
+        answer |= {"state": state, "state_reason": reason}
         if id in loaded.corrupt:
-            return {**answer, **_NOTHING, "problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
-        if id in loaded.gone:
-            answer["problem"] = {"kind": "gone", "reason": reason}
+            return answer | {"problem": {"kind": "corrupt", "reason": loaded.corrupt[id]}}
         found = loaded.without_tokens.get(id) or loaded.whole[id]
         authors = author_table(connection, found.record.run)
         scores = _scores(connection, id)
         answer |= _around(connection, found)
     return {
         **answer,
+        "problem": {"kind": "gone", "reason": reason} if id in loaded.gone else None,
         "record": record_of(found),
         "authors": [vars(author) for author in authors.authors],
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
@@ -115,23 +106,6 @@ _NOTHING: QueryResult = {
 }
 
 
-def _of_reclaimed(connection: sa.Connection, id: str, uses: list[QueryResult]) -> QueryResult:
-    left = _left(connection, id)
-    around = _collected(connection, left["run"], left["iteration"], left["group"]["task"], left["policy_version_min"])
-    return {
-        **_NOTHING,
-        **around,
-        "id": id,
-        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
-        "state": EVICTED,
-        "state_reason": left["state_reason"],
-        "uses": uses,
-        "children": _children(connection, id),
-        "group": left["group"],
-        "reclaimed": left,
-    }
-
-
 def _children(connection: sa.Connection, id: str) -> list[str]:
     """Rows that were made from it, and are stored."""
     query = sa.select(_rows.id).where(_rows.parent == id).order_by(_rows.iteration, _rows.slot, _rows.id)
@@ -139,12 +113,20 @@ def _children(connection: sa.Connection, id: str) -> list[str]:
 
 
 def _left(connection: sa.Connection, id: str) -> QueryResult:
-    """What is left of an evicted row, with its group, whose run, iteration and task are its own."""
+    """What is left of an evicted row, whose run, iteration and task are its group's."""
     names = (*FACTS, "state_reason")
-    left = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
-    facts = dict(zip(names, left, strict=True))
-    group = _row_of(connection, groups.c.id, facts["group"])
-    return {**facts, "run": group["run"], "iteration": group["iteration"], "group": group}
+    row = connection.execute(sa.select(*(reclaimed.c[name] for name in names)).where(reclaimed.c.id == id)).one()
+    left = dict(zip(names, row, strict=True))
+    group = _row_of(connection, groups.c.id, left["group"])
+    run, iteration = group["run"], group["iteration"]
+    return {
+        **_collected(connection, run, iteration, group["task"], left["policy_version_min"]),
+        "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
+        "state": EVICTED,
+        "state_reason": left["state_reason"],
+        "group": group,
+        "reclaimed": {**left, "run": run, "iteration": iteration, "group": group},
+    }
 
 
 def trajectory(store: ReplayStore, id_prefix: str) -> QueryResult:
@@ -225,7 +207,7 @@ def _parts(
     found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
 ) -> list[QueryResult]:
     """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
-    turns = replies(found, authors)
+    turns = turns_of(found, authors)
     main: Segment | None = None
     answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):

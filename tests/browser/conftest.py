@@ -43,7 +43,7 @@ def server(run_folder: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    from tests.browser.chromium import launched
+    from tests.browser.executable import launched
 
     with launched() as found:
         yield found

@@ -67,17 +67,10 @@ def _add_workers(store: ReplayStore, task: str) -> None:
     for number in range(2):
         facts = {"host": f"node-{number}", "pid": 4000 + number, "concurrency": 32, "in_flight": 2, "state": "working"}
         store.roles.report("worker", OTHER, f"worker-{number}", {**facts, "done": 2, "failed": 0, "tool_errors": 1})
-    serving = {
-        "version": 2,
-        "label": "another-run@2-1a2b3c4d",
-        "state": "serving",
-        "model": "policy",
-        "difference": 1.5e-5,
-    }
+    serving = {"version": 2, "label": "another-run@2-1a2b3c4d", "state": "serving", "difference": 1.5e-5}
     store.roles.report("engine", OTHER, "http://node-0:8801", serving)
-    store.tickets.issue([], [TicketRecord(OTHER, group, member, task, 3) for group in range(4) for member in range(2)])
-    claims = store.tickets.claim(OTHER, "worker-0", count=5, lease_s=86400.0)
-    store.tickets.fail(claims[:1], "the engine gave no reply")
+    store.tickets.issue([], [TicketRecord(OTHER, 0, 0, task, 3)])
+    store.tickets.fail(store.tickets.claim(OTHER, "worker-0", count=1, lease_s=86400.0), "the engine gave no reply")
 
 
 def add_iteration(store: ReplayStore, database: Path, iteration: int, *, run: str = OTHER, task: str) -> None:

@@ -5,7 +5,6 @@ Of a run that has replayed; tokens are coloured by drift, which `agentloop repla
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from playwright.sync_api import Browser
 from replay.pages.addresses import address
 from replay.pages.app import create_app
 from replay.questions.open_buffer import open_buffer
-from tests.browser.chromium import launched
+from tests.browser.executable import launched
 from tests.fakes.runs import rows
 from tests.replay.pages.serving import served
 
@@ -63,12 +62,6 @@ def shoot(browser: Browser, address: str, name: str, *, dark: bool = False, phon
     out = FOLDER / f"inspector-{name}{'-dark' * dark}{'-phone' * phone}.png"
     page.screenshot(path=out)
     page.close()
-    if importlib.util.find_spec("PIL"):  # 256 colours are enough for a page, and a third of the bytes
-        from PIL import Image
-
-        with Image.open(out) as found:
-            reduced = found.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        reduced.save(out, optimize=True)
     yield from (f"{out.name}: {trouble}" for trouble in troubles)
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from replay.pages.app import create_folder_app
-from replay.pages.opened_runs import OpenedRuns
+from replay.pages.views.runs_page import OpenedRuns
 from tests.browser.demonstration import OTHER
 from tests.browser.legible import FAINT, NAMELESS
 from tests.fakes.runs import rows
-from tests.replay.pages.addresses import missing_pages, page_addresses
-from tests.replay.pages.serving import Served, served
+from tests.replay.pages.serving import Served, missing_pages, page_addresses, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

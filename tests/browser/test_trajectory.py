@@ -36,16 +36,12 @@ COLORS = ["author", "mask", "behavior", "current", "drift", "advantage"]
 
 
 @pytest.fixture(scope="module")
-def found(run_folder: Path) -> dict[str, str]:
-    """Ids of trajectories: scored with several segments, drawn again and again."""
-    database = run_folder / "replay.sqlite"
-    mine = f"run <> '{OTHER}'"
-    scored = f"""select s.trajectory from segments s join trajectories t on t.id = s.trajectory where {mine}
+def scored(run_folder: Path) -> str:
+    """The id of a scored trajectory with several segments."""
+    query = f"""select s.trajectory from segments s join trajectories t on t.id = s.trajectory where run <> '{OTHER}'
         and s.trajectory in (select trajectory from token_scores) and t.num_tool_calls > 1
         group by 1 order by count(*) desc, 1 limit 1"""
-    drawn = f"select trajectory from draws where {mine} group by 1 order by count(*) desc, 1 limit 1"
-    queries = {"scored": scored, "drawn": drawn}
-    return {name: str(rows(database, query)[0][0]) for name, query in queries.items()}
+    return str(rows(run_folder / "replay.sqlite", query)[0][0])
 
 
 def detail(page: Page) -> dict[str, str]:
@@ -56,11 +52,11 @@ def detail(page: Page) -> dict[str, str]:
 
 
 def test_a_clicked_token_shows_its_numbers_and_the_address_remembers_it(
-    page: Page, server: Served, found: dict[str, str]
+    page: Page, server: Served, scored: str
 ) -> None:
-    tokens: dict[str, Any] = json.loads(server.page(f"/trajectories/{found['scored']}/tokens.json?segment=0"))
+    tokens: dict[str, Any] = json.loads(server.page(f"/trajectories/{scored}/tokens.json?segment=0"))
     at = tokens["action_mask"].index(True)
-    page.goto(f"{server.address}/trajectories/{found['scored']}")
+    page.goto(f"{server.address}/trajectories/{scored}")
     page.get_by_role("link", name="Tokens").click()
     page.locator(f'.t[data-at="{at}"]').click()
     behavior, current = (tokens[name][at] for name in ("behavior_log_probs", "current_log_probs"))
@@ -75,14 +71,12 @@ def test_a_clicked_token_shows_its_numbers_and_the_address_remembers_it(
     page.wait_for_url(f"**token={at + 1}*")
     page.reload()
     assert detail(page)["id"] == str(tokens["token_ids"][at + 1])
-    page.goto(f"{server.address}/trajectories/{found['drawn']}?view=updates")
-    page.locator(".chart canvas").nth(2).wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, found: dict[str, str], scheme: str) -> None:
+def test_tokens_can_be_read_in_every_colour(page: Page, server: Served, scored: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
-    page.goto(f"{server.address}/trajectories/{found['scored']}?view=tokens&segment=0")
+    page.goto(f"{server.address}/trajectories/{scored}?view=tokens&segment=0")
     page.locator('.t[data-at="0"]').wait_for()
     for number, color in enumerate(COLORS, start=1):
         page.keyboard.press(str(number))

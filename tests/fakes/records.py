@@ -30,7 +30,7 @@ from replay.records import (
     Trajectory,
     TrajectoryRecord,
 )
-from replay.sampling.samplers import Sampler
+from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
 
 AUTHORS = default_authors()
@@ -209,6 +209,14 @@ def iterate(
     store.commit(record, measured([*fresh, *(row.draw for row in drawn)]), sampler_state=sampler.state())
     store.add_policy(policy(iteration))
     return [row.trajectory.id for row in drawn]
+
+
+def iterated(location: Location, iterations: int = 3, *, sampler: str = "uniform", count: int = 2) -> ReplayStore:
+    """A new store after some iterations: 8 fresh rows in each, 2 + 1 of them successes, and `count` drawn."""
+    store, chooser = new_store(location), make_sampler(sampler, 3)
+    for iteration in range(1, iterations + 1):
+        iterate(store, iteration, chooser, count=count)
+    return store
 
 
 def iteration_record(iteration: int, *, replay: int, **changes: Any) -> IterationRecord:

@@ -13,7 +13,7 @@ from agentloop.cli.replay import app
 from replay import ReplayStore, questions
 from replay.config import stored_config
 from replay.questions import Patience, Query, QueryResult, Sort
-from replay.questions.preview_settings import changed
+from replay.questions.preview import changed
 from replay.storage.databases import Location
 
 WIDE = {"COLUMNS": "200", "NO_COLOR": "1"}

@@ -1,19 +1,200 @@
-"""`replay prune | forget`: what is kept. Nothing is changed without --yes."""
+"""`replay verify | rescore | whatif | prune | forget`: what is checked and kept. Nothing goes without --yes.
+
+What needs torch is imported when a model is asked, so that all other commands answer at once.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
 import typer
 
 from agentloop.cli.options import AsJson
-from agentloop.cli.replay.common import Filter, Run, app, fail, opened, say, say_json
+from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_folder_of, say, say_json
 from replay.questions import chosen
+from replay.questions import iteration as iteration_of
 from replay.questions.filters import condition
+from replay.questions.open_buffer import OpenBuffer
 from replay.storage.collecting.never_drawn import ALL_RUNS
 from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
+from replay.storage.verify import Verification
+from replay.text_tables import number, table
+
+if TYPE_CHECKING:
+    from agentloop.analysis.stored_log_probs import Drifted, LogProbCheck
+
+
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="VERSION|PATH",
+        help="A policy version that is still there, or a folder of weights named by its version, such as "
+        "RUN/checkpoints/000012.",
+    ),
+]
+
+
+@app.command(epilog="Example: agentloop replay verify runs/quickstart-001 --log-probs")
+def verify(
+    run: Run = None,
+    filter: Filter = None,
+    limit: Annotated[float, typer.Option(min=0, max=1, help="Share of corrupt rows from which it fails.")] = 0.01,
+    log_probs: Annotated[
+        bool, typer.Option("--log-probs", help="Also recompute behavior log-probs with every policy still there.")
+    ] = False,
+    policy: Policy = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference of a recomputed log-prob, in nats.")
+    ] = 0.01,
+    yes: Annotated[bool, typer.Option("--yes", help="Quarantine the corrupt rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every row and check it against its checksums; with a model, its log-probs too.
+
+    Exit code 1 if more than --limit of the rows are corrupt, if a name points to nothing, or if a recomputed log-prob
+    is further off than --tolerance.
+    """
+    with opened(run, read_only=not yes) as buffer:
+        found = buffer.store.verify(chosen(buffer.run, filter))
+        if yes and found.corrupt:
+            buffer.store.quarantine(found.corrupt)
+        check = None
+        if log_probs or policy is not None:
+            check = _check_log_probs(buffer, filter, found, policy)
+    failed = found.corrupt_share > limit or bool(found.damage)
+    failed = failed or (check is not None and check.worst > tolerance)
+    if as_json:
+        models = None if check is None else {"policies": [vars(p) for p in check.policies], "gone": check.gone}
+        share = {"corrupt_share": found.corrupt_share, "quarantined": yes, "failed": failed}
+        say_json({**vars(found), **share, "log_probs": models})
+    else:
+        say(_verification_text(found, done=yes))
+        if check is not None:
+            say(_check_text(check))
+    raise typer.Exit(1 if failed else 0)
+
+
+def _check_log_probs(buffer: OpenBuffer, filter: str | None, found: Verification, policy: str | None) -> LogProbCheck:
+    from agentloop.analysis.stored_log_probs import check_log_probs, named_weights, weights_of_run
+
+    folder = run_folder_of(buffer)
+    weights = weights_of_run(folder) if policy is None else dict([named_weights(folder, policy)])
+    return check_log_probs(buffer.store, folder, weights, filter=filter, skip=found.corrupt)
+
+
+@app.command(epilog="Example: agentloop replay rescore --where 'staleness > 8'")
+def rescore(
+    run: Run = None,
+    filter: Filter = None,
+    policy: Policy = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most trajectories scored.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score stored trajectories with a policy, the newest one by default: how far it has drifted from them.
+
+    Its log-probs are stored next to the old ones, and shown by `replay show --json`.
+    """
+    with opened(run, read_only=False) as buffer:
+        from agentloop.analysis import stored_log_probs
+
+        folder = run_folder_of(buffer)
+        version, weights = stored_log_probs.named_weights(folder, policy)
+        drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
+    say_json(vars(drifted), indent=None) if as_json else say(_drift_text(drifted))
+
+
+_MOST_ROWS = 512
+"""Rows of a what-if: a few updates' batches."""
+
+
+@app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")
+def whatif(
+    run: Run = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--loss",
+            metavar="FILE|NAME",
+            help="A YAML file of the keys to change in the run's loss, the name of an objective, or `own`; repeat it. "
+            "The run's own when left out.",
+        ),
+    ] = None,
+    policy: Policy = None,
+    filter: Filter = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
+    ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The whole batch of this iteration instead, each row in the stream it was in, by the policy that the "
+            "update started from.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each objective would have done with stored trajectories: clipping, gradient and ESS, by staleness.
+
+    One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
+    """
+    if iteration is not None and limit is not None:
+        fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
+    with opened(run) as buffer:
+        from agentloop.analysis.stored_log_probs import named_weights
+        from agentloop.analysis.whatif.compared_rows import RowChoice
+        from agentloop.analysis.whatif.losses import asked_losses
+        from agentloop.analysis.whatif.measure import what_if
+        from agentloop.analysis.whatif.result import as_text
+        from agentloop.runs.display import open_display
+
+        folder = run_folder_of(buffer)
+        losses = asked_losses(folder.config, loss or ())
+        if iteration is not None and policy is None:  # the one that its update started from
+            policy = str(iteration_of(buffer.store, folder.run_id, iteration)["policy_version"])
+        weights = named_weights(folder, policy)
+        asked = RowChoice(filter, limit or _MOST_ROWS, iteration)
+        with closing(open_display(stderr=True)) as display:
+            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=display.phase)
+    say_json(found.to_json()) if as_json else say(as_text(found))
+
+
+def _verification_text(found: Verification, *, done: bool) -> str:
+    states = ", ".join(f"{state} {count:,}" for state, count in found.states.items()) or "no rows"
+    lines = [f"rows          {states}", f"read          {found.checked:,}, of which {len(found.corrupt):,} corrupt"]
+    lines += [f"  {id}: {reason}" for id, reason in found.corrupt.items()]
+    if found.corrupt:
+        lines.append("quarantined" if done else "nothing was changed; add --yes to quarantine them")
+    lines += [f"damaged: {line}" for line in found.damage]
+    return "\n".join(lines)
+
+
+def _check_text(check: LogProbCheck) -> str:
+    rows = [
+        [str(p.version), str(p.trajectories), str(p.tokens), f"{p.worst:.2e}", f"{p.mean:.2e}", p.model]
+        for p in check.policies
+    ]
+    titles = ["policy", "trajectories", "tokens", "worst", "mean", "weights"]
+    lines = [table(titles, rows)] if rows else ["no stored token was sampled by a policy whose weights are there"]
+    if check.gone:
+        gone = ", ".join(map(str, check.gone))
+        lines.append(f"policies whose weights are gone: {gone} (checkpoint.keep_policies keeps more)")
+    return "\n".join(lines)
+
+
+def _drift_text(drifted: Drifted) -> str:
+    return (
+        f"scored  {drifted.trajectories:,} trajectories, {drifted.tokens:,} tokens, by policy {drifted.version}\n"
+        f"drift   {number(drifted.drift_mean, 4)} on average, {number(drifted.drift_max, 3)} at most\n"
+        f"kl      {number(drifted.approx_kl, 5)} nats per token\n"
+        f"ess     {number(drifted.ess, 4)}"
+    )
+
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only say what would be done.")]
 

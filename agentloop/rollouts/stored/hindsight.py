@@ -19,7 +19,7 @@ from agentloop.rollouts.trajectories import Collected
 from context import AuthorTable, ContextManager
 from context.authors import LLM
 from context.messages import Message, content_hash
-from context.tokens.token_sequence import Segment, TokenSequence
+from context.tokens.token_sequence import Segment, TokenSequence, runs_of
 from replay.records import ELIGIBLE, HINDSIGHT, StopReason, TaskRecord, Trajectory, group_of
 from replay.storage.validate import summarised
 
@@ -135,8 +135,7 @@ def _sampled_replies(segments: Sequence[Segment], authors: AuthorTable) -> list[
     """The tokens of each reply in order: between any two stands something that was not sampled."""
     replies = []
     for tokens in (segment.tokens for segment in segments if segment.reason != "fork"):
-        edges = np.flatnonzero(np.diff(authors.has_behavior(tokens.authors), prepend=False, append=False))
-        replies += [tokens.part(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        replies += [tokens.part(start, end) for start, end in runs_of(authors.has_behavior(tokens.authors))]
     return replies
 
 

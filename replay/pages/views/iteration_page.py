@@ -16,10 +16,7 @@ from replay.records import FRESH, REPLAY
 
 _ROWS = 100
 """Rows of the table at once."""
-_MOST_CLIPPED = 8
 _MOST_GROUPS = 128
-_BOTH = "both"
-_STREAMS = (_BOTH, REPLAY, FRESH)
 COLUMNS = {
     "stream": "stream",
     "slot": "slot",
@@ -50,15 +47,13 @@ _OF_STREAM = {
 def shows(source: OpenBuffer, request: Request) -> QueryResult:
     run = source.store.run(in_path(request, "run"))
     found = questions.iteration(source.store, run.id, whole_number("number", in_path(request, "number")))
-    by, stream, first = choice(request, "sort", COLUMNS), choice(request, "stream", _STREAMS), whole(request, "from", 0)
+    by, first = choice(request, "sort", COLUMNS), whole(request, "from", 0)
     rows = found["trajectories"]
 
     def here(**more: object) -> str:
-        asked = {"stream": stream, "sort": by, **more}
-        kept = {name: value for name, value in asked.items() if value not in (_BOTH, "stream")}  # what is meant anyway
-        return address("runs", found["run"], "iterations", found["iteration"], **kept) + "#rows"
+        return address("runs", found["run"], "iterations", found["iteration"], **{"sort": by, **more}) + "#rows"
 
-    ordered = [row for row in _ordered(rows, by) if stream in (_BOTH, row["stream"])]
+    ordered = _ordered(rows, by)
     shown = ordered[first : first + _ROWS]
     said = questions.excerpts(source.store, [row["trajectory"] for row in shown])
     by_slot = {row["slot"]: row for row in rows}
@@ -72,16 +67,11 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         "taught": taught[:_MOST_GROUPS],
         "groups_left_out": max(0, len(taught) - _MOST_GROUPS),
         "flat": [group for group in groups if _is_flat(group)],
-        "clipped": [row for row in _ordered(rows, "clip_fraction") if row["clip_fraction"]][:_MOST_CLIPPED],
         "rows": [{**row, **said[row["trajectory"]]} for row in shown],
         "first": first,
         "listed": len(ordered),
         "earlier": here(**{"from": max(0, first - _ROWS)}) if first else None,
         "later": here(**{"from": first + _ROWS}) if first + _ROWS < len(ordered) else None,
-        "chosen": stream,
-        "choices": [
-            (name, sum(name in (_BOTH, row["stream"]) for row in rows), here(stream=name)) for name in _STREAMS
-        ],
         "by": by,
         "columns": [(name, title, here(sort=name)) for name, title in COLUMNS.items()],
         "command": shlex.join(command),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from starlette.requests import Request
@@ -13,14 +12,12 @@ from starlette.requests import Request
 from replay import questions
 from replay.config import stored_config
 from replay.locate import own_folder
-from replay.mixing.mix_settings import SAME_TASK
 from replay.pages.page import Page, run_of
 from replay.questions import QueryResult
 from replay.questions.open_buffer import OpenBuffer
-from replay.questions.preview_settings import CONTROLS, WrongSettings, changed, options_of, shown
+from replay.questions.preview import CONTROLS, WrongSettings, changed, options_of, shown
 from replay.sampling.samplers import SAMPLERS
 
-_MOST_SLOTS = 600
 _MAY_BE_EMPTY = ("task_members", "max_staleness", "max_uses")
 _WHICH = (("true", "successful ones"), ("false", "failed ones too"))
 
@@ -55,13 +52,8 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
     }
     if found["plan"] is None:
         return page
-    rows = found["batch"]["rows"]
     return page | {
         "command": _command(source, run, settings, own),
-        "fresh_groups": [size for size, count in found["plan"]["groups"] for _ in range(count)][:_MOST_SLOTS],
-        "replayed_groups": _boxed(rows[:_MOST_SLOTS], settings["unit"]),
-        "hidden_slots": max(0, len(rows) - _MOST_SLOTS),
-        "ages": _ages(rows),
         "steps": _steps(found["funnel"]),
     }
 
@@ -95,31 +87,6 @@ def _command(source: OpenBuffer, run: str, settings: Mapping[str, Any], own: Map
         if value != own[name]:
             words += ["--set", f"replay.{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
-
-
-def _boxed(rows: Sequence[QueryResult], unit: str) -> list[list[QueryResult]]:
-    """Rows that belong together in the batch, side by side."""
-    slots = [{**row, "age": _age_class(row["staleness"])} for row in rows]
-    if unit != "group" and unit not in SAME_TASK:
-        return [slots] if slots else []
-    name = "group" if unit == "group" else "task"
-    return [list(members) for _, members in groupby(slots, key=lambda row: row[name])]
-
-
-_AGES = {"0": "0–1", "1": "2–3", "2": "4–15", "3": "16–63", "4": "64 or more", "unknown": "unknown"}
-"""Classes of staleness by their colours in `static/mixing.css`."""
-
-
-def _age_class(staleness: int | None) -> str:
-    if staleness is None:
-        return "unknown"
-    return str(next((at for at, end in enumerate((2, 4, 16, 64)) if staleness < end), 4))
-
-
-def _ages(rows: Sequence[QueryResult]) -> list[tuple[str, str]]:
-    """Class and meaning of the colours that occur."""
-    there = {_age_class(row["staleness"]) for row in rows}
-    return [(age, text) for age, text in _AGES.items() if age in there]
 
 
 def _steps(steps: Sequence[QueryResult]) -> list[QueryResult]:

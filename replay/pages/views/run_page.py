@@ -1,4 +1,4 @@
-"""One run: its curves, what went into its batches, its newest iterations; new ones come while it goes on."""
+"""One run: its curves and batches, who collects it, and what its evaluations were asked and answered."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from starlette.responses import Response
 
 from replay import questions
 from replay.locate import own_folder
-from replay.pages.addresses import address, in_path, text, whole
+from replay.pages.addresses import address, choice, in_path, text, whole
 from replay.pages.page import Page
-from replay.pages.reading import typed
-from replay.pages.report import run_contents
+from replay.pages.reading import shown_message
+from replay.pages.report import duration, run_contents
 from replay.questions import QueryResult
-from replay.questions.cluster import PARTS
 from replay.questions.open_buffer import OpenBuffer
 from replay.questions.runs import ALL
-from replay.questions.who_waits import advised_command, seconds
-from replay.ticket_records import TICKET_STATES
 
 _MOST_OTHERS = 12
 _MOST_PARTICIPANTS = 100
 """Rows of a table: those that have been silent for longest."""
+_EPISODES = 50
+_ONLY = {"all": None, "success": True, "failed": False}
+"""Which held-out episodes are listed."""
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -37,7 +37,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     return {
         **run_contents(source.store, record, within),
         "progress": {**progress, "mark": mark},
-        "seconds": seconds,
+        "duration": duration,
         "iteration_link": address("runs", run, "iterations") + "/{}",
         "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
@@ -46,24 +46,61 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 
 def cluster(source: OpenBuffer, request: Request) -> QueryResult:
-    """The page of a run that workers collect: who waits for whom, where every episode is, and who takes part."""
+    """Who takes part in a run that workers collect."""
     run = source.store.run(in_path(request, "run"))
     found = questions.cluster(source.store, run)
-    advised = advised_command(found["waits"]["advice"], own_folder(source.folder, run.id))
-    counts = found["counts"]
+    live = sum(not each["gone"] for each in found["workers"])
     return {
         **found,
         "name": run.name,
-        "seconds": seconds,
-        "advised": typed(advised) if advised else None,
-        "parts": [(name, counts[name]) for name in PARTS],
-        "missing": counts["done"] - counts["rows"],
-        "ticket_states": [(name, counts[name], found["evaluations"][name]) for name in TICKET_STATES],
-        "live_workers": sum(not each["gone"] for each in found["workers"]),
-        "serving": sum(each["state"] == "serving" for each in found["engines"]),
+        "by_workers": questions.is_collected_by_workers(source.store, run),
+        "live_workers": live,
         "most": _MOST_PARTICIPANTS,
+        "duration": duration,
     }
+
+
+def evaluation(source: OpenBuffer, request: Request) -> QueryResult:
+    """The held-out episodes of one evaluation."""
+    run, only = source.store.run(in_path(request, "run")), choice(request, "only", _ONLY)
+    found = questions.held_out(
+        source.store,
+        run.id,
+        None if text(request, "iteration") is None else whole(request, "iteration", 0),
+        success=_ONLY[only],
+        after=None if text(request, "after") is None else whole(request, "after", 0),
+        limit=whole(request, "limit", _EPISODES, least=1, most=500),
+    )
+
+    def here(**more: object) -> str:
+        asked = {"iteration": found["iteration"], "only": only, "limit": text(request, "limit"), **more}
+        return address("runs", run.id, "held-out", **asked)
+
+    return {
+        **found,
+        "name": run.name,
+        "made": [
+            {**each, "href": here(iteration=each["iteration"]), "is_shown": each["iteration"] == found["iteration"]}
+            for each in found["evaluations"]
+        ],
+        "only": [(name, here(only=name), name == only) for name in _ONLY],
+        "further": None if found["next"] is None else here(after=found["next"]),
+        "first": here() if text(request, "after") else None,
+    }
+
+
+def held_out_task(source: OpenBuffer, request: Request) -> QueryResult:
+    """One held-out task through all evaluations."""
+    run = source.store.run(in_path(request, "run"))
+    found = questions.held_out_task(source.store, run.id, in_path(request, "task"))
+    said = [
+        messages and [shown_message(message, at) for at, message in enumerate(messages)]
+        for messages in (each["messages"] for each in found["episodes"])
+    ]
+    return {**found, "name": run.name, "list": address("runs", run.id, "held-out"), "said": said}
 
 
 PAGE = Page("/runs/{run}", "run.html", shows, tab="run")
 CLUSTER = Page("/runs/{run}/cluster", "cluster.html", cluster, tab="run")
+HELD_OUT = Page("/runs/{run}/held-out", "held_out.html", evaluation, tab="run")
+HELD_OUT_TASK = Page("/runs/{run}/held-out/{task}", "held_out_task.html", held_out_task, tab="run")

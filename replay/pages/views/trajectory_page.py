@@ -1,30 +1,36 @@
-"""One trajectory: what was said, its tokens, and every update that used it."""
+"""One trajectory: what was said, its tokens, every update that used it; and several side by side."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from itertools import groupby, zip_longest
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from replay import questions
 from replay.errors import ReplayError
-from replay.pages.addresses import address, choice, in_path, text, whole, whole_number
-from replay.pages.charts import Axis, Curve, Panel, plain_panel
+from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, has_run, rescore_command, style_of, turns, unread
-from replay.pages.views.compare_page import MOST as MOST_COMPARED
-from replay.questions import QueryResult
+from replay.pages.reading import codec_of, rescore_command, shown_message, spelled, style_of, turns, unread
+from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
-from replay.records import ELIGIBLE, FRESH, ORPHANED, REPLAY, UNTRAINABLE
 
 _TURNS = 60
 """Turns of a conversation on one page."""
+_MOST_NEIGHBOURS = 16
+"""Members of its group that it can be compared with."""
 _VIEWS = ("conversation", "tokens", "updates")
 """The parts of the page."""
 _COLORS = ("author", "mask", "behavior", "current", "drift", "advantage")
 """What tokens can be coloured by."""
+_MOST_COMPARED = 8
+"""Trajectories side by side."""
+_BEFORE, _AFTER = 48, 240
+"""Tokens shown before the first one that differs, and from it on."""
+_MESSAGES = 40
+"""Places of the conversations on one page, from the first that differs on."""
+_ALWAYS_DIFFERENT = ("id", "content_hash", "slot", "member")
 
 
 def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
@@ -41,39 +47,27 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
     members = [row["id"] for row in found["members"]]
     place = members.index(id) if id in members else None
     names = [author["name"] for author in found["authors"]]
-    others = [member for member in members if member != id][: MOST_COMPARED - 1]
+    near = [row for row in found["members"] if row["id"] != id][:_MOST_NEIGHBOURS]
+    readable = set(compare.readable(source.store, [row["id"] for row in near])) if record else ()
+    others = [row for row in near if row["id"] in readable]
     return {
         **found,
         "run": (record or found["reclaimed"] or {}).get("run"),
         "previous": members[place - 1] if place else None,
         "next": members[place + 1] if place is not None and place + 1 < len(members) else None,
-        "compare_all": address("compare", id=[id, *others]) if len(others) > 1 else None,
+        "others": others if not found["problem"] else [],
+        "compare_all": address("compare", id=[id, *(row["id"] for row in others[: _MOST_COMPARED - 1])]),
         "unread": unread(source, record["run"]) if record else None,
-        "unscorable": _unscorable(found),
         "rescore": rescore_command(source, id),
         "view": view,
         "views": _VIEWS,
         "color": choice(request, "color", _COLORS),
         "segment": segment,
         "token": whole(request, "token", -1, least=-1),
-        "has_run": has_run(source),
         "here": lambda **changes: address("trajectories", id, **changes),
         **(_conversation(found, whole(request, "turn", 0)) if record and view == "conversation" else {}),
-        "charts": _charts(found) if view == "updates" else {},
         "styles": {name: style_of(name)._asdict() for own in names for name in (own, f"{own}(discard)")},
     }
-
-
-def _unscorable(found: QueryResult) -> str | None:
-    """Why no policy can score it; None where one can."""
-    record = found["record"]
-    if not found["segments"]:
-        return "Its tokens are not there."
-    if record["state"] not in (ELIGIBLE, UNTRAINABLE, ORPHANED):
-        return f"Rows that are {record['state']} are not scored."
-    if not record["num_action_tokens"]:
-        return "None of its tokens was sampled."
-    return None if record["temperature"] > 0 else "It was sampled at temperature 0, where log-probs mean nothing."
 
 
 def _conversation(found: QueryResult, turn: int) -> QueryResult:
@@ -82,37 +76,6 @@ def _conversation(found: QueryResult, turn: int) -> QueryResult:
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
     shown = turns(found["messages"], found["authors"], count, first=first, count=_TURNS)
     return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
-
-
-def _charts(found: QueryResult) -> QueryResult:
-    """What its own run's updates did to it, over iterations; the table has all of them."""
-    uses = [use for use in found["uses"] if found["record"] and use["run"] == found["record"]["run"]]
-    return {panel["key"]: panel for panel in map(plain_panel, _panels(uses))} if len(uses) > 1 else {}
-
-
-def _panels(uses: Sequence[QueryResult]) -> list[Panel]:
-    def curves(name: str, label: str = "", *, dashed: bool = False) -> list[Curve]:
-        by_stream = {stream: [use for use in uses if use["stream"] == stream] for stream in (FRESH, REPLAY)}
-        return [
-            Curve(
-                f"{stream}{label}",
-                [(use["iteration"], use[name]) for use in found if use[name] is not None],
-                stream,
-                dashed=dashed,
-                marker="square" if stream == REPLAY else "circle",
-            )
-            for stream, found in by_stream.items()
-            if found
-        ]
-
-    clipped, share = curves("clip_fraction"), curves("ess_share")
-    drift = [*curves("drift_mean", ", mean"), *curves("drift_max", ", most", dashed=True)]
-    around, percent = Axis(reference=1.0, least_span=0.02), Axis(percent=True, from_zero=True, least_span=0.01)
-    return [
-        Panel("Drift", "How far the policy had moved from its sampled tokens; 1 is not at all.", drift, around),
-        Panel("ESS share", "Its weight over the sum of its stream's.", share, percent),
-        Panel("Clip fraction", "Its trained tokens whose loss the clip range decided.", clipped, percent),
-    ]
 
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:
@@ -139,6 +102,96 @@ def message(source: OpenBuffer, request: Request) -> QueryResult:
     return {"run": found["record"]["run"], "id": found["id"], "position": position, "message": said, "calls": calls}
 
 
+def side_by_side(source: OpenBuffer, request: Request) -> QueryResult:
+    """`id`, once for each; `segment` is the first whose tokens differ when left out."""
+    asked = texts(request, "id")
+    if not 2 <= len(asked) <= _MOST_COMPARED:
+        raise BadQuery(
+            f"id must be given 2 to {_MOST_COMPARED} times, got {len(asked)}. Open a trajectory, and compare it there."
+        )
+    found = compare.trajectories(source.store, asked)
+    ids, parts = found["ids"], found["segments"]
+    first = next((part["position"] for part in parts if part["differs"]), 0)
+    segment = whole(request, "segment", first)
+    if segment >= len(parts):
+        raise ReplayError(f"segment must be from 0 to {len(parts) - 1}, got {segment}.")
+    part, runs = parts[segment], found["records"]["run"]
+    around = max(0, part["same"] - _BEFORE), part["same"] + _AFTER
+    return {
+        **found,
+        "run": runs[0] if len(set(runs)) == 1 else None,
+        "segment": segment,
+        "part": part,
+        "sides": [_side(source, found, at, segment, around) for at in range(len(ids))],
+        "here": lambda **changes: address("compare", **{"id": ids, "segment": segment, **changes}),
+        "different": {name: found["records"][name] for name in found["different"] if name not in _ALWAYS_DIFFERENT},
+        "unread": next(filter(None, (unread(source, run) for run in runs)), None),
+        **_messages(source, request, found),
+    }
+
+
+def _side(source: OpenBuffer, found: QueryResult, at: int, segment: int, around: tuple[int, int]) -> QueryResult:
+    part, id, (begin, end) = found["segments"][segment], found["ids"][at], around
+    total = part["tokens"][at]
+    difference = part["same"] if part["differs"] else None
+    stretches, shown = [], 0
+    if total:
+        codec = codec_of(source)
+        tokens = questions.tokens(source.store, id, segment, first=begin, count=end - begin, codec_of=codec)
+        stretches, shown = _stretches(tokens, difference), len(tokens["token_ids"])
+    return {
+        "letter": "ABCDEFGH"[at],
+        "id": id,
+        "reward": found["records"]["reward"][at],
+        "success": found["records"]["success"][at],
+        "stretches": stretches,
+        "before": min(begin, total),
+        "after": max(0, total - begin - shown),
+        "ended": difference is not None and difference >= total,
+    }
+
+
+def _stretches(tokens: QueryResult, difference: int | None) -> list[QueryResult]:
+    """Runs of one author, with their tokens as the page shows them."""
+    writers = [tokens["author_names"][code] for code in tokens["authors"]]
+    stretches = []
+    for author, places in groupby(range(len(writers)), key=writers.__getitem__):
+        shown = [_token(tokens, t, difference) for t in places]
+        turn = tokens["turns"][shown[0]["at"] - tokens["first"]]
+        stretches.append({"author": author, "style": style_of(author), "turn": turn, "tokens": shown})
+    return stretches
+
+
+def _token(tokens: QueryResult, t: int, difference: int | None) -> QueryResult:
+    at, log_prob = tokens["first"] + t, tokens["behavior_log_probs"][t]
+    title = f"token {at:,}, id {tokens['token_ids'][t]}" + ("" if log_prob is None else f", log-prob {log_prob:.4f}")
+    return {
+        "at": at,
+        "text": f"{tokens['token_ids'][t]} " if tokens["texts"] is None else spelled(tokens["texts"][t]),
+        "title": title,
+        "trained": tokens["loss_mask"][t],
+        "is_first": at == difference,
+    }
+
+
+def _messages(source: OpenBuffer, request: Request, found: QueryResult) -> QueryResult:
+    """What was said at each place, from the first that differs on: before it all said the same."""
+    talks = [questions.overview(source.store, id)["messages"] for id in found["ids"]]
+    first, longest = found["first_different_message"], max(map(len, talks))
+    begin = whole(request, "message", longest if first is None else first, most=longest)
+    places = [
+        {
+            "said": [message and shown_message(message, position) for message in said],
+            "differs": any(message != said[0] for message in said),
+        }
+        for position, said in enumerate(zip_longest(*talks))
+        if begin <= position < begin + _MESSAGES
+    ]
+    following = begin + _MESSAGES if begin + _MESSAGES < longest else None
+    return {"places": places, "first_message": begin, "next_message": following, "num_messages": longest}
+
+
 PAGE = Page("/trajectories/{id}", "trajectory.html", shows, tab="buffer")
 TOKENS = Page("/trajectories/{id}/tokens.json", None, tokens)
 MESSAGE = Page("/trajectories/{id}/messages/{position}", "message.html", message, tab="buffer")
+COMPARE = Page("/compare", "compare.html", side_by_side)

@@ -33,7 +33,7 @@ class Field:
     expression: sa.ColumnElement[Any] | None = None
     """Over the table `trajectories`."""
     of_group: sa.Column[Any] | None = None
-    """A column of the row's group. With neither it asks the messages, see `comparison`."""
+    """A column of the row's group. With neither it asks the messages, see `expression_to_sql.compared`."""
     choices: tuple[str, ...] = ()
 
     @property

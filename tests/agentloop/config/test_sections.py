@@ -21,7 +21,7 @@ from agentloop.rollouts.actors import stop_strings
 from context import Author, ChatTemplate, Message
 from context.strategies import STRATEGIES, ClipToolResults, Memory, SlidingWindow
 from replay.config import StoredConfig
-from replay.questions.preview_settings import as_yaml, changed
+from replay.questions.preview import as_yaml, changed
 from tests.fakes.batch_rows import gradients, mixed_rows, run_config, scored_rows, tiny_actor
 from tests.fakes.runs import ROOT, STRATEGY_OPTIONS, save_qwen2
 

@@ -9,9 +9,8 @@ import torch
 
 from agentloop.errors import TrainingStopped, TruncatedSampling, UnknownAnchor, UserError
 from agentloop.learning.trainer import Trainer
-from agentloop.learning.update_stats import ESS_BY_AGE
 from agentloop.models.actor import Actor
-from replay.records import BatchRow
+from replay.records import ESS_BY_AGE, BatchRow
 from tests.fakes.batch_rows import (
     batch_row,
     mixed_rows,

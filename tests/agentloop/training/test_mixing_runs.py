@@ -15,7 +15,7 @@ from agentloop.training.train import TrainResult, train
 from replay import questions
 from replay.config import stored_config
 from replay.questions.filters import condition
-from replay.questions.preview_settings import changed
+from replay.questions.preview import changed
 from replay.store import ReplayStore
 from tests.fakes.processes import assert_same_run
 from tests.fakes.records import sql

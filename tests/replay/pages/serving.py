@@ -1,4 +1,4 @@
-"""An inspector that really listens, in a thread of the tests, and requests as they go over the wire."""
+"""An inspector that really listens, in a thread of the tests; requests as they go over the wire; addresses to ask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from html import unescape
@@ -16,7 +16,8 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from replay import ReplayStore
-from replay.pages.app import create_app
+from replay.pages.addresses import address
+from replay.pages.app import PAGES, create_app
 from replay.pages.serve import quiet_server
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.databases import Location
@@ -141,3 +142,37 @@ def _unchunked(body: bytes) -> bytes:
         length = int(size, 16)
         whole, body = whole + rest[:length], rest[length + 2 :]
     return whole
+
+
+def page_addresses(runs: tuple[str, str], task: str, ids: Sequence[str], *, held_out: str | None = None) -> list[str]:
+    """Of each page at least one, about the first run; of a cluster and of all runs about both.
+
+    `held_out`: a held-out task; None: there is none.
+    """
+    run = runs[0]
+    return [
+        "/?all=1",
+        address("buffer"),
+        address("buffer", run=run),
+        address("buffer", "overview", run=run),
+        address("runs", run),
+        address("runs", run, "iterations", 1),
+        address("runs", run, "held-out"),
+        *([] if held_out is None else [address("runs", run, "held-out", held_out)]),
+        *(address("runs", each, "cluster") for each in runs),
+        *(address("trajectories", id) for id in ids),
+        *(address("trajectories", id, view=view) for id in ids for view in ("tokens", "updates")),
+        address("trajectories", ids[0], "tokens.json", first=1),
+        address("trajectories", ids[0], "messages", 0),
+        address("tasks", task),
+        address("compare", id=[*ids[:3]]),
+        address("", all=1, show=list(runs)),
+        address("mixing", run=run),
+    ]
+
+
+def missing_pages(targets: Iterable[str]) -> list[str]:
+    """Paths of pages that none of the addresses is of."""
+    paths = [target.partition("?")[0] for target in targets]
+    patterns = {page.path: re.compile(re.sub(r"\{[^}]*\}", "[^/]+", page.path)) for page in PAGES}
+    return [path for path, pattern in patterns.items() if not any(map(pattern.fullmatch, paths))]

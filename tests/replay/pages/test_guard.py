@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from replay import ReplayError, ReplayStore
 from tests.fakes.records import group, task, trajectory
-from tests.replay.pages.addresses import missing_pages, page_addresses
 from tests.replay.pages.conftest import TOKEN
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, TASK, hostile_buffer
-from tests.replay.pages.serving import Served, inspecting
+from tests.replay.pages.serving import Served, inspecting, missing_pages, page_addresses
 
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 FILES = ["/static/style.css", "/static/inspector.js", "/static/vendor/htmx.min.js"]

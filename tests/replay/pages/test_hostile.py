@@ -12,9 +12,8 @@ import sqlalchemy as sa
 
 from replay.pages.addresses import address
 from tests.fakes.postgres_servers import LocalServer
-from tests.replay.pages.addresses import page_addresses
 from tests.replay.pages.hostile import EMPTY, HOSTILE, MARK, PLAIN, RUN, SUM, TASK, hostile_buffer
-from tests.replay.pages.serving import Response, Served, inspecting
+from tests.replay.pages.serving import Response, Served, inspecting, page_addresses
 
 PAGES = page_addresses((RUN, EMPTY), TASK, [HOSTILE, PLAIN], held_out=TASK)
 

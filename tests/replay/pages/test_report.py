@@ -18,10 +18,9 @@ from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
 from agentloop.runs.run_report import report_run
 from context.authors import default_authors
-from replay.pages.charts import Axis, Curve, Panel, number
-from replay.pages.panels import compared, panel_groups
-from replay.pages.report import panel_series, tile_series, write_report
-from replay.pages.run_facts import duration
+from replay.pages.panels import number, panel_groups
+from replay.pages.report import duration, panel_series, tile_series, tiles, write_report
+from replay.questions.runs import regime
 from replay.records import RunRecord
 from replay.store import ReplayStore
 from tests.replay.pages.serving import charts_of
@@ -145,7 +144,7 @@ def test_curves_of_a_run_without_replay_say_why_and_a_report_leaves_out_what_a_c
     html = report(tmp_path, plain, config=config)
     (replayed,) = [curve for curve in charts_of(html)["drift"]["curves"] if curve["label"] == "replay"]
     assert replayed["absent"].startswith("Nothing was drawn from the buffer")
-    assert '<p class="setting soft">seed 7</p>' in html  # how long it was to be is not known, nor its last share
+    assert '<p class="setting soft">seed 7 \u00b7 replay 25\u00a0%</p>' in html
     assert "3 iterations, 36 s each" in text_of(html)
 
 
@@ -190,27 +189,6 @@ class Counted(dict[str, list[tuple[int, float]]]):
         return self.setdefault(name, [(1, float(len(self)))])
 
 
-def panel(*curves: Curve, **more: Any) -> Panel:
-    return Panel("Loss", "Read it.", curves, Axis(), **more)
-
-
-def test_runs_that_are_compared_share_a_panel_for_each_line_of_a_run() -> None:
-    fresh, replay = Curve("fresh", [(1, 1.0)], "fresh"), Curve("replay", [(1, 2.0)], "replay")
-    dashed = Curve("planned", [(1, 3.0)], "ink", dashed=True)
-    groups = {
-        "one": {"Sound?": [panel(fresh, replay, dashed), panel(fresh, kind="bars")]},
-        "two": {"Sound?": [panel(fresh)], "Nothing": [panel(Curve("a", [], "fresh"))]},
-    }
-    shown = compared(groups)
-    assert list(shown) == ["Sound?"]
-    found = {each.title: [(c.label, c.role, c.points) for c in each.curves] for each in shown["Sound?"]}
-    assert found == {
-        "Loss, fresh": [("one", "s0", [(1, 1.0)])],
-        "Loss, replay": [("one", "s0", [(1, 2.0)])],
-        "Loss": [("two", "s1", [(1, 1.0)])],
-    }
-
-
 def test_numbers_and_durations_are_short() -> None:
     shown = {0.0: "0", 0.0333333: "0.0333", 1234567.0: "1.2e+06", 12345.0: "12,345", -0.00002: "-2e-05", 96.0: "96"}
     assert {value: number(value) for value in shown} == shown
@@ -218,3 +196,57 @@ def test_numbers_and_durations_are_short() -> None:
     assert {value: number(value, percent=True) for value in shares} == shares
     durations = {3.21: "3.2 s", 48: "48 s", 108: "1 min 48 s", 11520: "3 h 12 min"}
     assert {seconds: duration(seconds) for seconds in durations} == durations
+
+
+# What limits a run
+
+
+def of(*, success: float, fresh: float = 64, **metrics: float) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Two iterations of equal values, but for success: half of what is given, then half as much again."""
+    named = {"batch/fresh": fresh, **{name.replace("__", "/"): value for name, value in metrics.items()}}
+    both = {name: ((1, value), (2, value)) for name, value in named.items()}
+    return {"rollout/success": ((1, 0.5 * success), (2, 1.5 * success)), **both}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "limit"),
+    [
+        # 0.005 x 64 = 0.32 successes per batch, below 1/3; 0.006 x 64 = 0.384
+        (of(success=0.005), "successes"),
+        (of(success=0.006), "optimizer steps"),
+        (of(success=0.5, time__in_tools=0.31), "tools"),
+        (of(success=0.5, time__in_tools=0.29), "optimizer steps"),
+        (of(success=0.5, time__in_tools=0.9, tools__repeated=0.6), "repeated tool calls"),
+        (of(success=0.5, time__in_tools=0.9, tools__repeated=0.2), "tools"),
+        # They are answered from memory already.
+        (of(success=0.5, time__in_tools=0.9, tools__repeated=0.6, tools__replayed=0.6), "tools"),
+        # Nothing to learn from comes first.
+        (of(success=0.0, time__in_tools=0.9), "successes"),
+        # Only the newest eight iterations count.
+        (
+            {
+                "rollout/success": tuple((i, 0.5 * (i >= 20)) for i in range(28)),
+                "batch/fresh": tuple((i, 64.0) for i in range(28)),
+            },
+            "optimizer steps",
+        ),
+    ],
+)
+def test_the_limit_follows_from_the_metrics(metrics: dict[str, tuple[tuple[int, float], ...]], limit: str) -> None:
+    found = regime(metrics, {})
+    assert found is not None and found.limit == limit
+    assert [tile.name for tile in tiles(metrics, {})][-1] == "limited by"
+    assert regime({}, {}) is None
+
+
+def test_facts_and_advice_are_said() -> None:
+    numbers = {"rollout__groups_without_signal": 0.5, "tools__repeated": 0.7, "tools__replayed": 0.6}
+    found = regime(of(success=0.25, time__in_tools=0.4, **numbers), {})
+    assert found is not None
+    assert found.text == (
+        "16 successes expected per batch of fresh episodes; 50 % of the groups without a signal; 70 % of the tool "
+        "calls repeated, 60 % answered from memory; 40 % of an episode's time in tools, 60 % in replies. Try "
+        "collection.max_staleness 1 or more, so that the policy learns while tools work: docs/evidence.md."
+    )
+    found = regime(of(success=0.0), {"replay": {"hindsight": {"enable": True}}})
+    assert found is not None and "Hindsight is on" in found.text  # and not: switch it on

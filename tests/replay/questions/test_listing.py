@@ -2,17 +2,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, Trajectory, questions
 from replay.questions import Patience, Query, Sort
+from replay.questions.filters import condition
+from replay.questions.summary import bars_of
 from replay.questions.trajectory import MOST_SHORT, in_few_words
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
@@ -33,7 +39,7 @@ from tests.fakes.records import (
     tokens,
     trajectory,
 )
-from tests.fakes.replay_command import ask, counted
+from tests.fakes.replay_command import counted
 
 UNPUBLISHED = "run-2"
 """A run without policies: how stale its rows are is unknown."""
@@ -46,7 +52,7 @@ def row(index: int, run: str) -> Trajectory:
     """Values that many rows share, in an order that is not that of ids."""
     made = trajectory(
         f"{index * 7 % SIZE:02d}-{run}",
-        segments=(Segment(tokens([5] * (1 + index % 3), [LLM] * (1 + index % 3), version=index % 4)),),
+        segments=(Segment(tokens([5] * (1 + index), [LLM] * (1 + index), version=index % 4)),),
         run=run,
         group=f"{run}-{index % 2 + 1}",
         iteration=1 + index % 2,
@@ -210,8 +216,7 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
         iterate(store, 3, make_sampler("uniform", 0))
         of_one.clear()
         questions.iteration(store, RUN, 3)
-        found_task = questions.task(store, "task-1", RUN)
-        questions.task(store, "task-1", RUN, after=found_task["trajectories"][0]["id"])
+        questions.task(store, "task-1", RUN)
     for statement in filter(lambda each: each.startswith("SELECT"), asked):
         plan = sql(store, f"explain query plan {statement}", *[None] * statement.count("?"))
         found += [step for *_, step in plan if "trajectories" in step.split()[1:2]]
@@ -224,23 +229,6 @@ def test_rows_of_a_run_are_read_and_counted_off_its_index_without_sorting(tmp_pa
     # Behind where the row stands whose id was given; and the lines of a page by their ids.
     assert f"{index} AND (iteration,slot,id)>(?,?,?))" in found and f"{index})" in found
     assert all("COVERING INDEX trajectories_by_run" in step or "(id=?)" in step for step in found), found
-
-
-def test_ls_goes_on_behind_a_page(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "replay.sqlite")
-    append(store, RUN, range(SIZE))
-    store.close()
-    where = ("--where", "reward > 0", "--where", "not success")
-    options = ["ls", str(tmp_path), *where, "--sort", "tokens", "--ascending"]
-    first = ask(*options, "--limit", "9", "--json")
-    cursor = first.stderr.split("--after ")[1].strip()
-    second = ask(*options, "--limit", "9", "--after", cursor, "--json")
-    assert second.stderr == ""
-    both = json.loads(first.stdout) + json.loads(second.stdout)
-    # Rewards 0, 1/4, 2/4 and 3/4 by turns, the last a success: 30 = 7 x 4 + 2 rows have 7 + 8 between.
-    assert len(both) == len({each["id"] for each in both}) == 15
-    lengths = [each["num_tokens"] for each in both]
-    assert lengths == sorted(lengths)
 
 
 CALL = ToolCall("lookup", {"key": "é1"}, "call-0")
@@ -281,3 +269,78 @@ def test_what_is_gone_or_damaged_is_not_known(tmp_path: Path) -> None:
     known = {"prompt": "Where is the key?", "answer": "in the drawer"}
     assert questions.excerpts(store, ["c", "nobody", "a", "b"]) == {"c": none, "nobody": none, "a": known, "b": none}
     store.close()
+
+
+# How rows are spread
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(Query(), Query(RUN), Query(UNPUBLISHED), Query(RUN, ("success",)), Query(RUN, ("tokens > 1000",))),
+        Query(None, ("reward > 0.2", "group_success > 0.4 or staleness == 1")),
+    ],
+)
+def test_every_bar_counts_the_rows_that_its_filter_chooses(two_runs: ReplayStore, query: Query) -> None:
+    answer = questions.distributions(two_runs, query)
+    assert json.loads(json.dumps(answer)) == answer
+    total = len(questions.page(two_runs, query, limit=100)["rows"])
+    assert answer["total"] == total
+    assert list(answer["fields"]) == ["reward", "tokens", "staleness", "uses", "group_success", "turns"]
+    for name, field in answer["fields"].items():
+        assert field["unknown"] + sum(bar["count"] for bar in field["bars"]) == total
+        asked = {bar["filter"]: bar["count"] for bar in field["bars"]}
+        assert len(asked) == len(field["bars"])
+        if field["unknown"]:
+            asked[f"{name} is None"] = field["unknown"]
+        for filter, count in asked.items():
+            narrower = Query(query.run, (*query.filters, filter))
+            assert len(questions.page(two_runs, narrower, limit=100)["rows"]) == count
+
+
+def test_few_values_have_a_bar_each_and_many_share_round_ones(two_runs: ReplayStore) -> None:
+    fields = questions.distributions(two_runs, Query(RUN))["fields"]
+    rewards = [f"reward == {text}" for text in ("0", "0.25", "0.5", "0.75")]
+    assert [bar["filter"] for bar in fields["reward"]["bars"]] == rewards
+    # 1 to 30 tokens: (30 - 1) / 12 = 2.4, and the next round width is 5.
+    shown = [(bar["low"], bar["high"]) for bar in fields["tokens"]["bars"]]
+    assert shown == [(low, low + 5) for low in range(0, 35, 5)]
+    ages = Counter(NEWEST - index % 4 for index in range(SIZE))
+    assert {bar["low"]: bar["count"] for bar in fields["staleness"]["bars"]} == ages
+    assert fields["staleness"]["unknown"] == 0
+
+
+def test_choices_are_counted_and_staleness_is_that_of_the_buffer(two_runs: ReplayStore) -> None:
+    choices = questions.distributions(two_runs, Query())["choices"]
+    assert list(choices["source"].items()) == [("self", 23), ("teacher", 22)]  # the most frequent first
+    assert choices["stop_reason"] == {"final": 15, "error": 15, "NUL \x00 within": 15}
+    assert choices["run"] == {RUN: 30, UNPUBLISHED: 15}
+    for run in (RUN, None):
+        answer = questions.distributions(two_runs, Query(run, ("reward > 0.1",)))
+        assert answer["staleness"] == questions.summary(two_runs, run, filter="reward > 0.1")["staleness"]
+    # What was said would be read in every conversation.
+    asked = Query(RUN, ("success and (tool == 'lookup' or reward > 0)",))
+    assert set(questions.distributions(two_runs, asked).values()) == {None}
+
+
+CLOSE = [0.1 + at * math.ulp(0.1) for at in (4, 5, 8, 10, 12, 16, 23, 35, 37, 38, 39, 41, 46)]
+"""The last one is what the edge above it is rounded to."""
+numbers = st.one_of(st.floats(-1e6, 1e6, allow_subnormal=False), st.floats(allow_nan=False, allow_infinity=False)).map(
+    lambda value: value + 0.0
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=40, unique=True))
+@example([-1.7e308, *map(float, range(12))])
+@example([1.7e308, *map(float, range(12))])
+@example(CLOSE)
+def test_each_value_is_in_exactly_one_of_at_most_thirteen_bars(values: list[float]) -> None:
+    bars = bars_of("reward", sorted(values))
+    assert 1 <= len(bars) <= 13
+    inside = [sum(eval(bar["filter"], {"reward": value}) for value in values) for bar in bars]  # noqa: S307
+    assert sum(inside) == len(values)
+    if len(values) > 12:
+        assert all(earlier["high"] == later["low"] for earlier, later in itertools.pairwise(bars))
+    for bar in bars:
+        condition(bar["filter"])

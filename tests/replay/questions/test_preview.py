@@ -14,30 +14,21 @@ from replay import ReplayError, ReplayStore, Rows, Sampler, questions
 from replay.config import StoredConfig, stored_config
 from replay.mixing.batch_plan import Mixer
 from replay.mixing.request import DrawRequest, Limits, Pick
-from replay.questions.preview_settings import WrongSettings, changed
+from replay.questions.preview import WrongSettings, changed
 from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
-from tests.fakes.records import RUN, FreshRows, add_run, iterate, new_store, set_state, sql
+from tests.fakes.records import RUN, FreshRows, add_run, iterate, iterated, new_store, set_state, sql
 from tests.fakes.replay_command import preview_of
 
 THREE = {"fraction": str(3 / 128), "successful_only": "false"}
 """Three rows of the default batch."""
 
 
-def lived(location: Location, iterations: int = 3, sampler: str = "uniform") -> ReplayStore:
-    """8 fresh rows an iteration, 2 + 1 of them successes, and two drawn."""
-    store = new_store(location)
-    chooser = make_sampler(sampler, 3)
-    for iteration in range(1, iterations + 1):
-        iterate(store, iteration, chooser)
-    return store
-
-
 @pytest.fixture(scope="module")
 def three_iterations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
     """Three such iterations, to be read only."""
     path = tmp_path_factory.mktemp("run") / "replay.sqlite"
-    lived(path).close()
+    iterated(path).close()
     with closing(ReplayStore.open(path, read_only=True)) as reader:
         yield reader
 
@@ -53,7 +44,7 @@ def configure(location: Location, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("unit", "rows"), [("any", 3), ("group", 8)])
 def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str, rows: int) -> None:
-    lived(location).close()
+    iterated(location).close()
     configure(location, {"batch": {"group_size": 4}})
     given = {"fraction": str(rows / 128), "successful_only": "false", "sampler": "uniform", "unit": unit}
     with closing(ReplayStore.open(location, read_only=True)) as reader:
@@ -70,7 +61,7 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
 
 
 def test_funnel_counts_what_each_rule_leaves_out(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite")
+    store = iterated(tmp_path / "replay.sqlite")
     # One of the 24 rows is quarantined. Of the 9 successes 3 are of policy 0, which is 3 publishes behind.
     ((damaged,),) = sql(store, "select id from trajectories where iteration = 3 and slot = 7")
     set_state(store, damaged, "quarantined")
@@ -142,7 +133,7 @@ def test_what_is_given_takes_the_place_of_what_is_stored() -> None:
 
 
 def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite")
+    store = iterated(tmp_path / "replay.sqlite")
     # 16 groups of 2 replayed members. One task there is has 24 rows, which fill 12 groups; 99 others come before it.
     for pool, replay, new in ((1, 24, 0), (100, 0, 16)):
         configure(tmp_path / "replay.sqlite", {"environment": {"task_pool": pool}})
@@ -159,7 +150,7 @@ def test_members_of_every_group_are_of_the_tasks_tried_longest_ago(tmp_path: Pat
 
 
 def test_what_a_run_was_stored_with_is_refused_where_no_batch_can_be_made_by_it(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite", 1)
+    store = iterated(tmp_path / "replay.sqlite", 1)
     refused = "configuration of run run-1 must be one that a run was started with.*"
     for replay, message in (
         ({"wobble": 2}, rf"{refused}replay.wobble"),
@@ -193,7 +184,7 @@ def test_controller_goes_on_from_the_series_that_a_run_recorded(tmp_path: Path) 
 
 
 def test_a_run_that_is_over_goes_on_by_its_fraction(tmp_path: Path) -> None:
-    store = lived(tmp_path / "replay.sqlite", 2)
+    store = iterated(tmp_path / "replay.sqlite", 2)
     schedule = {"fraction": 0.0625, "schedule": {"shape": "linear", "final": 0.0}, "successful_only": False}
     configure(tmp_path / "replay.sqlite", {"run": {"iterations": 2}, "replay": schedule})
     answer = before(store)

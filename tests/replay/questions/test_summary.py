@@ -77,6 +77,8 @@ def test_summary_agrees_with_plain_sql(resumed_run: ReplayStore) -> None:
     assert answer["staleness"] == {"mean": 2.5, "max": 4, "known": 32}
     newer = questions.summary(resumed_run, RUN, filter="iteration > 2")["staleness"]
     assert newer == {"mean": 1.5, "max": 2, "known": 16}
+    of_first = questions.summary(resumed_run, RUN, filter="iteration == 1 and success")
+    assert (of_first["trajectories"], of_first["groups"], of_first["draws"]["fresh"]) == (3, 2, 3)
     nothing = questions.summary(resumed_run, "another run")
     json.dumps(nothing, allow_nan=False)
     assert (nothing["trajectories"], nothing["reward_mean"], nothing["states"]) == (0, None, {})
@@ -96,6 +98,10 @@ def test_trajectory_has_its_tokens_as_numbers_and_every_use(resumed_run: ReplayS
     assert [(use["iteration"], use["slot"]) for use in answer["uses"]] == sql(resumed_run, plain, most["id"])
     assert len(answer["uses"]) == most["uses"] + 1 >= 2  # once as a fresh row
     assert answer["messages"][2]["tool_calls"] == [{"name": "lookup", "arguments": {"key": "k1"}, "id": "call-0"}]
+    last = answer["uses"][-1]
+    assert last["makes_policy_version"] == last["iteration"]
+    of_last_draw = {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
+    assert questions.tokens(resumed_run, most["id"])["advantage"] == of_last_draw
 
 
 def test_trajectory_is_found_by_the_beginning_of_its_id(store: ReplayStore) -> None:
@@ -161,11 +167,15 @@ THEN = tokens([1, 2, 3, 8, 7, 7], [TEMPLATE, USER, HISTORY, MEMORY, LLM, LLM], v
 
 @pytest.fixture(scope="module")
 def split(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayStore]:
-    """`a`: two turns, a question aside, a third turn in a rewritten context; `b`, of the same group, is scored."""
+    """`a`: two turns, a question aside, a third turn in a rewritten context; `c` has the same tokens and one turn less.
+
+    `b`, of the same group, is scored.
+    """
     location = databases.new(tmp_path_factory.mktemp("split") / "replay.sqlite")
     store = new_store(location)
     segments = (Segment(FIRST), Segment(ASIDE, "fork"), Segment(THEN, "strategy_rewrite"))
     rows = [trajectory("a", segments=segments, num_turns=3), trajectory("b", member=1, slot=1, reward=0.0)]
+    rows.append(trajectory("c", segments=segments, num_turns=2, member=2, slot=2))
     store.append([task()], [group()], rows)
     current = np.array([np.nan, np.nan, -0.5, -1.5, np.nan, 100.0], np.float32)
     store.add_scores(RUN, 4, {("b", 0): current})
@@ -191,7 +201,7 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
     }
     assert answer["segments"][2]["parted"]["texts"]["becomes"] == "\x08\x07\x07"
     assert answer["record"]["num_turns"] == 3
-    assert [row["id"] for row in answer["members"]] == ["a", "b"]
+    assert [row["id"] for row in answer["members"]] == ["a", "b", "c"]
     assert (answer["problem"], answer["scored"], answer["staleness"], answer["uses"]) == (None, None, 0, [])
     assert questions.overview(split, "b")["scored"] == {"run": RUN, "policy_version": 4}
 
@@ -199,6 +209,9 @@ def test_overview_tells_why_segments_split_and_where_they_part(split: ReplayStor
 def test_tokens_know_their_turn_and_those_of_a_range_are_those_of_the_whole(split: ReplayStore) -> None:
     turns = [questions.tokens(split, "a", position)["turns"] for position in range(3)]
     assert turns == [[None, None, 0, 0, None, 1, 1], [None] * 4, [None, None, None, None, 2, 2]]
+    # Of three replies the last two are the turns of `c`: the first was spoken in the policy's place.
+    assert questions.tokens(split, "c")["turns"] == [None, None, None, None, None, 0, 0]
+    assert questions.tokens(split, "c", 2)["turns"] == [None, None, None, None, 1, 1]
     whole = questions.tokens(split, "a", 2, codec_of=in_bytes)
     part = questions.tokens(split, "a", 2, first=2, count=3, codec_of=in_bytes)
     assert (part["first"], part["total"]) == (2, 6)
@@ -274,11 +287,3 @@ def test_runs_tell_how_far_each_came(store: ReplayStore) -> None:
     assert list(questions.run_names(store).items()) == [(id, row["name"]) for id, row in found.items()]
     assert (found[RUN]["success"], found[RUN]["trajectories"], found[RUN]["iterations"]) == (0.5, 4, 0)
     assert (found["run-2"]["success"], found["run-2"]["trajectories"]) == (None, 0)
-
-
-def test_advantage_is_that_of_the_last_draw(resumed_run: ReplayStore) -> None:
-    most = listed(resumed_run, sort=Sort.uses)[0]
-    last = questions.overview(resumed_run, most["id"])["uses"][-1]
-    answer = questions.tokens(resumed_run, most["id"])
-    assert answer["advantage"] == {"value": 0.5, "run": RUN, "iteration": last["iteration"]}
-    assert last["makes_policy_version"] == last["iteration"]

@@ -40,7 +40,7 @@ from tests.fakes.records import (
     task,
     trajectory,
 )
-from tests.replay.pages.addresses import page_addresses
+from tests.replay.pages.serving import page_addresses
 from tests.replay.storage.collecting.episodes import claim, collect, issue
 
 OTHER = "run-2"

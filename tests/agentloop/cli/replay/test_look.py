@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from agentloop.cli.replay.look import token_view
 from context import TokenSequence, default_authors
 from context.tokens.token_sequence import Segment
-from replay import ReplayStore, questions
 from replay.locate import is_folder_of_runs, newest_run_folder, place
-from replay.records import HINDSIGHT, TaskRecord
-from replay.sampling.samplers import make_sampler
+from replay.questions.iteration import lineage_up_to
+from replay.questions.trajectory import lineage_of
+from replay.records import FRESH, HINDSIGHT, REPLAY, TaskRecord
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.databases import Databases
@@ -32,7 +32,7 @@ from tests.fakes.records import (
     SHORT,
     FreshRows,
     group,
-    iterate,
+    iterated,
     new_store,
     run_record,
     sql,
@@ -58,10 +58,7 @@ def run(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     buffer = databases.new(folder / "replay.sqlite")
     if not databases.is_sqlite:
         (folder / "run.json").write_text(json.dumps({"id": RUN, "config": {"replay": {"database": buffer}}}))
-    with closing(new_store(buffer)) as store:
-        sampler = make_sampler("success", 3)
-        for iteration in range(1, 4):
-            iterate(store, iteration, sampler, count=3)
+    iterated(buffer, sampler="success", count=3).close()
     return folder
 
 
@@ -91,17 +88,6 @@ def test_stats_of_a_folder_or_its_database_say_what_is_there_and_what_was_drawn(
     assert answer["trajectories"] == sql(buffer_of(run), "select count(*) from trajectories")[0][0] == 24
 
 
-def test_stats_of_a_filter_count_its_rows_groups_and_draws(run: Path) -> None:
-    with closing(ReplayStore.open(buffer_of(run), read_only=True)) as store:
-        answer = questions.summary(store, filter="iteration == 1 and success")
-        assert questions.summary(store, filter="reward >= 0") == questions.summary(store)
-    assert (answer["trajectories"], answer["groups"], answer["successes"]) == (3, 2, 3)
-    plain = """select stream, count(*) from draws join trajectories on trajectories.id = trajectory
-        where trajectories.iteration = 1 and success group by 1"""
-    streams = dict(sql(buffer_of(run), plain))
-    assert (answer["draws"]["fresh"], answer["draws"]["replay"]) == (streams["fresh"], streams.get("replay", 0))
-
-
 def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         made = [trajectory("made", slot=2, source=HINDSIGHT), trajectory("made too", slot=3, source=HINDSIGHT)]
@@ -121,8 +107,11 @@ def test_ls_prints_a_line_each_sorts_filters_and_prints_json(run: Path) -> None:
         shown = ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "0", "1", "1.100", "1.50", "eligible"]
         assert (len(id), rest[: len(shown)]) == (12, shown)
         assert line.endswith("'Where is the key?'  'in the drawer'")
-    rows = json.loads(ask("ls", str(run), "--sort", "uses", "--success", "--json").stdout)
-    assert [row["success"] for row in rows] == [True] * 9
+    first = ask("ls", str(run), "--sort", "uses", "--success", "--limit", "5", "--json")
+    behind = first.stderr.partition("--after ")[2].strip()
+    further = ask("ls", str(run), "--sort", "uses", "--success", "--after", behind, "--json")
+    rows = json.loads(first.stdout) + json.loads(further.stdout)
+    assert [row["success"] for row in rows] == [True] * 9 and further.stderr == ""
     assert [row["uses"] for row in rows] == sorted((row["uses"] for row in rows), reverse=True)
     rows = json.loads(ask("ls", str(run), "--where", "iteration == 2 and not success", "--json").output)
     plain = "select id from trajectories where iteration = 2 and not success"
@@ -144,8 +133,7 @@ def test_show_prints_facts_tokens_authors_log_probs_and_uses(run: Path) -> None:
 
 def test_show_without_a_tokenizer_prints_ids_and_of_a_row_that_went_its_numbers(tmp_path: Path) -> None:
     path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        iterate(store, 1, make_sampler("uniform", 0))
+    with closing(iterated(path, 1)) as store:
         ((used,),) = sql(store, "select id from trajectories where slot = 0")
         segments = (Segment(tokens([41, 42], ["user", "llm"])), Segment(tokens([43], ["llm"]), "clipped"))
         store.append(
@@ -183,6 +171,76 @@ def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path) -> None:
         assert shown and "Traceback" not in shown, command
         assert [c for c in shown if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co")] == [], command
         assert not any(line.startswith("fake line") for line in shown.splitlines()), command
+
+
+# Lineage
+
+
+def test_lineage_of_a_trajectory_is_every_update_that_used_it(location: Location) -> None:
+    store = iterated(location, count=3)
+    ((id, uses),) = sql(store, "select trajectory, count(*) from draws group by 1 order by 2 desc, 1 limit 1")
+    answer = lineage_of(store, str(id)[:9])
+    plain = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
+    assert [(use["iteration"], use["slot"], use["stream"]) for use in answer["uses"]] == sql(store, plain, id)
+    assert len(answer["uses"]) == uses >= 2
+    assert [use["makes_policy_version"] for use in answer["uses"]] == [use["iteration"] for use in answer["uses"]]
+    assert [use["stream"] for use in answer["uses"]] == [FRESH, *[REPLAY] * (int(uses) - 1)]
+    # It survives forgetting.
+    ask("forget", location, "--where", f"id == '{id}'", "--yes")
+    after = lineage_of(store, str(id))
+    assert (after.pop("state"), after.pop("state_reason")) == ("evicted", "forgotten")
+    assert {name: answer[name] for name in after} == after
+
+
+def test_lineage_of_weights_is_all_they_have_learned_from(tmp_path: Path) -> None:
+    answer = lineage_up_to(iterated(tmp_path / "replay.sqlite", count=3), RUN, 2)
+    assert ([row["iteration"] for row in answer["iterations"]], answer["fresh"], answer["replay"]) == ([1, 2], 16, 3)
+    # What was drawn in iteration 2 had been fresh in iteration 1.
+    assert (answer["different"], len(answer["trajectories"])) == (16, 19)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """A run folder with the checkpoints of iterations 2 and 3; that of 3 is not whole."""
+    iterated(tmp_path / "replay.sqlite", count=3).close()
+    for number in (2, 3):
+        (tmp_path / "checkpoints" / f"{number:06d}" / "model").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "000002" / "COMPLETE").touch()
+    return tmp_path
+
+
+def test_lineage_command_goes_both_ways_and_names_checkpoints(checkpoints: Path) -> None:
+    text = ask("lineage", "2", str(checkpoints)).output
+    assert f"iteration 2 of run {RUN}: 8 fresh, 3 drawn, 2 optimizer steps" in text
+    assert "collected by policy 1, made policy 2" in text
+    assert f"in checkpoint {checkpoints}/checkpoints/000002" in text
+    rows = [line.split() for line in text.splitlines()[5:16]]
+    assert [row[1] for row in rows] == ["fresh"] * 8 + ["replay"] * 3
+    ((id,),) = sql(checkpoints / "replay.sqlite", "select trajectory from draws where iteration = 2 and slot = 8")
+    uses = ask("lineage", id, str(checkpoints)).output
+    assert f"iteration 1 made policy 1, in {checkpoints}/checkpoints/000002" in uses
+    answer = json.loads(ask("lineage", id, str(checkpoints), "--json").output)
+    held = {use["iteration"]: use["held_by"] for use in answer["uses"]}
+    assert {held[1], held[2]} == {f"{checkpoints}/checkpoints/000002"}
+    # The checkpoint of iteration 3 is not whole.
+    assert json.loads(ask("lineage", "3", str(checkpoints), "--json").output)["checkpoint"] is None
+    for inner in ("", "model"):
+        text = ask("lineage", str(checkpoints / "checkpoints" / "000002" / inner)).output
+        assert text.startswith(f"after iteration 2 of run {RUN} (policy 2): 16 different trajectories, used 16 times f")
+
+
+def test_lineage_of_a_database_of_several_runs_asks_which(location: Location) -> None:
+    store = iterated(location, count=3)
+    store.add_run(run_record("run-2"))
+    numbers = "planned_fresh, planned_replay, fresh, replay, fraction, optimizer_steps"
+    sql(store, f"insert into iterations select 'run-2', iteration, policy_version, {numbers} from iterations")
+    store.close()
+    refused = ask("lineage", "1", str(location)).stderr
+    assert "RUN must be one run of" in refused and "Give its folder, or its id with --run." in refused
+    told = json.loads(ask("lineage", "1", str(location), "--run", RUN, "--json").output)
+    assert told["run"] == RUN and told["trajectories"]
+    of_a_trajectory = ask("lineage", told["trajectories"][0]["trajectory"], str(location), "--run", RUN)
+    assert (of_a_trajectory.exit_code, of_a_trajectory.stderr[:20]) == (2, "agentloop: --run mus")
 
 
 # Which buffer

@@ -15,7 +15,6 @@ from context.messages import Message, ToolCall
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore
 from replay.records import TaskRecord
-from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location
 from replay.storage.format import schema
 from tests.fakes.records import (
@@ -24,7 +23,7 @@ from tests.fakes.records import (
     USER,
     FreshRows,
     group,
-    iterate,
+    iterated,
     new_store,
     run_record,
     sql,
@@ -40,16 +39,8 @@ LONG = "".join(f"{SECRET} number {i}. " for i in range(2000))
 EVICTED = "select count(*) from reclaimed"
 
 
-def filled(location: Location) -> ReplayStore:
-    store = new_store(location)
-    sampler = make_sampler("uniform", 0)
-    for iteration in (1, 2, 3):
-        iterate(store, iteration, sampler, count=2)
-    return store
-
-
 def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
-    filled(location).close()
+    iterated(location).close()
     where = "iteration == 1 and not success"
     dry = ask("prune", str(location), "--where", where)
     assert dry.exit_code == 0
@@ -65,7 +56,7 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
 
 
 def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
-    with closing(filled(tmp_path / "replay.sqlite")) as store:
+    with closing(iterated(tmp_path / "replay.sqlite")) as store:
         store.add_run(run_record("imported"))
         for iteration in (1, 2):
             FreshRows(iteration, run="imported", size=4).append_to(store)
@@ -206,3 +197,34 @@ def test_forget_waits_for_nobody_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     assert "database must be free and have room to be rewritten, got 'readers of its log' at" in result.stderr
     assert "Stop what has been using it all this time." in result.stderr
     assert sql(path, "select count(*) from segments where trajectory = 'a'") == [(0,)]
+
+
+QUARANTINED = "select count(*) from trajectories where state = 'quarantined'"
+
+
+def spoiled(location: Location, rows: int) -> Location:
+    """100 rows, the first of them without their tokens."""
+    store = new_store(location)
+    FreshRows(1, rates=(0.5,) * 10, size=10).append_to(store)
+    sql(store, "delete from segments where trajectory in (select id from trajectories where slot < ?)", rows)
+    store.close()
+    return location
+
+
+@pytest.mark.parametrize(("rows", "words", "code"), [(0, [], 0), (1, [], 0), (2, [], 1), (2, ["--limit", "0.02"], 0)])
+def test_verify_fails_over_the_limit(tmp_path: Path, rows: int, words: list[str], code: int) -> None:
+    result = ask("verify", spoiled(tmp_path / "replay.sqlite", rows), *words)
+    assert result.exit_code == code
+    assert f"read          100, of which {rows} corrupt" in result.output
+
+
+def test_verify_quarantines_with_yes_only(location: Location) -> None:
+    spoiled(location, 2)
+    assert "nothing was changed; add --yes to quarantine them" in ask("verify", location).output
+    assert sql(location, QUARANTINED) == [(0,)]
+    answer = json.loads(ask("verify", location, "--yes", "--json").output)
+    assert (len(answer["corrupt"]), answer["corrupt_share"], answer["failed"]) == (2, 0.02, True)
+    assert set(answer["corrupt"].values()) == {"other segments than were written"}
+    assert sql(location, QUARANTINED) == [(2,)]
+    # What was quarantined is known, and no longer counted against the limit.
+    assert ask("verify", location).exit_code == 0

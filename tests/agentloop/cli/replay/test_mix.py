@@ -7,10 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
-from replay import ReplayStore, make_sampler
-from tests.fakes.records import RUN, iterate, new_store
+from replay import ReplayStore
+from tests.fakes.records import RUN, iterated
 from tests.fakes.replay_command import ask, preview_of
 
 CONFIG = """
@@ -24,35 +23,20 @@ replay:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "run.yaml"
-    path.write_text(CONFIG, encoding="utf-8")
-    return path
-
-
-def mix(*arguments: str | Path) -> Result:
-    return ask("mix", *arguments)
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Three iterations of 8 rows, 3 of them successes, and two drawn in each."""
-    path = tmp_path / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        sampler = make_sampler("uniform", 3)
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, sampler)
-    return path
+    iterated(tmp_path / "replay.sqlite").close()
+    return tmp_path / "replay.sqlite"
 
 
 def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     options = ("--set", "replay.sampler=recency", "--set", "replay.sampler_options={half_life: 2}")
     asked = (run, "--set", "replay.fraction=0.0234375", "--set", "replay.successful_only=false", *options)
     given = {"fraction": "0.0234375", "successful_only": "false", "sampler": "recency", "recency.half_life": "2"}
-    result = mix(*asked, "--json")
+    result = ask("mix", *asked, "--json")
     with closing(ReplayStore.open(run, read_only=True)) as store:
         assert (result.exit_code, json.loads(result.output)) == (0, preview_of(store, RUN, given))
-    text = mix(*asked).output
+    text = ask("mix", *asked).output
     assert "iteration  4, policy 3" in text
     assert "replayed   3 of 3 planned (2.3 % configured)" in text
     lines = [line.split() for line in text.splitlines()]
@@ -60,16 +44,17 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
-def test_mix_knows_how_many_rows_of_a_file_are_tasks(config: Path, run: Path, tmp_path: Path) -> None:
+def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     lines = [json.dumps({"question": f"{number}?", "answer": "1", "split": "train"}) for number in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*lines, lines[0].replace("train", "test")]))
     asked = ("--set", f"tasks.data={tmp_path}/rows.jsonl", "--set", "environment.task_pool=unlimited")
     held_out = ("--set", "tasks.held_out=test", "--set", "replay.unit=trajectory")
-    plan = json.loads(mix(run, "--config", config, "--json", *asked, *held_out).output)["plan"]
+    plan = json.loads(ask("mix", run, "--config", tmp_path / "run.yaml", "--json", *asked, *held_out).output)["plan"]
     # Three groups; one task was tried, so two of the three in the file come first.
     assert (plan["assumed_tasks"], plan["new_tasks"]) == (3, 2)
 
 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
-    answer = json.loads(mix(run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
+    answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.sampling.samplers import make_sampler
-from tests.fakes.records import group, iterate, new_store, sql, task, trajectory
+from tests.fakes.records import group, iterated, sql, task, trajectory
 from tests.fakes.replay_command import ask
 
 
@@ -17,9 +16,7 @@ from tests.fakes.replay_command import ask
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three iterations, one row of which is damaged."""
     folder = tmp_path_factory.mktemp("run")
-    with closing(new_store(folder / "replay.sqlite")) as store:
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, make_sampler("uniform", 3))
+    with closing(iterated(folder / "replay.sqlite")) as store:
         store.append([task()], [group()], [trajectory("damaged", slot=99)])
         sql(store, "update segments set tokens = ? where trajectory = 'damaged'", bytes(40))
     return folder
@@ -29,14 +26,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "message"),
     [
         ("stats nowhere", "database must be an existing file, got nothing at nowhere"),
-        ("ls .", "database must be an existing file, got nothing at replay.sqlite"),
         ("stats notes.txt", "database must be a readable SQLite file"),
         ("ls RUN --where rewrd>0.5", "where must name a field here, got 'rewrd'. Did you mean reward?"),
         ("ls RUN --after nobody", "after must be the id of a stored row, got 'nobody'."),
         ("show zz RUN", "ID must be the beginning of one trajectory's id, got 'zz'"),
         ("show damaged RUN", "trajectory damaged must read back as it was written"),
         ("lineage 9 RUN", "iteration must be a committed one, from 1 to 3, got 9."),
-        ("lineage zz RUN", "ID must be the beginning of one trajectory's id"),
         ("lineage . RUN", "WHAT must be a checkpoint's folder"),
         ("mix RUN --set replay.fraction=0.5 --set replay.shortfall=error", "replay.fraction must be what the buffer"),
         ("mix RUN --run nobody", "RUN must be one run of"),
@@ -44,8 +39,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prune RUN --where success --rows 3", "prune must be given --where or limits, got both"),
         ("forget RUN", "forget must be given --where or --held-out, got neither"),
         ("export RUN x.pt", "FILE must end in .jsonl"),
-        ("export RUN x.jsonl --where nosuch==1", "where must name a field here, got 'nosuch'"),
-        ("export nowhere x.jsonl", "database must be an existing file"),
         ("import x.jsonl RUN", "FILE must be readable, got 'x.jsonl' (No such file or directory)"),
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),

@@ -16,9 +16,8 @@ from context.messages import Message
 from context.tokens.token_sequence import Segment
 from replay import ReplayStore, questions
 from replay.pages.addresses import address
-from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
-from tests.fakes.records import LLM, MESSAGES, RUN, group, iterate, new_store, run_record, sql, task, tokens, trajectory
+from tests.fakes.records import LLM, MESSAGES, RUN, group, iterated, run_record, sql, task, tokens, trajectory
 from tests.replay.pages.serving import Served, inspecting
 from tests.replay.storage.collecting.test_never_drawn import episode
 
@@ -34,23 +33,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three iterations of 8 fresh rows in two groups, with 1 and 2 successes of 4, and five drawn. Only the first has
     quantiles of ratios; in the last, groups have equal rewards and one has advantages all the same.
 
-    An import of iteration 7 begins alike in three rows: `b` parts from `a` at token 2, `c` has a second segment; a
-    fourth is damaged. There are evaluations before training, with one success of three, and after iteration 4.
+    An import of iteration 7 begins alike in three rows: `b` parts from `a` at token 2, `c` has a second segment; the
+    fourth of their group is damaged. There are evaluations before training, with one success of three, and after
+    iteration 4.
     """
     path = tmp_path_factory.mktemp("rows") / "replay.sqlite"
-    with closing(new_store(path)) as store:
-        for iteration in (1, 2, 3):
-            iterate(store, iteration, make_sampler("uniform", 0), count=5)
+    with closing(iterated(path, count=5)) as store:
         for name, value in {"p01": 0.5, "p50": 1.0, "p99": 1.25}.items():
             store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value})
         store.add_run(run_record("import-1"))
         place = {"run": "import-1", "iteration": 7, "group": "theirs", "source": "import", "num_turns": 1}
-        collected = [replace(group(name, iteration=7, size=4), run="import-1") for name in ("theirs", "spoilt")]
+        collected = [replace(group("theirs", iteration=7, size=4), run="import-1")]
         rows = [
             trajectory("a", segments=(said(1, 2, 3, 4),), **place),
             trajectory("b", segments=(said(1, 2, 9, 4),), member=1, slot=1, reward=0.25, **place),
             trajectory("c", segments=(said(1, 2, 3, 4), said(5)), member=2, slot=2, **place),
-            trajectory("damaged", slot=3, **{**place, "group": "spoilt"}),
+            trajectory("damaged", member=3, slot=3, **place),
         ]
         rows[1] = replace(rows[1], messages=(*MESSAGES[:-1], Message("assistant", "on the table", author="llm")))
         store.append([task(), task("task-2")], collected, rows)
@@ -137,8 +135,7 @@ def test_iteration_shows_quantiles_of_ratios_and_groups_that_taught_nothing(insp
 
 
 def test_row_that_went_is_named_with_the_reason(tmp_path: Path) -> None:
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
-        iterate(store, 1, make_sampler("uniform", 0))
+    with closing(iterated(tmp_path / "replay.sqlite", 1)) as store:
         store.prune(RUN, rows=schema.trajectories.c.slot == 2, dry_run=False)
         with inspecting(store) as server:
             html = server.page(f"{ITERATIONS}/1")
@@ -146,19 +143,13 @@ def test_row_that_went_is_named_with_the_reason(tmp_path: Path) -> None:
     assert slots(html) == list(range(8))
 
 
-def test_rows_of_an_iteration_are_sorted_paged_and_chosen_by_address(inspector: Served) -> None:
+def test_rows_of_an_iteration_are_sorted_and_paged_by_address(inspector: Served) -> None:
     here = f"{ITERATIONS}/3"
     clipped = inspector.page(f"{here}?sort=clip_fraction")
     assert slots(clipped) == list(range(12, -1, -1))
     assert slots(inspector.page(f"{here}?sort=slot&from=10")) == [10, 11, 12]
     assert re.search(r'<th aria-sort="descending"><a href="[^"]*sort=clip_fraction#rows">', clipped)
-    # The most clipped come first, whatever the table is sorted by.
-    most = between(inspector.page(here), "most clipped", "</table>")
-    assert re.findall(r"([0-9.]+)\u00a0%", most)[:3] == ["12.0", "11.0", "10.0"]
-    drawn = inspector.page(f"{here}?stream=replay&sort=clip_fraction")
-    assert slots(drawn) == [12, 11, 10, 9, 8] and "1 to 5 of 5</span>" in drawn
-    # The other stream is one click away in the same order.
-    assert f'href="{here}?stream=fresh&amp;sort=clip_fraction#rows">fresh 8</a>' in drawn
+    assert "1 to 13 of 13</span>" in clipped
 
 
 # One task
@@ -173,7 +164,7 @@ def test_task_shows_success_by_policy_of_each_run_and_every_bucket(inspector: Se
     shown = [title for title in titles(html) if title.startswith("policy")]
     assert shown == [f"policy {version}: 3 of 8 attempts successful" for version in range(3)]
     buckets = [title.partition(",")[0] for title in titles(html) if " groups, " in title]
-    assert buckets == [f"{solved} of 4: {groups} groups" for solved, groups in enumerate([0, 3, 3, 0, 0])]
+    assert buckets == [f"{solved} of 4: {groups} groups" for solved, groups in ((1, 3), (2, 3))]
     assert f'href="{TASK}?run=%2A"' in html
     both = inspector.page(TASK)
     assert "in 2 runs" in both and len([title for title in titles(both) if title.startswith("policy")]) == 4
@@ -190,16 +181,6 @@ def test_bars_of_buckets_lead_to_their_rows(inspector: Served, path: Path) -> No
         plain = """select t.id from trajectories t join groups g on g.id = t.group_id
                    where t.run = ? and round(g.success_rate * 4) = ?"""
         assert ids == {id for (id,) in sql(path, plain, RUN, int(solved))}
-
-
-def test_rows_of_a_task_come_page_by_page_under_addresses_of_their_own(inspector: Served) -> None:
-    seen, target = [], f"{TASK}?limit=6"
-    while target:
-        html = inspector.page(target)
-        seen += listed(html)
-        (target, *_) = [*re.findall(r'data-key="n" href="([^"#]+)#stored"', html), ""]
-        target = target.replace("&amp;", "&")
-    assert len(seen) == len(set(seen)) == 28
 
 
 # Side by side
@@ -256,6 +237,7 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
     html = inspector.page(target.replace("MINE", str(mine)))
     links = {unescape(each) for each in re.findall(r'(?:href|hx-get)="(/[^"#]*)', html)}
     assert {link for link in links if "/iterations/" in link} == {f"{ITERATIONS}/{number}" for number in iterations}
+    assert not [link for link in links if "/compare" in link and "damaged" in link]
     for link in sorted(links):
         assert inspector.ask(link).status in (200, 303), link
 
@@ -264,25 +246,17 @@ def test_every_link_leads_somewhere(inspector: Served, path: Path, target: str, 
     ("target", "status", "problem"),
     [
         ("/compare?id=a", 400, "id must be given 2 to 8 times, got 1"),
-        ("/compare?" + "&".join(["id=a"] * 9), 400, "id must be given 2 to 8 times, got 9"),
-        ("/compare?id=a&id=nobody", 404, "begins none"),
         ("/compare?id=a&id=damaged", 404, "must read back as it was written"),
         ("/compare?id=a&id=b&segment=1", 404, "segment must be"),
         (f"{HELD_OUT}?iteration=3", 404, "iteration must be one whose evaluation"),
-        (f"{HELD_OUT}?only=some", 400, "only must be one of all, success, failed"),
         (f"{HELD_OUT}/nothing", 404, "task must name one held-out task"),
         (f"{ITERATIONS}/4", 404, "iteration must be a committed one, from 1 to 3, got 4"),
         (f"{ITERATIONS}/one", 400, "number must be a whole number"),
         (f"{ITERATIONS}/1?sort=size", 400, "sort must be one of stream, slot, "),
         ("/runs/nobody/iterations/1", 404, "run must name one run"),
-        ("/runs/nobody/held-out", 404, "run must name one run"),
         ("/tasks/nothing", 404, "HASH must be the beginning of one task"),
-        (f"{TASK}?after=nobody", 404, "after must be"),
         ("/trajectories/a?segment=2", 404, "segment must be from 0 to 0, got 2"),
-        ("/trajectories/a?color=colour", 400, "color must be one of author, mask"),
-        ("/trajectories/a/messages/x", 400, "position must be a whole number"),
         ("/trajectories/a/messages/7", 404, "message must be from 0 to"),
-        ("/trajectories/a/tokens.json?count=0", 400, "count must be a whole number"),
         ("/trajectories/a/tokens.json?segment=1", 404, "segment must be"),
     ],
 )

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from replay import ReplayStore, questions
-from replay.storage.collecting.fresh_groups import FreshRequest
-from tests.fakes.records import RUN, iteration_record, measured, new_store, policy, run_record, sql
+from tests.fakes.records import RUN, new_store, run_record
 from tests.replay.pages.serving import Served, charts_of, inspecting, words_of
-from tests.replay.storage.collecting.episodes import claim, close, collect, issue
+from tests.replay.storage.collecting.episodes import claim, issue
 
 OTHER = "run-2"
 HERE, CLUSTER = f"/runs/{RUN}", f"/runs/{RUN}/cluster"
@@ -165,10 +164,8 @@ def test_run_whose_folder_is_locked_is_live_however_long_it_is_silent(writer: Re
 # Collected by workers
 
 
-@pytest.fixture
-def learner(tmp_path: Path) -> Iterator[ReplayStore]:
-    """A learner that waits for a second batch, with a worker, an engine and another run that has neither."""
-    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+def test_cluster_shows_who_takes_part_and_no_longer_asks_once_the_run_has_ended(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store, inspecting(tmp_path / "replay.sqlite") as server:
         store.add_run(replace(run_record(OTHER), config={"run": {"iterations": 4}}))
         store.roles.lead(RUN, "learner-1", lease_s=600.0)
         store.roles.report("worker", RUN, NAME, {"host": "node-1", "pid": 4711, "in_flight": 2, "done": 3})
@@ -176,59 +173,23 @@ def learner(tmp_path: Path) -> Iterator[ReplayStore]:
         store.roles.report("engine", RUN, "http://node-0:8801", engine)
         issue(store, [0])
         store.tickets.fail(claim(store, NAME), "<i>no reply</i>")
-        collect(store, 1)
-        close(store, 0)
-        drawn = store.tickets.draw_fresh(FreshRequest(RUN, 1, 1, 0, 2))
-        records = measured([row.draw for row in drawn.rows if row.draw is not None])
-        store.commit(iteration_record(1, replay=0), records, sampler_state={})
-        store.add_policy(policy(1))
-        issue(store, [1, 2], iteration=2)
-        claim(store, NAME)
-        yield store
-
-
-@pytest.fixture
-def collected(learner: ReplayStore) -> Iterator[Served]:
-    with inspecting(str(learner.path), named="runs/one") as server:
-        yield server
-
-
-def test_cluster_shows_who_waits_who_takes_part_and_what_was_lost(collected: Served, learner: ReplayStore) -> None:
-    html = collected.page(CLUSTER)
-    text = words_of(html)
-    assert "The learner waits for 2 of 2 groups of batch 2." in text
-    for part in (
-        "1 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✓ adds up",
-        "node-1 4711 – 1 2 – 3 – –",  # state, leases, in flight, at most, done, failed, tool errors
-        "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –",
-        "learner-1 , its lease holds for",
-        "1 failed <i>no reply</i>",
-    ):
-        assert part in text, part
-    assert "<b>worker" not in html and "&lt;b&gt;worker&lt;/b&gt;" in html
-    sql(learner, "update tickets set state = 'done' where number = 1")
-    assert "3 done = 1 fresh + 0 late + 0 unused + 0 waiting + 0 open ✗ does not add up: 2 lost" in collected.words(
-        CLUSTER
-    )
-
-
-def test_cluster_says_what_would_help_and_no_longer_asks_once_the_run_has_ended(
-    collected: Served, learner: ReplayStore
-) -> None:
-    html = collected.page(CLUSTER)
-    assert "Start one" not in html and 'hx-trigger="every 3s"' in html
-    sql(learner, "update workers set seen_at = seen_at - 80")
-    text = collected.words(CLUSTER)
-    assert "and no worker has reported for" in text and "agentloop worker --run RUN" in text
-    learner.roles.end_run(RUN)
-    html = collected.page(CLUSTER)
-    assert "hx-trigger" not in html and "The run has ended" in html
-
-
-def test_only_runs_with_workers_have_a_cluster(collected: Served) -> None:
-    assert f'href="{CLUSTER}"' in collected.page(f"/runs/{RUN}")
-    html = collected.page(f"/runs/{OTHER}")
-    assert "/cluster" not in html and "Collected by the training process itself" in html
-    html = collected.page(f"/runs/{OTHER}/cluster")
-    assert "the training process collects by itself" in html
-    assert "<table" not in html and "hx-get" not in html
+        html = server.page(CLUSTER)
+        text = words_of(html)
+        for part in (
+            "Learner learner-1 : its lease holds for",
+            "1 of 1 reported within",
+            "node-1 4711 – 2 – 3 – –",  # state, in flight, at most, done, failed, tool errors
+            "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –",
+            "1 failed <i>no reply</i>",
+        ):
+            assert part in text, part
+        assert "<b>worker" not in html and "&lt;b&gt;worker&lt;/b&gt;" in html and 'hx-trigger="every 3s"' in html
+        store.roles.end_run(RUN)
+        html = server.page(CLUSTER)
+        assert "hx-trigger" not in html and "The run has ended" in html
+        # Only runs with workers have a cluster.
+        assert f'href="{CLUSTER}"' in server.page(f"/runs/{RUN}")
+        html = server.page(f"/runs/{OTHER}")
+        assert "/cluster" not in html and "Collected by the training process itself" in html
+        html = server.page(f"/runs/{OTHER}/cluster")
+        assert "the training process collects by itself" in html and "<table" not in html and "hx-get" not in html

@@ -14,13 +14,12 @@ import pytest
 
 from replay.pages.addresses import address
 from replay.pages.app import create_app, create_folder_app
-from replay.pages.opened_runs import OpenedRuns
+from replay.pages.views.runs_page import OpenedRuns
 from replay.questions.open_buffer import open_buffer
 from replay.sampling.samplers import make_sampler
 from tests.fakes.records import RUN, group, iterate, new_store, run_record, sql, task, trajectory
 from tests.fakes.replay_command import ask
-from tests.replay.pages.addresses import page_addresses
-from tests.replay.pages.serving import Served, charts_of, served
+from tests.replay.pages.serving import Served, charts_of, page_addresses, served
 
 ODD = "b%2F c?"
 """A folder's name that no address can hold as it is."""
