@@ -27,7 +27,7 @@ WINDOW_S = 60.0
 _LONGEST_WAIT_S = 30.0
 _REFUSED = 2
 """Exit code of what the user can mend."""
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S, _TO_END_S = 0.05, 10.0
 _LAST_WORDS_S = 2.0
 _LAST_LINES = 5
 Show = Callable[[str, str], None]
@@ -181,8 +181,9 @@ def was_killed(code: int) -> bool:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL for every process with this mark, until there is none."""
-    while pids := list(_marked(mark)):
+    """SIGKILL for every process with this mark, until there is none, or one that can't be ended has its time."""
+    end = time.monotonic() + _TO_END_S
+    while (pids := list(_marked(mark))) and time.monotonic() < end:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -70,7 +70,6 @@ class EngineServer:
         models = self.models
         ends: dict[str, Answered] = {
             "POST /inference/v1/generate": self._generate,
-            "POST /v1/completions": self._completions,
             "POST /v1/load_lora_adapter": self._load_adapter,
             "POST /v1/unload_lora_adapter": self._unload_adapter,
             "POST /pause": self._pause,
@@ -127,22 +126,6 @@ class EngineServer:
         if body.get("return_token_ids"):
             answer["prompt_token_ids"] = list(asked.prompt)
         return self._whole(asked, choice, answer)
-
-    async def _completions(self, request: Request, body: Any) -> Response:
-        asked = self._asked(body, body.get("prompt"), body)
-        sampled = await self._sampled(request, asked)
-        choice: dict[str, Any] = {"finish_reason": sampled.finish_reason}
-        if body.get("logprobs") is not None:
-            named = body.get("return_tokens_as_token_ids")
-            tokens = [f"token_id:{token}" if named else "text" for token in sampled.token_ids]
-            others = {f"token_id:{token}": value for token, value in sampled.likeliest.items()}
-            top = [others | {token: value} for token, value in zip(tokens, sampled.log_probs, strict=True)]
-            choice["logprobs"] = {"tokens": tokens, "token_logprobs": sampled.log_probs, "top_logprobs": top}
-        if body.get("return_token_ids"):
-            choice |= {"token_ids": sampled.token_ids, "prompt_token_ids": list(asked.prompt)}
-        if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self.models.prompt_log_probs(asked)
-        return self._whole(asked, choice, {})
 
     def _whole(self, asked: Asked, choice: dict[str, Any], rest: dict[str, Any]) -> Response:
         usage = {"prompt_tokens": len(asked.prompt)}

@@ -18,13 +18,12 @@ FIRST = "default"
 class LearnerEngine(EngineControl):
     """Started with the weights in `folder`; it computes with transformers."""
 
-    def __init__(self, folder: Path, *, url: str = "http://fake", is_healthy: bool | None = True) -> None:
-        """`is_healthy` None: as the server at `url` says."""
-        super().__init__(url, model="tiny")
+    def __init__(self, folder: Path) -> None:
+        super().__init__("http://fake", model="tiny")
         self._first = folder
         self.head_stays_old = self.before_temperature = self.gives_nan = False
         self.has_tokenizer = True
-        self.is_healthy = is_healthy
+        self.is_healthy = True
         self.calls: list[str] = []
         self.restart()
 
@@ -35,7 +34,7 @@ class LearnerEngine(EngineControl):
         self._adapters: dict[str, Any] = {}
 
     def healthy(self) -> bool:
-        return super().healthy() if self.is_healthy is None else self.is_healthy
+        return self.is_healthy
 
     def label(self) -> str:
         return self._label

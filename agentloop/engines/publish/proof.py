@@ -161,7 +161,7 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
                 f"{subject} must take the probe's tokens, got: {error} It may have been started from another model."
             ) from error
         raise
-    if policy.kind == "full" and found.label not in (None, policy.label):
+    if policy.kind == "full" and found.label != policy.label:
         raise ProofFailed(
             f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else "
             "publishes to it: publish again, and let one run publish to an engine."

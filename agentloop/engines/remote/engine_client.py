@@ -15,11 +15,19 @@ from dataclasses import dataclass, field
 import httpx2
 
 from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
-from agentloop.engines.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
 from agentloop.engines.remote.reply_checks import checked_reply
-from agentloop.engines.remote.routes import WireReply, sampling_fields
 from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, key_headers, trusted
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
+from agentloop.engines.remote.wire import (
+    ASKED_AGAIN,
+    GENERATE,
+    GONE,
+    EngineFault,
+    FaultKind,
+    WireReply,
+    generate_body,
+    read_reply,
+)
 from agentloop.errors import one_line, shortened
 
 _LOOK_AGAIN_S = 0.05
@@ -112,10 +120,7 @@ class RemoteEngine:
         self._urls.published(version, label=label or name or str(version), adapter=name, urls=chosen)
 
     def withdraw(self, url: str) -> None:
-        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
-
-        A route without version spans needs this before every reload, for a reply that lasts over it is then refused.
-        """
+        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone."""
         self._urls.withdraw(url)
 
     def begin(self, *, seed: int, temperature: float) -> None:
@@ -163,7 +168,8 @@ class RemoteEngine:
             except EngineFault as fault:
                 turn.fault = fault
                 self.faults[fault.kind] += 1
-                if not self._may_come_back(url, fault.kind):
+                # An engine that is gone may come back; not for ever.
+                if fault.kind not in GONE or self._urls.gone(url) >= self._limits.restart_timeout_s:
                     turn.counted = len(turn.tried) if fault.kind in GONE else turn.counted + 1
                 if fault.kind not in ASKED_AGAIN or turn.counted >= self._limits.tries:
                     raise GenerationFailed(f"{fault.kind}: {fault}") from None
@@ -172,17 +178,6 @@ class RemoteEngine:
                 return reply
             self._urls.failed(url, rest_s=turn.fault.retry_after_s)
             await self._pause(turn, turn.fault, clock)
-
-    def _may_come_back(self, url: str, kind: FaultKind) -> bool:
-        """Whether the engine is gone, but not yet for so long that it never will be back."""
-        if kind not in GONE:
-            return False
-        weights = self._urls.weights(url)
-        says_nothing = not self._servers[url].route.names_versions and weights is not None and weights.adapter is None
-        if kind is FaultKind.CONNECTION and says_nothing:
-            # It may come back with its first weights, and nothing in its replies would say so.
-            self._urls.withdraw(url)
-        return self._urls.gone(url) < self._limits.restart_timeout_s
 
     async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
         """Wait before the next try, twice as long before each. Raises GenerationFailed where that would be too late.
@@ -209,20 +204,22 @@ class RemoteEngine:
                 f"a prompt of {len(request.prompt_ids)} tokens and a reply of {request.max_new_tokens} "
                 f"where the engine takes {server.max_model_len}",
             )
-        sampling = sampling_fields(self._temperature, request.max_new_tokens, stop_ids=sorted(self._stop_ids))
-        body = server.route.body(weights.adapter or server.model, request.prompt_ids, sampling)
-        answer = await self._posted(client, url + server.route.path, body)
+        body = generate_body(
+            weights.adapter or server.model,
+            request.prompt_ids,
+            temperature=self._temperature,
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=sorted(self._stop_ids),
+        )
+        answer = await self._posted(client, url + GENERATE, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
             raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
         self._check_status(answer)
         try:
-            reply = server.route.read(json.loads(answer.content))
+            reply = read_reply(json.loads(answer.content))
         except ValueError:
             raise EngineFault(FaultKind.CUT_BODY, f"{len(answer.content)} bytes that are no whole JSON") from None
         await self._labels_are_proved(url, reply, weights)
-        if reply.spans is None and weights.adapter is None and self._urls.weights(url) is not weights:
-            text = "a publish began before the reply ended, and this route does not say which weights sampled a token"
-            raise EngineFault(FaultKind.UNPROVED_VERSION, text)
         return checked_reply(
             reply,
             request,
@@ -266,7 +263,7 @@ class RemoteEngine:
 
     async def _labels_are_proved(self, url: str, reply: WireReply, weights: Weights) -> None:
         """Wait a little for the proof of weights that came in while the reply was sampled."""
-        if reply.spans is None or weights.adapter is not None:
+        if weights.adapter is not None:
             return
         labels = {span.label for span in reply.spans} - {UNLABELLED}
         waited = 0.0

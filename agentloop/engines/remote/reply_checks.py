@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agentloop.engines.generator import Completion, GenerationRequest, reply_problem
-from agentloop.engines.remote.faults import EngineFault, FaultKind
-from agentloop.engines.remote.routes import VersionSpan, WireReply
 from agentloop.engines.remote.serving_urls import Weights
+from agentloop.engines.remote.wire import EngineFault, FaultKind, VersionSpan, WireReply
 
 _UNKNOWN = -9999.0
 """vLLM sends this for NaN, for minus infinity, and where it does not know."""
@@ -73,8 +72,6 @@ def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -
         if reply.model != weights.adapter:
             text = f"a reply of {reply.model!r}, asked of {weights.adapter!r}"
             raise EngineFault(FaultKind.WRONG_REPLY, text)
-        return weights.version
-    if reply.spans is None:
         return weights.version
     _check_spans(reply.spans, len(reply.token_ids))
     unproved = next((span.label for span in reply.spans if span.label not in versions), None)

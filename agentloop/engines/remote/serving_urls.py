@@ -12,9 +12,9 @@ UNLABELLED = "default"
 _REST_S = 5.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Weights:
-    """What an engine was proved to serve. Each publish makes its own: two are never equal."""
+    """What an engine was proved to serve."""
 
     version: int
     adapter: str | None = None

@@ -48,7 +48,7 @@ def test_attached_it_says_whether_the_engine_answers_and_leaves_when_asked(tmp_p
             run.mkdir()
             until(lambda: f"engine: answers at {server.url}" in output.read_text())
             server.answers["/health"] = (503, None)
-            until(lambda: "is gone from" in output.read_text())
+            until(lambda: "does not answer at" in output.read_text())
             process.send_signal(signal.SIGTERM)
             assert process.wait(LIMIT_S) == 0
         finally:

@@ -15,9 +15,8 @@ import pytest
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.engines.remote.faults import ASKED_AGAIN, FaultKind
-from agentloop.engines.remote.routes import CompletionsRoute
 from agentloop.engines.remote.server_facts import ask_server, read_key
+from agentloop.engines.remote.wire import ASKED_AGAIN, FaultKind
 from agentloop.errors import UserError
 from tests.fakes.engine_replies import replies_of
 from tests.fakes.engine_sampling import plain_log_probs
@@ -63,12 +62,10 @@ def server(both: tuple[EngineServer, EngineServer]) -> EngineServer:
     return both[0]
 
 
-def connected(*servers: EngineServer, route: str = "generate", **limits: Any) -> RemoteEngine:
+def connected(*servers: EngineServer, **limits: Any) -> RemoteEngine:
     facts = [ask_server(server.address, key=KEY) for server in servers]
     for server in servers:
         server.requests.clear()
-    if route == "completions":
-        facts = [replace(each, route=CompletionsRoute()) for each in facts]
     size = servers[0].models.vocabulary
     engine = RemoteEngine(facts, key=KEY, stop_ids=frozenset(), vocab_size=size, limits=replace(QUICK, **limits))
     engine.published(VERSION)
@@ -103,11 +100,10 @@ def reply_while(engine: RemoteEngine, meanwhile: Any) -> Completion:
 
 
 @pytest.mark.parametrize(("trap", "kind"), FAULTS.items())
-@pytest.mark.parametrize("route", ["generate", "completions"])
 def test_a_fault_that_passes_costs_a_second_try_and_one_that_stays_costs_the_turn(
-    server: EngineServer, trap: Trap, kind: FaultKind, route: str
+    server: EngineServer, trap: Trap, kind: FaultKind
 ) -> None:
-    engine = connected(server, route=route)
+    engine = connected(server)
     server.traps.set(trap)
     failure = asked(engine)
     assert isinstance(failure, GenerationFailed) and str(failure).startswith(f"{kind}: ")
@@ -139,6 +135,10 @@ def test_what_can_not_be_an_engine_of_the_run_is_refused(server: EngineServer) -
         with pytest.raises(UserError, match=rf"engine.urls must be of vLLM 0\.32 or newer, got {version} at http://1"):
             ask_server(server.address, key=KEY)
     server.version = "0.32.0"
+    server.scale_out = False
+    with pytest.raises(UserError, match="engine.urls must say which weights sampled .* got status 403 .*--enable-sca"):
+        ask_server(server.address, key=KEY)
+    server.scale_out = True
 
 
 def test_another_engine_takes_over_the_turns_of_one_that_has_gone(both: tuple[EngineServer, EngineServer]) -> None:
@@ -212,12 +212,6 @@ def test_settings_that_vllm_does_not_know_are_not_sent(server: EngineServer) -> 
     whole |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     asked_for = {"max_tokens": 12, "stop_token_ids": [], "logprobs": 0, "detokenize": False}
     assert body["sampling_params"] == whole | asked_for
-    server.scale_out = False
-    try:
-        assert_good(server, asked(connected(server)))
-        assert server.requests[-1].keys() >= {"prompt", "return_tokens_as_token_ids"}
-    finally:
-        server.scale_out = True
 
 
 def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineServer) -> None:
@@ -233,19 +227,6 @@ def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineSe
         server.models.label = str(VERSION)
 
     assert_good(server, reply_while(engine, prove))
-
-
-def test_an_engine_that_was_gone_is_not_asked_again_unproved_where_the_route_names_no_versions(qwen2: Path) -> None:
-    with serving(qwen2, key=KEY) as server:
-        engine = connected(server, route="completions", turn_timeout_s=0.5)
-        port = server.port
-    assert str(asked(engine)).startswith("deadline: no reply within 0.5 s; before it, connection: ")
-    with serving(qwen2, key=KEY, port=port) as server:
-        server.models.model.generation_config.eos_token_id = None
-        assert str(asked(engine)) == "deadline: no reply within 0.5 s"
-        engine.published(VERSION + 1)
-        reply = asked(engine)
-        assert isinstance(reply, Completion) and reply.policy_version == VERSION + 1
 
 
 def test_a_label_names_one_version_and_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:

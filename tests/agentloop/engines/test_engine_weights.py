@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -13,7 +12,6 @@ import torch
 
 from agentloop.engines import Completion, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.engines.remote.routes import CompletionsRoute
 from agentloop.engines.remote.server_facts import ask_server
 from tests.fakes.engine_sampling import load, plain_log_probs
 from tests.fakes.engine_server import EngineServer, serving
@@ -47,10 +45,10 @@ def next_weights(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def connected(server: EngineServer, *, route: CompletionsRoute | None = None) -> RemoteEngine:
-    facts = ask_server(server.address, key=None)
+def connected(server: EngineServer) -> RemoteEngine:
+    servers = [ask_server(server.address, key=None)]
     limits = EngineLimits(first_pause_s=0.01, proof_timeout_s=5.0, turn_timeout_s=20.0)
-    servers, size = [replace(facts, route=route or facts.route)], server.models.vocabulary
+    size = server.models.vocabulary
     engine = RemoteEngine(servers, key=None, stop_ids=frozenset(), vocab_size=size, limits=limits)
     engine.published(1)
     return engine
@@ -105,23 +103,6 @@ def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
     assert reply.log_probs == pytest.approx([*old[:first], *new[first:]], abs=1e-3)
     assert reply.log_probs != pytest.approx(old, abs=1e-2)
     assert engine.faults == {}
-
-
-def test_a_reply_over_a_publish_is_sampled_again_where_the_route_names_no_versions(
-    server: EngineServer, next_weights: Path
-) -> None:
-    engine = connected(server, route=CompletionsRoute())
-
-    async def publish() -> None:
-        engine.withdraw(server.address)
-        await reloaded(server, next_weights, "2")
-        engine.published(2)
-
-    reply = meanwhile(server, engine, publish)
-    assert reply.policy_version == 2
-    own = plain_log_probs(load(next_weights), LONG.prompt_ids, reply.token_ids)
-    assert reply.log_probs == pytest.approx(own, abs=1e-3)
-    assert engine.faults == {"unproved_version": 1}
 
 
 def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> None:

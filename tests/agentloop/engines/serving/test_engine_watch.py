@@ -1,18 +1,17 @@
-"""An engine is started again when it dies, ends with who started it, and is given the newest policy with a proof."""
+"""An engine ends with who started it, is given the newest policy with a proof, and one that dies says why."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from agentloop.engines.publish.proof import publish
@@ -21,13 +20,11 @@ from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from tests.fakes import vllm_program
 from tests.fakes.learner_engine import LearnerEngine
 from tests.fakes.published_policies import label, published, step, tiny_learner
 from tests.fakes.runs import ROOT
 from tests.vllm.server import free_port
 
-PROGRAM = (sys.executable, str(vllm_program.__file__))
 LIMIT_S = 60.0
 STARTER = """
 import sys, time
@@ -54,7 +51,7 @@ def learner(tmp_path: Path) -> LoadedModel:
 
 
 @contextmanager
-def watching(engine: LearnerEngine, folder: Path, start: Callable[[EngineWatch], None]) -> Iterator[list[str]]:
+def watching(engine: LearnerEngine, folder: Path, start: Callable[[EngineWatch], object]) -> Iterator[list[str]]:
     """What a watch over the engine says, which runs in a thread."""
     said, stop = list[str](), threading.Event()
     watch = EngineWatch(engine, folder, say=said.append, stopped=stop.is_set)
@@ -72,24 +69,27 @@ def served(said: list[str]) -> int:
     return sum("serves policy 000000, proved" in line for line in said)
 
 
-@pytest.mark.slow
-def test_dead_engine_is_started_and_proved_again(tmp_path: Path, learner: LoadedModel) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [*PROGRAM, "serve", "model", "--port", str(port)]
-    settings = {"port": port, "log": tmp_path / "engine.log", "start_timeout_s": LIMIT_S}
-    engine = LearnerEngine(tmp_path / "000000", url=url, is_healthy=None)
-    serve = partial(EngineWatch.serve, command=command, environment={"PATH": "/bin"}, **settings)  # type: ignore[arg-type]
+def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(tmp_path: Path, learner: LoadedModel) -> None:
+    die = f"until [ -e {tmp_path / 'die'} ]; do sleep 0.02; done; echo EngineDeadError: asked to die; exit 3"
+    process = EngineProcess(["sh", "-c", die], {"PATH": os.environ["PATH"]}, port=free_port(), log=tmp_path / "log")
+    engine, ended = LearnerEngine(tmp_path / "000000"), list[str | None]()
+
+    def serve(watch: EngineWatch) -> None:
+        ended.append(watch.serve(process, start_timeout_s=LIMIT_S))
+
     with watching(engine, tmp_path, serve) as said:
         until(lambda: served(said) == 1)
-        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach {url}"):
-            EngineProcess(PROGRAM, {}, port=port, log=tmp_path / "other.log")
-        with pytest.raises(httpx2.HTTPError):
-            httpx2.post(f"{url}/die")
-        until(lambda: served(said) == 2)
-    assert "has ended with exit code 3: EngineDeadError: asked to die" in said
-    with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"{url}/health")
+        engine.is_healthy = False
+        (tmp_path / "die").touch()
+        until(lambda: bool(ended))
+    assert ended == ["vllm serve has ended with exit code 3: EngineDeadError: asked to die"]
+
+
+def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach http://127.0.0.1:{port}"):
+            EngineProcess(["true"], {}, port=port, log=tmp_path / "log")
 
 
 @pytest.mark.slow
@@ -98,14 +98,14 @@ def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path, learner
     with watching(engine, tmp_path, EngineWatch.attach) as said:
         until(lambda: served(said) == 1)
         engine.is_healthy = False
-        until(lambda: any("is gone from" in line for line in said))
+        until(lambda: any("does not answer at" in line for line in said))
         engine.restart()
         engine.is_healthy = True
         until(lambda: served(said) == 2)
     assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2
 
 
-def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path, learner: LoadedModel) -> None:
+def test_each_policy_is_published_once_even_where_it_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
     engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
     watch = EngineWatch(engine, tmp_path, say=said.append)
     watch.publish_newest()
@@ -118,15 +118,8 @@ def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path, lear
     engine.head_stays_old = False
     published(tmp_path / "000002", learner, version=2)
     watch.publish_newest()
-    engine.restart()
-    watch.begin()
-    watch.publish_newest()
-    calls = [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000002", "000002")]
-    assert engine.calls == calls
-    assert [line[:20] for line in said if "refused" not in line] == [
-        *("serves policy 000000", "serves policy 000002", "answers at http://fa", "serves policy 000002")
-    ]
-    assert [line[:9] for line in said if "refused" in line] == ["refused: "]
+    assert engine.calls == [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000002")]
+    assert [line[:20] for line in said] == ["serves policy 000000", "refused: the engine ", "serves policy 000002"]
 
 
 def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
@@ -171,7 +164,7 @@ def group(leader: int) -> list[int]:
 
 def test_a_program_says_why_it_does_not_start_and_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
     log, port = tmp_path / "engine.log", free_port()
-    process = EngineProcess([*PROGRAM, "serve", "missing"], {}, port=port, log=log)
+    process = EngineProcess(["sh", "-c", "echo OSError: missing is no model; exit 1"], {}, port=port, log=log)
     with pytest.raises(UserError, match="vllm serve must start, got exit code 1: OSError: missing is no model"):
         process.wait_until(lambda: False, limit_s=LIMIT_S, stopped=lambda: False)
     process.end()
