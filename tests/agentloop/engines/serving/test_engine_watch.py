@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from tests.fakes.learner_engine import LearnerEngine
+from tests.fakes.processes import processes, stat, until
 from tests.fakes.published_policies import label, published, step, tiny_learner
 from tests.fakes.runs import ROOT
 from tests.vllm.server import free_port
@@ -34,13 +34,6 @@ process = EngineProcess(["sh", "-c", "sleep 1000 & sleep 1000"], {}, port=int(sy
 print(process.pid, flush=True)
 time.sleep(1000)
 """
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -153,13 +146,7 @@ def test_engine_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
 
 def group(leader: int) -> list[int]:
     """The processes of this group that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, pgid = path.read_text().rpartition(") ")[2].split()[:3]
-            if int(pgid) == leader and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+    return processes(lambda folder: stat(folder)[2] == leader and stat(folder)[0] != "Z")
 
 
 def test_a_program_says_why_it_does_not_start_and_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
