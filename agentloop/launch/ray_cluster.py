@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentloop.errors import UserError, one_line
 from agentloop.launch.role_commands import RoleMember
@@ -24,15 +24,6 @@ _USAGE = "RAY_USAGE_STATS_ENABLED"
 _MOST_LINES = 10_000
 _CALL_S = 20.0
 _ALONE_S = 5.0
-
-
-class ActorState(NamedTuple):
-    """What an actor knows of its role since it was asked last."""
-
-    lines: list[tuple[str, str]]
-    runs: bool
-    exit_code: int | None
-    failure: str | None
 
 
 class RoleActor:
@@ -50,10 +41,11 @@ class RoleActor:
             show=lambda name, line: self._lines.append((name, line)),
         )
 
-    def look(self) -> ActorState:
+    def look(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
+        """The lines since it was asked last, and the role's exit code, failure, and whether it runs."""
         self._role.look()
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        return ActorState(lines, self._role.runs, self._role.exit_code, self._role.failure)
+        return lines, self._role.exit_code, self._role.failure, self._role.runs
 
     def ask_to_leave(self) -> None:
         self._role.ask_to_leave()
@@ -82,16 +74,16 @@ class RemoteRole:
         if not self._ray.wait([self._asked], timeout=0)[0]:
             return
         try:
-            state: ActorState = self._ray.get(self._asked)
+            lines, *state = self._ray.get(self._asked)
         except self._ray.exceptions.RayError as error:
             # A task's error has what the constructor or a start of the command raised.
             cause = getattr(error, "cause", None)
             self.exit_code, self._runs = 1 if cause is None else 2, False
             self.failure = f"{self.member.name} must be placed and start, got {one_line(cause or error)}"
             return
-        for name, line in state.lines:
+        for name, line in lines:
             self._show(name, line)
-        self.exit_code, self.failure, self._runs = state.exit_code, state.failure, state.runs
+        self.exit_code, self.failure, self._runs = state
         self._asked = self._actor.look.remote()
 
     def ask_to_leave(self) -> None:

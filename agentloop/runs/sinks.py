@@ -35,21 +35,14 @@ class MetricSinks:
     """Gives every iteration's metrics to each sink in turn, and drops a sink that raises."""
 
     def __init__(self, sinks: Mapping[str, MetricSink], warn: Callable[[str], None]) -> None:
-        self.missed: dict[str, int] = {}
-        """Iterations that each dropped sink did not get."""
         self._sinks = dict(sinks)
         self._warn = warn
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         for name, sink in list(self._sinks.items()):
             self._attempt(name, partial(sink.log, iteration, dict(metrics)))
-        for name in self.missed:
-            self.missed[name] += 1
 
     def close(self) -> None:
-        """Close every sink, and warn of what the dropped ones did not get."""
-        for name, count in self.missed.items():
-            self._warn(f"metrics sink {name} missed {count} iterations, which the database has.")
         for name, sink in list(self._sinks.items()):
             self._attempt(name, sink.close)
 
@@ -59,7 +52,6 @@ class MetricSinks:
                 call()
         except (UserCodeFailed, UserError, CodeInterrupted) as problem:
             del self._sinks[name]
-            self.missed[name] = 0
             self._warn(
                 f"metrics sink {name} failed: {problem}. It gets nothing more; the database still gets everything."
             )

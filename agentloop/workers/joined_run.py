@@ -9,8 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agentloop.config import RunConfig
-from agentloop.engines.remote.connect import connect_engine
-from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors, make_actors

@@ -49,7 +49,7 @@ def test_log_probs_from_before_the_temperature_are_refused(tmp_path: Path) -> No
     learner = tiny_learner(tmp_path / "model")
     published(tmp_path / "000000", learner)
     with real_engine(tmp_path / "000000", tmp_path, "--logprobs-mode", "raw_logprobs") as engine:
-        with pytest.raises(ProofFailed, match="start it with --logprobs-mode processed_logprobs") as said:
+        with pytest.raises(ProofFailed, match="Start it with --logprobs-mode processed_logprobs") as said:
             publish(engine, tmp_path / "000000")
         print(said.value)
         published(tmp_path / "one", learner, run="one", temperature=1.0)

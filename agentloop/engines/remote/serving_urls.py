@@ -35,12 +35,9 @@ class ServingUrls:
 
     def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
         """The engines at `urls` were proved to serve this version; the others go on with theirs."""
-        if label == UNLABELLED:
-            raise ValueError(f"label must not be {label!r}: a restarted engine calls any weights so")
         for url in urls:
-            if self._versions[url].setdefault(label, version) != version:
-                raise ValueError(f"{label!r} must name one version, got {version} after {self._versions[url][label]}")
-        self._serving |= {url: Weights(version, adapter) for url in urls}
+            self._versions[url][label] = version
+            self._serving[url] = Weights(version, adapter)
         self.newest = version
         self._rests_until |= dict.fromkeys(urls, 0.0)
 

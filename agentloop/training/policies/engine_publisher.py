@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from agentloop.engines.publish.engine_control import LIKELIEST, EngineControl, EngineRefused
 from agentloop.engines.publish.proof import PROOFS, Proof, ProofFailed, Source, bring
 from agentloop.engines.publish.published_policy import NumberType, Probe, PublishedPolicy, one_publisher, read_published
-from agentloop.engines.remote.connect import connect_engine
-from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.engine_client import RemoteEngine, connect_engine
 from agentloop.engines.remote.server_facts import read_key
 from agentloop.engines.serving.served_engine import ServedEngine
 from agentloop.errors import UserError
@@ -27,8 +26,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.run_folder import COMPLETE, RunFolder
-from agentloop.training.policies.publish import Publisher, write_published
-from agentloop.training.policies.shared_weights import shared_weights
+from agentloop.training.policies.publish import Publisher, shared_weights, write_published
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 from replay.ticket_records import PUBLISHING, SERVING

@@ -229,13 +229,8 @@ def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineSe
     assert_good(server, reply_while(engine, prove))
 
 
-def test_a_label_names_one_version_and_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
-    engine = connected(server)
-    with pytest.raises(ValueError, match="label must not be 'default'"):
-        engine.published(6, label="default")
-    with pytest.raises(ValueError, match="'5' must name one version, got 6 after 5"):
-        engine.published(6, label="5")
-    unpublished = RemoteEngine(engine.servers, key=KEY, stop_ids=frozenset(), vocab_size=9)
+def test_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
+    unpublished = RemoteEngine(connected(server).servers, key=KEY, stop_ids=frozenset(), vocab_size=9)
     with pytest.raises(RuntimeError, match="must come before anything is sampled"):
         _ = unpublished.policy_version
 
