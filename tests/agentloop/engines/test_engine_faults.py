@@ -18,8 +18,7 @@ from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server, read_key
 from agentloop.engines.remote.wire import ASKED_AGAIN, FaultKind
 from agentloop.errors import UserError
-from tests.fakes.engine_replies import replies_of
-from tests.fakes.engine_sampling import plain_log_probs
+from tests.fakes.engine_sampling import plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
 

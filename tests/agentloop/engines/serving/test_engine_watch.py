@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import one_publisher
 from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from tests.fakes.learner_engine import LearnerEngine
+from tests.fakes.engine_server import EngineServer
 from tests.fakes.processes import processes, stat, until
-from tests.fakes.published_policies import label, published, step, tiny_learner
+from tests.fakes.published_policies import published, step
 from tests.fakes.runs import ROOT
 from tests.vllm.server import free_port
 
@@ -36,15 +37,8 @@ time.sleep(1000)
 """
 
 
-@pytest.fixture
-def learner(tmp_path: Path) -> LoadedModel:
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
-    return learner
-
-
 @contextmanager
-def watching(engine: LearnerEngine, folder: Path, start: Callable[[EngineWatch], object]) -> Iterator[list[str]]:
+def watching(engine: EngineControl, folder: Path, start: Callable[[EngineWatch], object]) -> Iterator[list[str]]:
     """What a watch over the engine says, which runs in a thread."""
     said, stop = list[str](), threading.Event()
     watch = EngineWatch(engine, folder, say=said.append, stopped=stop.is_set)
@@ -62,17 +56,19 @@ def served(said: list[str]) -> int:
     return sum("serves policy 000000, proved" in line for line in said)
 
 
-def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(tmp_path: Path, learner: LoadedModel) -> None:
+def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(
+    tmp_path: Path, engine: EngineControl, server: EngineServer
+) -> None:
     die = f"until [ -e {tmp_path / 'die'} ]; do sleep 0.02; done; echo EngineDeadError: asked to die; exit 3"
     process = EngineProcess(["sh", "-c", die], {"PATH": os.environ["PATH"]}, port=free_port(), log=tmp_path / "log")
-    engine, ended = LearnerEngine(tmp_path / "000000"), list[str | None]()
+    ended = list[str | None]()
 
     def serve(watch: EngineWatch) -> None:
         ended.append(watch.serve(process, start_timeout_s=LIMIT_S))
 
     with watching(engine, tmp_path, serve) as said:
         until(lambda: served(said) == 1)
-        engine.is_healthy = False
+        server.is_healthy = False
         (tmp_path / "die").touch()
         until(lambda: bool(ended))
     assert ended == ["vllm serve has ended with exit code 3: EngineDeadError: asked to die"]
@@ -86,39 +82,42 @@ def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path, learner: LoadedModel) -> None:
-    engine = LearnerEngine(tmp_path / "000000")
+def test_attached_engine_is_proved_again_when_it_is_back(
+    tmp_path: Path, engine: EngineControl, server: EngineServer
+) -> None:
     with watching(engine, tmp_path, EngineWatch.attach) as said:
         until(lambda: served(said) == 1)
-        engine.is_healthy = False
+        server.is_healthy = False
         until(lambda: any("does not answer at" in line for line in said))
-        engine.restart()
-        engine.is_healthy = True
+        server.models.restart()
+        server.is_healthy = True
         until(lambda: served(said) == 2)
-    assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2
+    assert server.models.loaded == ["000000"] * 2
 
 
-def test_each_policy_is_published_once_even_where_it_is_refused(tmp_path: Path, learner: LoadedModel) -> None:
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+def test_each_policy_is_published_once_even_where_it_is_refused(
+    tmp_path: Path, learner: LoadedModel, engine: EngineControl, server: EngineServer
+) -> None:
+    said = list[str]()
     watch = EngineWatch(engine, tmp_path, say=said.append)
     watch.publish_newest()
     watch.publish_newest()
-    engine.head_stays_old = True
+    server.models.head_stays_old = True
     step(learner, seed=1)
     published(tmp_path / "000001", learner, version=1)
     watch.publish_newest()
     watch.publish_newest()
-    engine.head_stays_old = False
+    server.models.head_stays_old = False
     published(tmp_path / "000002", learner, version=2)
     watch.publish_newest()
-    assert engine.calls == [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000002")]
+    assert server.models.loaded == ["000000", "000001", "000002"]
     assert [line[:20] for line in said] == ["serves policy 000000", "refused: the engine ", "serves policy 000002"]
 
 
 def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
-    tmp_path: Path, learner: LoadedModel
+    tmp_path: Path, learner: LoadedModel, engine: EngineControl, server: EngineServer
 ) -> None:
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+    said = list[str]()
     watch = EngineWatch(engine, tmp_path, say=said.append)
     looking = threading.Thread(target=watch.publish_newest)
     with one_publisher(tmp_path, engine.url):
@@ -129,7 +128,7 @@ def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
         published(tmp_path / "000001", learner, version=1)
         publish(engine, tmp_path / "000001")
     looking.join(LIMIT_S)
-    assert engine.calls == [f"reload {label(tmp_path / '000001')}"]
+    assert server.models.loaded == ["000001"]
     assert [line[:21] for line in said] == ["serves policy 000001,"]
 
 
