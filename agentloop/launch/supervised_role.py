@@ -161,17 +161,15 @@ class Restarts:
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=MOST_ENDS)
-        self._refusals = 0
-        self._wait_s = 0.0
+        self._refusals, self._wait_s = 0, 0.5
 
     def ended(self, code: int, *, now: float, ran_s: float) -> float | None:
         """Seconds to wait before the next start: 1, 2, 4, ... and from 1 again after a minute's run; None: no more."""
         self._ends.append(now)
         self._refusals = self._refusals + 1 if code == _REFUSED else 0
-        often = len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S
-        if often or self._refusals == MOST_ENDS:
+        if self._refusals == MOST_ENDS or (len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S):
             return None
-        self._wait_s = 1.0 if ran_s > WINDOW_S or not self._wait_s else min(2 * self._wait_s, _LONGEST_WAIT_S)
+        self._wait_s = 1.0 if ran_s > WINDOW_S else min(2 * self._wait_s, _LONGEST_WAIT_S)
         return self._wait_s
 
 

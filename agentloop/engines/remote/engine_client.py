@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import json
 import random
@@ -106,9 +105,6 @@ class RemoteEngine:
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self.faults: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        return f"RemoteEngine({', '.join(self._urls.all)}; version {self._urls.newest})"
-
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
         return tuple(self._servers.values())
@@ -160,8 +156,8 @@ class RemoteEngine:
         async with session.slots:
             turn = _Turn(request)
             try:
-                async with asyncio.timeout(self._limits.turn_timeout_s) as clock:
-                    return await self._tried(session.client, turn, clock)
+                async with asyncio.timeout(self._limits.turn_timeout_s):
+                    return await self._tried(session.client, turn)
             except TimeoutError:
                 if turn.tried:
                     self._urls.failed(turn.tried[-1])
@@ -169,7 +165,7 @@ class RemoteEngine:
                 self.faults[FaultKind.DEADLINE] += 1
             raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
 
-    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn, clock: asyncio.Timeout) -> Completion:
+    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn) -> Completion:
         while True:
             while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
                 await asyncio.sleep(_LOOK_AGAIN_S)  # one that was withdrawn comes back when it has been proved
@@ -187,22 +183,10 @@ class RemoteEngine:
             else:
                 self._urls.replied(url)
                 return reply
-            self._urls.failed(url, rest_s=turn.fault.retry_after_s)
-            await self._pause(turn, turn.fault, clock)
-
-    async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
-        """Wait before the next try, twice as long before each. Raises GenerationFailed where that would be too late.
-
-        Chance keeps the episodes of a batch, which all fail at once, from coming back at once.
-        """
-        doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
-        pause = doubled * self._chance.uniform(0.5, 1.5)
-        if self._urls.choose(turn.request.episode, turn.tried) in turn.tried:
-            pause = max(pause, fault.retry_after_s or 0.0)
-        until = asyncio.get_running_loop().time() + pause
-        if (deadline := clock.when()) is not None and until >= deadline:
-            raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")
-        await asyncio.sleep(pause)
+            self._urls.failed(url)
+            doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
+            # By chance: the episodes of a batch, which all fail at once, are not to come back at once.
+            await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
         """The reply of one engine. Raises EngineFault."""
@@ -256,21 +240,11 @@ class RemoteEngine:
     def _check_status(self, answer: httpx2.Response) -> None:
         if answer.status_code == httpx2.codes.OK:
             return
-        header = answer.headers.get("Retry-After", "").strip()
-        after = float(header) if header.isdecimal() else None  # it may be a date
-        text = f"status {answer.status_code}: {self._message(answer)}"
-        if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:
-            raise EngineFault(FaultKind.BUSY, text, retry_after_s=after)
+        kind = FaultKind.BUSY if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS else FaultKind.REFUSED
         if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise EngineFault(FaultKind.SERVER_ERROR, text, retry_after_s=after)
-        raise EngineFault(FaultKind.REFUSED, text)
-
-    def _message(self, answer: httpx2.Response) -> str:
-        """The server's reason, on one line; never the key, should the server repeat it."""
-        text = answer.text
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            text = str(json.loads(text)["error"]["message"])
-        return shortened(text.replace(self._key, "***") if self._key else text)
+            kind = FaultKind.SERVER_ERROR
+        text = answer.text.replace(self._key, "***") if self._key else answer.text  # should the server repeat it
+        raise EngineFault(kind, f"status {answer.status_code}: {shortened(text)}")
 
     async def _labels_are_proved(self, url: str, reply: WireReply, weights: Weights) -> None:
         """Wait a little for the proof of weights that came in while the reply was sampled."""

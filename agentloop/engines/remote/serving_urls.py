@@ -53,9 +53,9 @@ class ServingUrls:
         """All that this engine was ever proved for, by the label that its spans give them."""
         return self._versions[url]
 
-    def failed(self, url: str, *, rest_s: float | None = None) -> None:
-        """Let other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
-        self._rests_until[url] = time.monotonic() + (_REST_S if rest_s is None else rest_s)
+    def failed(self, url: str) -> None:
+        """Let other episodes go round it for a moment, where there is another."""
+        self._rests_until[url] = time.monotonic() + _REST_S
 
     def gone(self, url: str) -> float:
         """Note that it can't be reached, or has lost its weights; seconds since it first was so."""

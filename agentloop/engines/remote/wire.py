@@ -49,11 +49,9 @@ GONE = frozenset({FaultKind.CONNECTION, FaultKind.UNPROVED_VERSION})
 class EngineFault(Exception):
     """One try has given nothing that may be recorded."""
 
-    def __init__(self, kind: FaultKind, text: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, kind: FaultKind, text: str) -> None:
         super().__init__(text)
         self.kind = kind
-        self.retry_after_s = retry_after_s
-        """Seconds that the server asks to be left alone; None where it does not say."""
 
 
 class VersionSpan(NamedTuple):

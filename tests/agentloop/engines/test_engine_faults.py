@@ -186,23 +186,6 @@ def test_a_turn_waits_for_an_engine_to_be_proved_until_its_deadline(server: Engi
     assert_good(server, reply_while(engine, publish))
 
 
-def test_retry_after_is_waited_for_unless_the_deadline_comes_first(server: EngineServer) -> None:
-    engine = connected(server)
-    server.traps.retry_after = "1"
-    server.traps.set(Trap.BUSY, 1)
-    began = time.monotonic()
-    assert_good(server, asked(engine))
-    assert time.monotonic() - began >= 1.0
-    server.traps.retry_after = "3600"
-    server.traps.set(Trap.BUSY)
-    said = "busy: status 429: too many requests; the next try, in 3600.0 s, would miss"
-    assert str(asked(engine)).startswith(said)
-    server.traps.retry_after = "Wed, 21 Oct 2015 07:28:00 GMT"  # it says nothing then
-    server.traps.set(Trap.BUSY, 1)
-    assert_good(server, asked(engine))
-    server.traps.retry_after = "0"
-
-
 def test_settings_that_vllm_does_not_know_are_not_sent(server: EngineServer) -> None:
     asked(connected(server))
     (body,) = server.requests
