@@ -93,7 +93,7 @@ def engine(
             watch.attach()
             return
         environment = serve_environment(options, key, os.environ)
-        command = serve_command(find_vllm(vllm, environment), options)
+        command = serve_command(find_vllm(vllm), options)
         log = (Path("runs") if run is None else run) / f"engine-{port}.log"
         say(f"starting {' '.join(command[:3])} (log: {log})")
         process = EngineProcess(command, environment, port=port, log=log)

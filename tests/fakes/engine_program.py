@@ -10,10 +10,6 @@ from pathlib import Path
 # As vLLM's own environment would, it has its packages without this project's PYTHONPATH.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-if sys.argv[1:] == ["--version"]:
-    print("0.32.0")
-    sys.exit()
-
 import torch
 
 from tests.fakes.engine_server import serving

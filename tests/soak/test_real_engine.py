@@ -1,4 +1,4 @@
-"""A real vLLM samples from what is published to it, refuses nothing that is right, and the quickstart learns through it.
+"""A real vLLM samples from what is published to it, refuses nothing that is right, and the quickstart learns by it.
 
 `make setup-vllm` first.
 """

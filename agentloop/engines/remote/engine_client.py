@@ -192,13 +192,6 @@ class RemoteEngine:
         """The reply of one engine. Raises EngineFault."""
         server, weights = self._servers[url], self._urls.weights(url)
         assert weights is not None  # chosen just now, and nothing was awaited since
-        room = None if server.max_model_len is None else server.max_model_len - len(request.prompt_ids)
-        if room is not None and request.max_new_tokens > room:
-            raise EngineFault(
-                FaultKind.REFUSED,
-                f"a prompt of {len(request.prompt_ids)} tokens and a reply of {request.max_new_tokens} "
-                f"where the engine takes {server.max_model_len}",
-            )
         body = generate_body(
             weights.adapter or server.model,
             request.prompt_ids,

@@ -15,24 +15,15 @@ GENERATE = "/inference/v1/generate"
 
 
 class FaultKind(StrEnum):
-    CONNECTION = "connection"
-    """No connection, or it was lost before the answer began."""
-    BUSY = "busy"
-    """Status 429."""
-    SERVER_ERROR = "server_error"
-    """Status 5xx."""
-    CUT_BODY = "cut_body"
-    """The answer ended in the middle, or is no JSON."""
-    ABORTED = "aborted"
-    """The server gave the reply up."""
-    UNPROVED_VERSION = "unproved_version"
-    """Weights that this engine has not been proved for have sampled."""
-    DEADLINE = "deadline"
-    """The turn's time was over."""
-    REFUSED = "refused"
-    """The request is wrong, and stays so: any other status, or a prompt that leaves no room for the reply."""
-    WRONG_REPLY = "wrong_reply"
-    """The answer does not hold what a reply to this request must."""
+    CONNECTION = "connection"  # none, or it was lost before the answer began
+    BUSY = "busy"  # status 429
+    SERVER_ERROR = "server_error"  # status 5xx
+    CUT_BODY = "cut_body"  # the answer ended in the middle, or is no JSON
+    ABORTED = "aborted"  # the server gave the reply up
+    UNPROVED_VERSION = "unproved_version"  # weights that this engine has not been proved for have sampled
+    DEADLINE = "deadline"  # the turn's time was over
+    REFUSED = "refused"  # any other status: the request is wrong, and stays so
+    WRONG_REPLY = "wrong_reply"  # the answer does not hold what a reply to this request must
 
 
 ASKED_AGAIN = frozenset(FaultKind) - {FaultKind.DEADLINE, FaultKind.REFUSED, FaultKind.WRONG_REPLY}

@@ -83,7 +83,7 @@ def served_engine(
     """Start vLLM and wait until it answers; its log is in the folder `run`. Raises UserError where it does not."""
     key, log = read_key(key_variable), run / f"engine-{options.port}.log"
     environment = serve_environment(options, key, os.environ)
-    command = serve_command(find_vllm(None, environment, key=EXECUTABLE_VARIABLE), options)
+    command = serve_command(find_vllm(None, key=EXECUTABLE_VARIABLE), options)
     note(f"starting vllm serve {options.model} (log: {log})")
     process = EngineProcess(command, environment, port=options.port, log=log)
     try:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agentloop.engines.remote.server_facts import LEAST_VERSION, check_version
-from agentloop.errors import UserError, one_line
+from agentloop.engines.remote.server_facts import LEAST_VERSION
+from agentloop.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 EXECUTABLE_VARIABLE, KEY_VARIABLE = "AGENTLOOP_VLLM", "AGENTLOOP_ENGINE_KEY"
 _THEIR_KEY_VARIABLE = "VLLM_API_KEY"
-_VERSION_S = 300.0
-"""Its imports take a while."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the most; adapters may have fewer."""
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -54,11 +50,8 @@ class ServeOptions:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-def find_vllm(named: Path | None, environment: Mapping[str, str], *, key: str = "--vllm") -> Path:
-    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. `key` is where it can be named.
-
-    Raises UserError for none, and for one that is too old, as it says itself in `environment`.
-    """
+def find_vllm(named: Path | None, *, key: str = "--vllm") -> Path:
+    """The executable: the one named, else AGENTLOOP_VLLM's, else the one on the PATH. `key` is where it is named."""
     wanted = named or os.environ.get(EXECUTABLE_VARIABLE) or "vllm"
     found = shutil.which(wanted)
     if found is None:
@@ -67,20 +60,7 @@ def find_vllm(named: Path | None, environment: Mapping[str, str], *, key: str = 
             "environment of its own (python -m venv vllm-env; vllm-env/bin/pip install "
             f"'vllm>={LEAST_VERSION}'), then set {EXECUTABLE_VARIABLE}=vllm-env/bin/vllm."
         )
-    check_version(_version_of(found, environment), key=key, where=found)
     return Path(found)
-
-
-def _version_of(executable: str, environment: Mapping[str, str]) -> str:
-    """What it prints: the version is a line of its own, among what its imports have to say."""
-    try:
-        said = subprocess.run(
-            [executable, "--version"], env=environment, capture_output=True, text=True, timeout=_VERSION_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return one_line(error)
-    lines = said.stdout.split("\n")
-    return next((line for line in lines if re.match(r"\d+\.\d+", line)), f"exit code {said.returncode}")
 
 
 def serve_command(executable: Path, options: ServeOptions) -> list[str]:

@@ -134,18 +134,15 @@ def test_a_version_that_was_not_proved_is_refused(subject: Subject) -> None:
     assert (str(reply), engine.faults) == (said, {"unproved_version": 3})
 
 
-def test_a_prompt_that_leaves_no_room_or_is_none_of_the_models_is_refused(subject: Subject) -> None:
+def test_a_prompt_that_is_too_long_or_none_of_the_models_is_refused(subject: Subject) -> None:
     longest = subject.facts.max_model_len
     assert longest is not None
-    request = GenerationRequest(0, subject.prompt(0, longest - 3), 4)
-    said = f"refused: a prompt of {longest - 3} tokens and a reply of 4 where the engine takes {longest}"
-    assert str(replies_of(subject.engine(), [request])[0]) == said
-    assert len(subject.replies(replace(request, max_new_tokens=3))[0].token_ids) <= 3
-    silent = replace(subject, facts=replace(subject.facts, max_model_len=None)).engine()
-    wrong = [[1, subject.vocabulary + 100_000], subject.prompt(0, longest + 1)]
-    outside, long = (str(reply) for reply in replies_of(silent, [GenerationRequest(0, ids, 4) for ids in wrong]))
+    engine, wrong = subject.engine(), [[1, subject.vocabulary + 100_000], subject.prompt(0, longest + 1)]
+    outside, long = (str(reply) for reply in replies_of(engine, [GenerationRequest(0, ids, 4) for ids in wrong]))
     assert outside.startswith("refused: status 400: ") and long.startswith("refused: status 400: ")
-    assert f" {longest}" in long and silent.faults == {"refused": 2}
+    assert f" {longest}" in long and engine.faults == {"refused": 2}
+    request = GenerationRequest(0, subject.prompt(0, longest - 3), 3)
+    assert len(subject.replies(request)[0].token_ids) <= 3
 
 
 def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path) -> None:
