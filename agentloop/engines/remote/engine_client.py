@@ -16,7 +16,6 @@ import httpx2
 
 from agentloop.config import RunConfig
 from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
-from agentloop.engines.remote.reply_checks import checked_reply
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
     EngineAway,
@@ -34,6 +33,7 @@ from agentloop.engines.remote.wire import (
     EngineFault,
     FaultKind,
     WireReply,
+    checked_reply,
     generate_body,
     read_reply,
 )
