@@ -17,6 +17,7 @@ import yaml
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
+from agentloop.engines.serving.engine_process import free_port
 from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
@@ -24,7 +25,7 @@ from tests.fakes.postgres_servers import LocalServer
 from tests.fakes.processes import Program, processes, stat
 from tests.fakes.runs import ROOT, buffer_of, layered, rows, run_identity, small_config
 from tests.fakes.worker_runs import stop_between_writes
-from tests.vllm.server import beside_a_learner, free_port
+from tests.vllm.server import beside_a_learner
 
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"

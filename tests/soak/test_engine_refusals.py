@@ -11,12 +11,13 @@ import pytest
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.publish.proof import ProofFailed, prove, publish
 from agentloop.engines.publish.published_policy import RECORD, PublishedPolicy, folder_hash
+from agentloop.engines.serving.engine_process import free_port
 from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import write_directory
 from tests.fakes.processes import Program, processes
 from tests.fakes.published_policies import label, published, save, step, tiny_learner
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, free_port, real_engine
+from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, beside_a_learner, real_engine
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from agentloop.engines.serving.engine_process import free_port
 from tests.fakes.launched import Launch, left_over
 from tests.fakes.processes import stat, until
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_quickstart import evaluations, warmed_up_model
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, free_port
+from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 FIRST_WORDS = {

@@ -11,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import torch
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server, read_key
 from agentloop.engines.remote.wire import ASKED_AGAIN, FaultKind
 from agentloop.errors import UserError
-from tests.fakes.engine_sampling import plain_log_probs, replies_of
+from tests.fakes.engine_sampling import load, plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
 
@@ -26,6 +28,7 @@ KEY = "a-key-that-nobody-sees"
 QUICK = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, turn_timeout_s=20.0, restart_timeout_s=0.0)
 VERSION = 5
 REQUEST = GenerationRequest(3, [5, 9, 2, 70, 11], 12)
+LONG = replace(REQUEST, max_new_tokens=120)
 MANY = [replace(REQUEST, episode=episode) for episode in range(12)]
 FAULTS = {
     Trap.BUSY: FaultKind.BUSY,
@@ -84,11 +87,11 @@ def assert_good(server: EngineServer, *replies: Completion | GenerationFailed) -
         assert (len(reply.token_ids), reply.policy_version) == (REQUEST.max_new_tokens, VERSION)
 
 
-def reply_while(engine: RemoteEngine, meanwhile: Any) -> Completion:
+def reply_while(engine: RemoteEngine, meanwhile: Any, request: GenerationRequest = REQUEST) -> Completion:
     """The reply to a request that is under way while `meanwhile()` happens."""
 
     async def both() -> Completion:
-        turn = asyncio.create_task(engine.reply(REQUEST))
+        turn = asyncio.create_task(engine.reply(request))
         try:
             await meanwhile()
             return await turn
@@ -263,3 +266,55 @@ def test_a_cancelled_turn_frees_its_place(server: EngineServer) -> None:
 
     assert_good(server, asyncio.run(cancelled_then_asked()))
     assert engine.faults == {}
+
+
+@pytest.fixture(scope="module")
+def next_weights(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, model = tmp_path_factory.mktemp("weights") / "next", load(qwen2)
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return folder
+
+
+async def posted(server: EngineServer, *asked: tuple[str, object]) -> None:
+    """Between two tokens of a long reply."""
+    while not server.models.running:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.03)
+    async with httpx2.AsyncClient(base_url=server.address) as client:
+        for path, body in asked:
+            (await client.post(path, json=body)).raise_for_status()
+
+
+def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
+    server: EngineServer, next_weights: Path, qwen2: Path
+) -> None:
+    engine = connected(server, proof_timeout_s=5.0)
+    server.models.pace_s = 0.002
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(next_weights)}}
+    steps = [("/collective_rpc", reload), ("/update_weight_version", {"new_version": "next"}), ("/resume", None)]
+
+    async def publish() -> None:
+        await posted(server, ("/pause?mode=keep", None), *steps)
+        await asyncio.sleep(0.3)  # the proof may end after the reply
+        engine.published(VERSION + 1, label="next")
+
+    reply = reply_while(engine, publish, LONG)
+    assert isinstance(reply.policy_version, tuple)
+    first = reply.policy_version.count(VERSION)
+    assert reply.policy_version == (VERSION,) * first + (VERSION + 1,) * (120 - first)
+    assert 0 < first < 120
+    old, new = (plain_log_probs(load(folder), LONG.prompt_ids, reply.token_ids) for folder in (qwen2, next_weights))
+    assert reply.log_probs == pytest.approx([*old[:first], *new[first:]], abs=1e-3)
+    assert reply.log_probs != pytest.approx(old, abs=1e-2)
+    assert engine.faults == {}
+
+
+def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> None:
+    engine = connected(server)
+    server.models.pace_s = 0.002
+    reply = reply_while(engine, lambda: posted(server, ("/pause?mode=abort", None), ("/resume", None)), LONG)
+    assert (len(reply.token_ids), engine.faults) == (120, {"aborted": 1})

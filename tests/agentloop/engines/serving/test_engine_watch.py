@@ -16,7 +16,7 @@ import pytest
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import one_publisher
-from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.engine_process import EngineProcess, free_port
 from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
@@ -24,7 +24,6 @@ from tests.fakes.engine_server import EngineServer
 from tests.fakes.processes import processes, stat, until
 from tests.fakes.published_policies import published, step
 from tests.fakes.runs import ROOT
-from tests.vllm.server import free_port
 
 LIMIT_S = 60.0
 STARTER = """
