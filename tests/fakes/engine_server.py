@@ -26,7 +26,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from transformers import AutoTokenizer
 
 from tests.fakes.engine_sampling import Asked, EngineModels, Sampled
 from tests.fakes.engine_traps import Refused, Traps, json_answer, spoil
@@ -58,8 +57,6 @@ class EngineServer:
         self.scale_out = True
         """Whether it was started with `--enable-scale-out`, without which `/inference` is forbidden."""
         self.is_healthy = True
-        self.has_tokenizer = False
-        """Whether it says which tokens a text has."""
         self.version = "0.32.0"
         self.requests: list[dict[str, Any]] = []
         """The bodies it was sent, for the routes that sample."""
@@ -88,7 +85,6 @@ class EngineServer:
             "POST /update_weights": self._update_weights,
             "POST /finish_weight_update": self._finish_update,
             "GET /health": self._health,
-            "POST /tokenize": self._tokenize,
             "GET /version": lambda *_: {"version": self.version},
             "GET /server_info": lambda *_: {"vllm_config": {"model_config": {"dtype": f"torch.{models.number_type}"}}},
             "GET /v1/models": self._list_models,
@@ -172,12 +168,6 @@ class EngineServer:
     async def _health(self, request: Request, body: Any) -> None:
         if not self.is_healthy:
             raise Refused(503, "EngineCore is dead.")
-
-    async def _tokenize(self, request: Request, body: Any) -> dict[str, Any]:
-        if not self.has_tokenizer:
-            raise Refused(404, "Not Found")
-        tokenizer = AutoTokenizer.from_pretrained(self.models.folder)
-        return {"tokens": tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])}
 
     async def _list_models(self, request: Request, body: Any) -> dict[str, Any]:
         models = self.models

@@ -19,12 +19,11 @@ from agentloop.training.policies.engine_publisher import Prober
 from agentloop.training.policies.publish import tensors_of_files, wire_update, write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
-OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
 
 
-def tiny_learner(folder: Path, *, seed: int = 0, corpus: list[str] | None = None) -> LoadedModel:
+def tiny_learner(folder: Path, *, seed: int = 0) -> LoadedModel:
     """A model with random weights and a head tied to its embeddings, as a learner loads it."""
-    build_tiny_model(folder, TinyModelSection(vocabulary=300), corpus=corpus or TEXT, seed=seed)
+    build_tiny_model(folder, TinyModelSection(vocabulary=300), corpus=TEXT, seed=seed)
     return load_model(ModelSection(path=str(folder)), folder)
 
 

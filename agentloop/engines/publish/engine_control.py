@@ -178,16 +178,6 @@ class EngineControl:
         """Replies that it samples finish with it."""
         self._asked("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def tokenize(self, text: str) -> list[int] | None:
-        """The ids that the server's own tokenizer makes of `text`; None where it has none to ask."""
-        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        try:
-            return list(map(int, self._asked("POST", "/tokenize", body)["tokens"]))
-        except EngineRefused as error:
-            if error.status in (403, 404, 405, 501):
-                return None
-            raise
-
     def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
         """Sample a token after the row as in a rollout, and score the row itself unless `whole` is False."""
         body = generate_body(

@@ -100,9 +100,6 @@ def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineC
     assert control.adapters() == ["run@1", "run@2"]
     server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
     assert control.number_type() == "bfloat16"
-    assert control.tokenize("text") is None
-    server.answers["/tokenize"] = (200, {"tokens": [1, 2]})
-    assert control.tokenize("text") == [1, 2]
 
 
 def test_a_row_is_scored_as_in_a_rollout(server: ScriptedServer, control: EngineControl) -> None:
