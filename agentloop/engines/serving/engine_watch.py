@@ -56,6 +56,8 @@ class EngineWatch:
     def _stay(self, process: EngineProcess | None) -> str | None:
         answers, answered_at = False, time.monotonic()
         while not self._stopped():
+            if process is not None and process.exit_code is not None:
+                return f"vllm serve has ended with exit code {process.exit_code}: {process.last_error()}"
             answered, answers = answers, self._engine.healthy()
             if answers:
                 answered_at = time.monotonic()
@@ -69,8 +71,6 @@ class EngineWatch:
                         return str(error)
                     self._say(str(error))
                     answers = False
-            elif process is not None and process.exit_code is not None:
-                return f"vllm serve has ended with exit code {process.exit_code}: {process.last_error()}"
             elif process is not None and time.monotonic() - answered_at > self._silent_s:
                 return f"vllm serve has said nothing for {self._silent_s:g} s"
             elif answered:
