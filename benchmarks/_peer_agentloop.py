@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 
 from agentloop.learning.trainer import Trainer
-from agentloop.runs.display import open_display
+from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.components import build_components
 from agentloop.training.loop import Loop
@@ -22,7 +22,7 @@ def main() -> None:
     folder = create_run_folder(config)
     torch.set_num_threads(config.run.threads)
     torch.manual_seed(asked.seed)
-    display = open_display(stderr=True)
+    display = ConsoleDisplay(stderr=True)
     with closing(build_components(folder, display, checkpoint=None)) as parts:
         trainer = parts.trainer
         assert isinstance(trainer, Trainer), "there is one rank"

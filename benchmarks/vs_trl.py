@@ -33,7 +33,7 @@ from agentloop.models.loading import load_model
 from agentloop.rollouts.actors import make_actors
 from agentloop.rollouts.evaluation import evaluate
 from agentloop.rollouts.rewards import open_scorer
-from agentloop.runs.display import open_display
+from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.training.starting_model import starting_model
 from benchmarks._goals import show
@@ -84,7 +84,7 @@ class Judge:
         torch.set_num_threads(config.run.threads)
         torch.manual_seed(seed)
         run = create_run_folder(config)
-        self.model = Path(starting_model(run, open_display(stderr=True)))
+        self.model = Path(starting_model(run, ConsoleDisplay(stderr=True)))
         self.seed, self.folder = seed, folder
         self._config = config
         self._loaded = load_model(config.model, self.model)

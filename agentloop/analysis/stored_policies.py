@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import complete_checkpoints, seed_process
-from agentloop.runs.display import open_display
+from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from replay.locate import newest_run_folder
@@ -53,7 +52,8 @@ def evaluate_run(
     values = to_plain(folder.config)
     values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
     config = load_plain(values, source="evaluate")
-    with closing(open_display(stderr=True)) as display, graceful_stop(display.note, idle="stopped"):
+    display = ConsoleDisplay(stderr=True)
+    with graceful_stop(display.note, idle="stopped"):
         seed_process(config)
         factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
         weights = stored_weights(folder, policy)

@@ -16,6 +16,7 @@ import typer
 from agentloop.cli.options import Resume, ResumingCommand, RunPlace, resume_of
 from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.connect import noted_end
+from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
 from agentloop.engines.serving.vllm_command import (
     KEY_VARIABLE,
@@ -69,10 +70,10 @@ def engine(
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the run's folder may take to be there.")] = 600.0,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that it may take to answer at first.")] = 1800.0,
     silence: Annotated[
-        float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, before a new start.")
+        float, typer.Option(min=1, help="Seconds without an answer, as while it reads weights, after which it ends.")
     ] = SILENT_S,
 ) -> None:
-    """Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved."""
+    """Serve a run's policy with vLLM on this machine: started, watched, and always proved."""
     key, say, asked = os.environ.get(KEY_VARIABLE) or None, _saying("engine"), list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: asked.append(number))
@@ -97,7 +98,12 @@ def engine(
         with noted_end(folder, port):
             command = serve_command(find_vllm(vllm, environment), options)
             log = folder / f"engine-{port}.log"
-            watch.serve(command, environment, port=port, log=log, start_timeout_s=start_timeout)
+            say(f"starting {' '.join(command[:3])} (log: {log})")
+            process = EngineProcess(command, environment, port=port, log=log)
+            try:
+                watch.serve(process, start_timeout_s=start_timeout)
+            finally:
+                process.end()
 
 
 def _policies_of(run: Path, *, wait_s: float, stopped: Callable[[], bool], say: Callable[[str], None]) -> Path:

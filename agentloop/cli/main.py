@@ -22,7 +22,7 @@ from agentloop.errors import RunStop, TrainingStopped, UserError, one_line, one_
 _LATE = {
     "engine": (
         "cluster_commands",
-        "Serve a run's policy with vLLM on this machine: started, watched, started again, and always proved.",
+        "Serve a run's policy with vLLM on this machine: started, watched, and always proved.",
     ),
     "worker": (
         "cluster_commands",

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +51,7 @@ def train(
     """Train an agent: act, remember, mix, learn."""
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
     # After the configuration: they load torch, and a mistake in it is said at once.
-    from agentloop.runs.display import open_display
+    from agentloop.runs.display import ConsoleDisplay
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
@@ -60,14 +59,13 @@ def train(
         train_worker(settings)
         return
     going_on = resume_of(resume, run)
-    with closing(open_display(stderr=as_json)) as display:
-        result = run_training(
-            settings,
-            resume=going_on,
-            run=config if config.is_dir() else run,
-            environment_changed=environment_changed,
-            display=display,
-        )
+    result = run_training(
+        settings,
+        resume=going_on,
+        run=config if config.is_dir() else run,
+        environment_changed=environment_changed,
+        display=ConsoleDisplay(stderr=as_json),
+    )
     if as_json:
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
@@ -173,11 +171,11 @@ def sft(
 ) -> None:
     """Train a model on demonstrations of your own, to go on from with train."""
     settings = _settings("sft", config, overrides or [], resume)
-    from agentloop.runs.display import open_display
+    from agentloop.runs.display import ConsoleDisplay
     from agentloop.supervised.sft import sft as train_supervised
 
-    with closing(open_display(stderr=as_json)) as display:
-        result = train_supervised(settings, resume=config if config.is_dir() else resume, display=display)
+    going_on, display = config if config.is_dir() else resume, ConsoleDisplay(stderr=as_json)
+    result = train_supervised(settings, resume=going_on, display=display)
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:

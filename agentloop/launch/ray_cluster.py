@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentloop.errors import UserError, one_line
 from agentloop.launch.role_commands import RoleMember
@@ -24,15 +24,6 @@ _USAGE = "RAY_USAGE_STATS_ENABLED"
 _MOST_LINES = 10_000
 _CALL_S = 20.0
 _ALONE_S = 5.0
-
-
-class ActorState(NamedTuple):
-    """What an actor knows of its role since it was asked last."""
-
-    lines: list[tuple[str, str]]
-    runs: bool
-    exit_code: int | None
-    failure: str | None
 
 
 class RoleActor:
@@ -50,10 +41,11 @@ class RoleActor:
             show=lambda name, line: self._lines.append((name, line)),
         )
 
-    def look(self) -> ActorState:
+    def look(self) -> tuple[list[tuple[str, str]], int | None, str | None, bool]:
+        """The lines since it was asked last, and the role's exit code, failure, and whether it runs."""
         self._role.look()
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        return ActorState(lines, self._role.runs, self._role.exit_code, self._role.failure)
+        return lines, self._role.exit_code, self._role.failure, self._role.runs
 
     def ask_to_leave(self) -> None:
         self._role.ask_to_leave()
@@ -82,16 +74,16 @@ class RemoteRole:
         if not self._ray.wait([self._asked], timeout=0)[0]:
             return
         try:
-            state: ActorState = self._ray.get(self._asked)
+            lines, *state = self._ray.get(self._asked)
         except self._ray.exceptions.RayError as error:
             # A task's error has what the constructor or a start of the command raised.
             cause = getattr(error, "cause", None)
             self.exit_code, self._runs = 1 if cause is None else 2, False
             self.failure = f"{self.member.name} must be placed and start, got {one_line(cause or error)}"
             return
-        for name, line in state.lines:
+        for name, line in lines:
             self._show(name, line)
-        self.exit_code, self.failure, self._runs = state.exit_code, state.failure, state.runs
+        self.exit_code, self.failure, self._runs = state
         self._asked = self._actor.look.remote()
 
     def ask_to_leave(self) -> None:
@@ -133,7 +125,7 @@ def _connected(address: str | None) -> Any:
 
 
 def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> Any:
-    """A placement group with a bundle for each member. Raises UserError, by role, where there is no room in time."""
+    """A placement group with a bundle for each member. Raises UserError where there is no room in time."""
     bundles = [{"CPU": member.needs.cpus} | ({"GPU": g} if (g := member.needs.gpus) else {}) for member in members]
     # `agentloop engine` listens on its own machine only.
     together = any(member.role == "engine" and not member.needs.command for member in members)
@@ -141,31 +133,15 @@ def _placed(ray: Any, members: Sequence[RoleMember], settings: RaySection) -> An
     # A cluster may grow; Ray on this machine alone does not.
     is_shared = bool(settings.address or os.environ.get("RAY_ADDRESS"))
     if not group.wait(settings.placement_timeout_s if is_shared else _ALONE_S):
-        free = ray._private.state.available_resources_per_node().values()
-        problem = _misfit(list(map(dict, free)), members, together=together)
+        free, needs = ray.available_resources(), {member.role: member.needs for member in members}
+        wanted = ", ".join(f"{name} {n.count} x {n.cpus} cpus and {n.gpus} gpus" for name, n in needs.items())
         ray.util.remove_placement_group(group)
-        raise UserError(f"{problem}. Lower its count or cpus, add machines, or raise ray.placement_timeout_s.")
+        raise UserError(
+            f"roles must fit {'one machine of ' if together else ''}the cluster, got {wanted} where "
+            f"{free.get('CPU', 0):g} cpus and {free.get('GPU', 0):g} gpus are free. Lower a count or cpus, add "
+            "machines, or raise ray.placement_timeout_s."
+        )
     return group
-
-
-def _misfit(left: list[dict[str, float]], members: Sequence[RoleMember], *, together: bool) -> str:
-    """The first role for which no room is left on the machines, and what is free for it."""
-    if together:  # all on the machine with the most
-        left = sorted(left, key=lambda machine: (machine.get("GPU", 0), machine.get("CPU", 0)))[-1:]
-    for member in members:
-        wants = {"CPU": member.needs.cpus, "GPU": member.needs.gpus}
-        room = next((m for m in left if all(m.get(kind, 0) >= number for kind, number in wants.items())), None)
-        if room is None:
-            free = {kind: sum(machine.get(kind, 0) for machine in left) for kind in wants}
-            where = "one machine of the cluster" if together else "the cluster"
-            needs = member.needs
-            return (
-                f"roles.{member.role} must fit {where}, got {needs.count} x {needs.cpus} cpus and {needs.gpus} gpus "
-                f"where {free['CPU']:g} cpus and {free['GPU']:g} gpus are left for them"
-            )
-        for kind, number in wants.items():
-            room[kind] = room.get(kind, 0) - number
-    return "roles must be placed in time, got room for them only now"
 
 
 def _started(ray: Any, group: Any, members: Sequence[RoleMember], run: Path, show: Show) -> Iterator[RemoteRole]:

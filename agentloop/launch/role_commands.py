@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +40,10 @@ def load_run_config(roles: RolesFile) -> RunConfig:
 def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMember]:
     """All commands of the run whose folder is `run`, the learner's first."""
     members: list[RoleMember] = []
-    given: dict[int, str] = {}
     for role, section in roles.roles.by_name.items():
         first = section.port if isinstance(section, (EngineRole, CommandRole)) else None
         for index in range(section.count):
             port = None if first is None else first + index
-            if port is not None:
-                _check_port(port, f"roles.{role}.port", given)
-                given[port] = f"roles.{role}.port"
             name = role if role == "learner" else f"{role}-{index}"
             if section.command:
                 command = tuple(_filled(section.command, run=run, index=index, port="" if port is None else port))
@@ -55,14 +51,6 @@ def role_members(roles: RolesFile, config: RunConfig, run: Path) -> list[RoleMem
                 command = tuple(_command(roles, config, run, section=section, port=port))
             members.append(RoleMember(role, name, command, section))
     return members
-
-
-def _check_port(port: int, key: str, given: Mapping[int, str]) -> None:
-    """Raises UserError for a port that there is not, or that was given already."""
-    if port > 65535:
-        raise UserError(f"{key} must leave ports up to 65535 for all, got {port}. Begin lower.")
-    if port in given:
-        raise UserError(f"{key} must leave each port to one, got {port} which {given[port]} has. Begin higher.")
 
 
 def chosen_members(members: Sequence[RoleMember], names: Sequence[str]) -> list[RoleMember]:

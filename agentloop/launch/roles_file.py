@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -33,13 +33,8 @@ class LearnerRole(RoleSection):
     stop_s: PositiveFloat = Field(
         90.0, description="Seconds it may take for its iteration and a checkpoint; then: kill."
     )
+    count: Literal[1] = Field(1, description="It is one: several processes are its ranks.")
     ranks: Positive = Field(1, description="Processes that learn together on one machine; above 1, torchrun's.")
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if self.count > 1:
-            raise ValueError(f"roles.learner.count must be 1, got {self.count}. Several processes are its ranks.")
-        return self
 
 
 class EngineRole(RoleSection):

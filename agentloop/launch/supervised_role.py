@@ -27,7 +27,7 @@ WINDOW_S = 60.0
 _LONGEST_WAIT_S = 30.0
 _REFUSED = 2
 """Exit code of what the user can mend."""
-_LOOK_AGAIN_S = 0.05
+_LOOK_AGAIN_S, _TO_END_S = 0.05, 10.0
 _LAST_WORDS_S = 2.0
 _LAST_LINES = 5
 Show = Callable[[str, str], None]
@@ -161,17 +161,15 @@ class Restarts:
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=MOST_ENDS)
-        self._refusals = 0
-        self._wait_s = 0.0
+        self._refusals, self._wait_s = 0, 0.5
 
     def ended(self, code: int, *, now: float, ran_s: float) -> float | None:
         """Seconds to wait before the next start: 1, 2, 4, ... and from 1 again after a minute's run; None: no more."""
         self._ends.append(now)
         self._refusals = self._refusals + 1 if code == _REFUSED else 0
-        often = len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S
-        if often or self._refusals == MOST_ENDS:
+        if self._refusals == MOST_ENDS or (len(self._ends) == MOST_ENDS and now - self._ends[0] <= WINDOW_S):
             return None
-        self._wait_s = 1.0 if ran_s > WINDOW_S or not self._wait_s else min(2 * self._wait_s, _LONGEST_WAIT_S)
+        self._wait_s = 1.0 if ran_s > WINDOW_S else min(2 * self._wait_s, _LONGEST_WAIT_S)
         return self._wait_s
 
 
@@ -181,8 +179,9 @@ def was_killed(code: int) -> bool:
 
 
 def kill_marked(mark: str) -> None:
-    """SIGKILL for every process with this mark, until there is none."""
-    while pids := list(_marked(mark)):
+    """SIGKILL for every process with this mark, until there is none, or one that can't be ended has its time."""
+    end = time.monotonic() + _TO_END_S
+    while (pids := list(_marked(mark))) and time.monotonic() < end:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -237,7 +237,7 @@ def explained(
         yield
     except Exception as error:
         failure = _disk_failure(error)
-        if failure is None or not _concerns(failure, target):
+        if failure is None:
             raise
         rule = "have room" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "be writable"
         free = shutil.disk_usage(next(path for path in (target, *target.parents) if path.is_dir())).free
@@ -253,12 +253,6 @@ def _disk_failure(error: Exception) -> OSError | None:
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
-
-
-def _concerns(failure: OSError, target: Path) -> bool:
-    """Whether it may be about `target`, and not about a file that someone's environment reads, say."""
-    names = [Path(name) for name in (failure.filename, failure.filename2) if isinstance(name, str)]
-    return not names or any(name.is_relative_to(target.parent) or target.is_relative_to(name) for name in names)
 
 
 _ITS_END = ("iterations", "stop_at_success")

@@ -19,7 +19,6 @@ from agentloop.errors import CodeInterrupted, RunStop
 from agentloop.user_code import ask_to_stop
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR = b"\x1b[?25h\n"
 _WORKING = "stopping after this iteration or update; again to stop at once (--resume continues either way)"
 _IDLE = "stopped: no iteration was under way (--resume continues; a warm-up begins again)"
 
@@ -72,8 +71,6 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
 
     def receive(number: int, frame: FrameType | None) -> None:
         if request.requested:
-            if os.isatty(1):
-                os.write(1, _SHOW_CURSOR)  # a live display had hidden it
             end_at_once(128 + number)
         request.signal_number = number
         ask_to_stop(True)

@@ -33,7 +33,7 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import RunDisplay, open_display
+from agentloop.runs.display import ConsoleDisplay, RunDisplay
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
@@ -70,21 +70,18 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     """
     run = resume if isinstance(resume, Path) else None
     config = _own_run(config) if run is None else config
-    display = display or open_display()
-    try:
-        folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
-        with folder.lock(), graceful_stop(display.note) as stop:
-            checkpoint = newest_checkpoint(folder.checkpoints)
-            saved = checkpoint.model if checkpoint else None
-            data = data or _read(config, _first_model(folder, display), display, saved=saved)
-            update = checkpoint.values["update"] if checkpoint else -1
-            sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
-            with closing(sinks):
-                training = _Training(data, folder, sinks, display)
-                training.begin(checkpoint)
-                training.run(stop)
-    finally:
-        display.close()
+    display = display or ConsoleDisplay()
+    folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
+    with folder.lock(), graceful_stop(display.note) as stop:
+        checkpoint = newest_checkpoint(folder.checkpoints)
+        saved = checkpoint.model if checkpoint else None
+        data = data or _read(config, _first_model(folder, display), display, saved=saved)
+        update = checkpoint.values["update"] if checkpoint else -1
+        sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
+        with closing(sinks):
+            training = _Training(data, folder, sinks, display)
+            training.begin(checkpoint)
+            training.run(stop)
     return training.result(stop.exit_code)
 
 

@@ -21,7 +21,7 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
 )
-from agentloop.runs.display import RunDisplay, open_display, percent
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -110,33 +110,30 @@ def train(
         check_ranks(config, ranks)
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
-        display = display or open_display()
-        try:
-            with folder.lock(), graceful_stop(display.note) as stop:
-                checkpoint = newest_checkpoint(folder.checkpoints)
-                if checkpoint is not None:
-                    check_length(folder.config, checkpoint.values["loop"]["iteration"], folder.path)
-                    folder.name_model(checkpoint.folder)
-                if checkpoint is not None and resume is not True and (resume == "auto" or run is not None):
-                    ended = _ended(folder, checkpoint)
-                    if ended is not None:
-                        display.note(f"{folder.path} has ended after iteration {ended.iterations}: nothing is left")
-                        return ended
-                with _unbegun_removed(folder, new=path is None):
-                    parts = build_components(
-                        folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
-                    )
-                with closing(parts), _leading(parts):
-                    loop = Loop(parts, begin_run(parts, checkpoint))
-                    if not loop.state.evaluations:
-                        _first_evaluation(loop)
-                    if checkpoint is not None and loop.finished:
-                        display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
-                    report = _run(loop, stop)
-                    if loop.finished:
-                        loop.collection.end_run()
-        finally:
-            display.close()
+        display = display or ConsoleDisplay()
+        with folder.lock(), graceful_stop(display.note) as stop:
+            checkpoint = newest_checkpoint(folder.checkpoints)
+            if checkpoint is not None:
+                check_length(folder.config, checkpoint.values["loop"]["iteration"], folder.path)
+                folder.name_model(checkpoint.folder)
+            if checkpoint is not None and resume is not True and (resume == "auto" or run is not None):
+                ended = _ended(folder, checkpoint)
+                if ended is not None:
+                    display.note(f"{folder.path} has ended after iteration {ended.iterations}: nothing is left")
+                    return ended
+            with _unbegun_removed(folder, new=path is None):
+                parts = build_components(
+                    folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
+                )
+            with closing(parts), _leading(parts):
+                loop = Loop(parts, begin_run(parts, checkpoint))
+                if not loop.state.evaluations:
+                    _first_evaluation(loop)
+                if checkpoint is not None and loop.finished:
+                    display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
+                report = _run(loop, stop)
+                if loop.finished:
+                    loop.collection.end_run()
     return _result(folder, loop.state, report, stop.exit_code)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from agentloop.config import RunConfig
 from agentloop.environments import RunEnvironments, Task, TaskSource
 from agentloop.errors import UserError
 from replay.store import ReplayStore
-from replay.ticket_records import EVALUATION, MOST_TRIES, TRAIN, Claim, Place, TicketRecord
+from replay.ticket_records import EVALUATION, MOST_TRIES, Claim, Place, TicketRecord
 
 _MOST_BATCHES = 8
 
@@ -66,42 +67,28 @@ class IssuedTasks:
     def __init__(
         self, source: TaskSource, environments: RunEnvironments, config: RunConfig, store: ReplayStore
     ) -> None:
-        self._source = source
-        self._environments = environments
+        self._source, self._environments, self._store = source, environments, store
         self._held_out_tasks = config.evaluation.tasks
-        self._store = store
-        self._held_out: dict[str, Task] | None = None
-        self._batches: dict[int, dict[str, Task]] = {}
+        self._made = lru_cache(_MOST_BATCHES)(self._make)
 
-    def planned(self, tickets: Sequence[TicketRecord]) -> dict[int, Sequence[int]]:
-        """Numbers of the tasks of the tickets' batches, from the database, but for those that are known already."""
-        wanted = {(ticket.run, ticket.iteration) for ticket in tickets if ticket.purpose == TRAIN}
-        for old in sorted(self._batches.keys() - {iteration for _, iteration in wanted})[:-_MOST_BATCHES]:
-            del self._batches[old]
-        found: dict[int, Sequence[int]] = {}
-        for run, iteration in wanted:
-            batch = None if iteration in self._batches else self._store.tickets.planned_batch(run, iteration)
-            if batch is not None:
-                found[iteration] = tuple(batch.plan["tasks"])
+    def of(self, tickets: Sequence[TicketRecord]) -> list[Task]:
+        """The tasks to run, by what was planned. Raises UserError where this machine makes other tasks."""
+        found = []
+        for ticket in tickets:
+            known = self._made(ticket.run, None if ticket.purpose == EVALUATION else ticket.iteration)
+            if ticket.task not in known:
+                raise UserError(
+                    f"tasks of a worker must be the learner's, got none with the hash {ticket.task[:12]} for iteration "
+                    f"{ticket.iteration}. Use the run's own environment, tasks.data and version of agentloop."
+                )
+            found.append(known[ticket.task])
         return found
 
-    def find(self, ticket: TicketRecord, planned: Mapping[int, Sequence[int]]) -> Task:
-        """The task to run, given what is `planned`. Raises UserError where this machine makes other tasks."""
-        if ticket.purpose == EVALUATION:
-            if self._held_out is None:
-                self._held_out = self._by_hash(self._source.held_out(self._held_out_tasks))
-            known = self._held_out
+    def _make(self, run: str, iteration: int | None) -> dict[str, Task]:
+        """Tasks by their hashes, of a batch or (None) of the evaluation."""
+        if iteration is None:
+            tasks = self._source.held_out(self._held_out_tasks)
         else:
-            if ticket.iteration in planned and ticket.iteration not in self._batches:
-                tasks = [self._source.train(index) for index in planned[ticket.iteration]]
-                self._batches[ticket.iteration] = self._by_hash(tasks)
-            known = self._batches.get(ticket.iteration, {})
-        if ticket.task not in known:
-            raise UserError(
-                f"tasks of a worker must be the learner's, got none with the hash {ticket.task[:12]} for iteration "
-                f"{ticket.iteration}. Use the run's own environment, tasks.data and version of agentloop."
-            )
-        return known[ticket.task]
-
-    def _by_hash(self, tasks: Sequence[Task]) -> dict[str, Task]:
+            batch = self._store.tickets.planned_batch(run, iteration)
+            tasks = [self._source.train(index) for index in batch.plan["tasks"]] if batch else []
         return {self._environments.task_hash(task): task for task in tasks}

@@ -55,7 +55,6 @@ def join_run(path: Path, *, wait_s: float, note: Callable[[str], None]) -> Joine
             )
         vocab_size = int((run.fingerprint or {})["vocab_size"])
         engine = connect_engine(config, stop_ids=files.stop_ids, vocab_size=vocab_size, run=folder.path, note=note)
-        _check_versions(engine, config)
         engine.begin(seed=0, temperature=config.rollout.temperature)
         # A reward that is unknown costs its episode, and is counted: it ends no worker.
         section = config.reward.model_copy(update={"on_error": "drop"})
@@ -123,13 +122,3 @@ def _check_files(run: RunRecord, files: ModelFiles, folder: Path) -> None:
                 f"{name} of a worker must be the run's, got {mine[:12]} in {folder} in place of {theirs[:12]}. "
                 "Copy the run's start folder again, and use the same version of agentloop."
             )
-
-
-def _check_versions(engine: RemoteEngine, config: RunConfig) -> None:
-    """A worker learns of a publish when it is under way: the reply itself must say which weights sampled it."""
-    silent = next((server.url for server in engine.servers if not server.route.names_versions), None)
-    if silent is not None and config.lora.rank == 0:
-        raise UserError(
-            f"engine.urls must be engines that say which weights sampled each token when collection.by is workers, got "
-            f"{silent} without version spans. Start it with agentloop engine (--enable-scale-out), or set lora.rank."
-        )

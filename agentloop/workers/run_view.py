@@ -10,8 +10,8 @@ from agentloop.engines.remote.engine_client import RemoteEngine
 from replay.store import ReplayStore
 from replay.ticket_records import SERVING, Participant, RunView
 
-_LOOK_S, _COUNT_S = 0.25, 2.0
-_BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND, _COUNTS_A_SECOND = 400, 20, 3
+_LOOK_S = 0.25
+_BUSY_LOOKS_A_SECOND, _IDLE_LOOKS_A_SECOND = 400, 20
 """Of all workers of a run together."""
 _LONGEST_PAUSE = 0.75
 """Of a lease: who has not reported for a whole one counts as gone."""
@@ -26,14 +26,10 @@ class Looks:
         self._worker = worker
         self._lease_s, self._report_s = lease_s, lease_s / 3
         self._workers = 1
-        self._next_count = self._next_report = 0.0
+        self._next_report = 0.0
 
     def look(self) -> RunView:
         """The run as it is now."""
-        now = time.monotonic()
-        if now >= self._next_count:
-            self._workers = self._store.roles.count("worker", self._run, lease_s=self._lease_s)
-            self._next_count = now + max(_COUNT_S, self._workers / _COUNTS_A_SECOND)
         return self._store.roles.view(self._run)
 
     @property
@@ -42,8 +38,9 @@ class Looks:
         return time.monotonic() >= self._next_report
 
     def report(self, facts: Mapping[str, Any]) -> None:
-        """This worker is alive, and says this of itself."""
+        """This worker is alive, and says this of itself; how many others are is counted."""
         self._store.roles.report("worker", self._run, self._worker, facts)
+        self._workers = self._store.roles.count("worker", self._run, lease_s=self._lease_s)
         self._next_report = time.monotonic() + self._report_s
 
     def pause_s(self, *, busy: bool) -> float:

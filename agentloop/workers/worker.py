@@ -136,25 +136,26 @@ class Worker:
         count = self._claims.wanted
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
-        claims, planned, known = await self._ask(self._claimed, count)
+        claims, known = await self._ask(self._claimed, count)
         taken, returned = self._claims.add(claims)
         if self._run.actors.memory is not None:
             self._run.actors.memory.keep([claim.ticket.task for claim in self._claims.all])
             self._run.actors.memory.add(known)
         self._returned += returned
-        for claim in taken:
-            self._episodes.start(claim, self._run.tasks.find(claim.ticket, planned))
+        tasks = await self._ask(self._run.tasks.of, [claim.ticket for claim in taken])
+        for claim, task in zip(taken, tasks, strict=True):
+            self._episodes.start(claim, task)
         # At once: what is under way may end this process.
         await self._give_back()
 
-    def _claimed(self, count: int) -> tuple[list[Claim], dict[int, Sequence[int]], list[ObservationRecord]]:
-        """Tickets, the tasks of their batches, and what is known of these tasks' tools."""
+    def _claimed(self, count: int) -> tuple[list[Claim], list[ObservationRecord]]:
+        """Tickets, and what is known of their tasks' tools."""
         run, memory = self._run, self._run.actors.memory
         claims = run.store.tickets.claim(run.id, self.id, count=count, lease_s=self._lease_s)
         tasks = [claim.ticket.task for claim in claims]
         environments = () if memory is None else memory.environments
         known = [record for environment in environments for record in run.store.remembered(environment, tasks)]
-        return claims, run.tasks.planned([claim.ticket for claim in claims]), known
+        return claims, known
 
     async def _give_back(self) -> None:
         if self._returned:

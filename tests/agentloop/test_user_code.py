@@ -226,7 +226,7 @@ def test_tools_dropped_rewards_sinks_and_closes_that_raise_anything_cost_themsel
     sinks.log(1, {})
     sinks.close()
     assert said[0].startswith(f"metrics sink mine failed: {RAISED[raised]}")
-    assert sinks.missed == {"mine": 1}
+    assert len(said) == 1
 
     async def closed() -> str | None:
         factory = factory_of(file)

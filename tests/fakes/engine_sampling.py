@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentloop.engines import GenerationRequest
+from agentloop.engines import Completion, ConcurrentGenerator, GenerationFailed, GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.models.loading import muted_libraries
 
@@ -50,6 +51,26 @@ def next_log_probs(model: PreTrainedModel, prompt: Sequence[int], temperature: f
     """Log-probs of the likeliest tokens after the prompt."""
     likeliest = plain_scores(model, prompt, temperature)[-1].topk(most)
     return dict(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
+
+
+def replies_of(
+    engine: ConcurrentGenerator, requests: Sequence[GenerationRequest]
+) -> list[Completion | GenerationFailed]:
+    """Replies of an engine elsewhere to many requests at once, in their order."""
+
+    async def one(request: GenerationRequest) -> Completion | GenerationFailed:
+        try:
+            return await engine.reply(request)
+        except GenerationFailed as failure:
+            return failure
+
+    async def everything() -> list[Completion | GenerationFailed]:
+        try:
+            return list(await asyncio.gather(*map(one, requests)))
+        finally:
+            await engine.close()
+
+    return asyncio.run(everything())
 
 
 def save_adapter(model: Path, folder: Path, *, seed: int = 0) -> Path:
@@ -102,8 +123,12 @@ class EngineModels:
         """In which it holds its weights and multiplies."""
         self.cached: dict[tuple[int, ...], PreTrainedModel] = {}
         """What made the keys and values of prompts that it has seen: the next token after one is still that one's."""
-        self.stays_old = False
-        """A reload changes nothing, and says nothing."""
+        self.stays_old = self.head_stays_old = False
+        """A reload changes nothing, or all but the head, and says nothing."""
+        self.before_temperature = self.gives_nan = False
+        """What log-probs of next tokens are wrong by."""
+        self.loaded: list[str] = []
+        """Names of the folders that it was told to load."""
         self.temperature_factor = 1.0
         """By which it samples at another temperature than it is asked for."""
         self.pace_s = 0.0
@@ -132,12 +157,15 @@ class EngineModels:
         return int(self.model.config.vocab_size)
 
     def reload(self, folder: str) -> None:
+        self.loaded.append(Path(folder).name)
         if not self.stays_old:
             self._begin_change()
             new = load(folder, self.number_type)
             shapes = [{name: tensor.shape for name, tensor in m.state_dict().items()} for m in (new, self.model)]
             if shapes[0] != shapes[1]:
                 raise ValueError("the shapes of the weights are other ones")
+            if self.head_stays_old:
+                new.get_output_embeddings().weight.data = self.model.get_output_embeddings().weight.data
             self.model, self.dead = new, False
 
     def _begin_change(self) -> None:
@@ -187,8 +215,11 @@ class EngineModels:
         model: PreTrainedModel | None = None
         self.running += 1
         if asked.likeliest:
-            seen_by = self.cached.setdefault(asked.prompt, self.serving(asked.model))
-            sampled.likeliest = next_log_probs(seen_by, asked.prompt, temperature, asked.likeliest)
+            seen_by = adapter or self.cached.setdefault(asked.prompt, self.model)
+            given = 1.0 if self.before_temperature else temperature
+            sampled.likeliest = next_log_probs(seen_by, asked.prompt, given, asked.likeliest)
+            if self.gives_nan:
+                sampled.likeliest[next(iter(sampled.likeliest))] = math.nan
         try:
             while len(sampled.token_ids) < limit and sampled.finish_reason == "length":
                 await asyncio.sleep(self.pace_s)

@@ -56,6 +56,7 @@ class EngineServer:
         self.transfers = transfers
         self.scale_out = True
         """Whether it was started with `--enable-scale-out`, without which `/inference` is forbidden."""
+        self.is_healthy = True
         self.version = "0.32.0"
         self.requests: list[dict[str, Any]] = []
         """The bodies it was sent, for the routes that sample."""
@@ -70,7 +71,6 @@ class EngineServer:
         models = self.models
         ends: dict[str, Answered] = {
             "POST /inference/v1/generate": self._generate,
-            "POST /v1/completions": self._completions,
             "POST /v1/load_lora_adapter": self._load_adapter,
             "POST /v1/unload_lora_adapter": self._unload_adapter,
             "POST /pause": self._pause,
@@ -84,7 +84,7 @@ class EngineServer:
             "POST /start_weight_update": self._start_update,
             "POST /update_weights": self._update_weights,
             "POST /finish_weight_update": self._finish_update,
-            "GET /health": lambda *_: None,
+            "GET /health": self._health,
             "GET /version": lambda *_: {"version": self.version},
             "GET /server_info": lambda *_: {"vllm_config": {"model_config": {"dtype": f"torch.{models.number_type}"}}},
             "GET /v1/models": self._list_models,
@@ -128,22 +128,6 @@ class EngineServer:
             answer["prompt_token_ids"] = list(asked.prompt)
         return self._whole(asked, choice, answer)
 
-    async def _completions(self, request: Request, body: Any) -> Response:
-        asked = self._asked(body, body.get("prompt"), body)
-        sampled = await self._sampled(request, asked)
-        choice: dict[str, Any] = {"finish_reason": sampled.finish_reason}
-        if body.get("logprobs") is not None:
-            named = body.get("return_tokens_as_token_ids")
-            tokens = [f"token_id:{token}" if named else "text" for token in sampled.token_ids]
-            others = {f"token_id:{token}": value for token, value in sampled.likeliest.items()}
-            top = [others | {token: value} for token, value in zip(tokens, sampled.log_probs, strict=True)]
-            choice["logprobs"] = {"tokens": tokens, "token_logprobs": sampled.log_probs, "top_logprobs": top}
-        if body.get("return_token_ids"):
-            choice |= {"token_ids": sampled.token_ids, "prompt_token_ids": list(asked.prompt)}
-        if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = self.models.prompt_log_probs(asked)
-        return self._whole(asked, choice, {})
-
     def _whole(self, asked: Asked, choice: dict[str, Any], rest: dict[str, Any]) -> Response:
         usage = {"prompt_tokens": len(asked.prompt)}
         return json_answer(self.traps, {"model": asked.model, "choices": [choice], "usage": usage, **rest})
@@ -180,6 +164,10 @@ class EngineServer:
         await spoil(self.traps, request)
         self.most_running = max(self.most_running, self.models.running + 1)
         return await self.models.sample(asked)
+
+    async def _health(self, request: Request, body: Any) -> None:
+        if not self.is_healthy:
+            raise Refused(503, "EngineCore is dead.")
 
     async def _list_models(self, request: Request, body: Any) -> dict[str, Any]:
         models = self.models

@@ -31,7 +31,6 @@ class Traps:
 
     def __init__(self) -> None:
         self._left: Counter[Trap] = Counter()
-        self.retry_after = "0"
 
     def set(self, trap: Trap, times: int = 1_000_000) -> None:
         self._left[trap] = times
@@ -59,9 +58,7 @@ class Refused(Exception):
 async def spoil(traps: Traps, request: Request) -> None:
     """Raises Refused in the ways that are set."""
     if traps.sprung(Trap.BUSY):
-        refused = Refused(429, "too many requests")
-        refused.response.headers["Retry-After"] = traps.retry_after
-        raise refused
+        raise Refused(429, "too many requests")
     if traps.sprung(Trap.SERVER_ERROR):
         raise Refused(500, "EngineCore encountered an issue.")
     if traps.sprung(Trap.PAGE):

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +27,30 @@ from tests.fakes.runs import ROOT, buffer_of, rows
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
 UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
+
+
+def until(holds: Callable[[], object], otherwise: Callable[[], object] = str, *, limit_s: float = 60.0) -> None:
+    """Wait until it holds; `otherwise` says what is shown where it never does."""
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end, otherwise()
+        time.sleep(0.02)
+
+
+def processes(holds: Callable[[Path], bool]) -> list[int]:
+    """The processes of this machine whose folder in /proc is so."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended, or is another user's
+            if holds(folder):
+                found.append(int(folder.name))
+    return found
+
+
+def stat(folder: Path) -> tuple[str, int, int]:
+    """The state, the parent and the group of the process in this folder of /proc."""
+    state, parent, group = (folder / "stat").read_text().rpartition(") ")[2].split()[:3]
+    return state, int(parent), int(group)
 
 
 class Program:
@@ -68,17 +92,22 @@ class Program:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return self.exit_code is not None
 
     @property
     def output(self) -> str:
         return "".join([*self.printed, *self.errors])
 
-    def says(self, text: str, *, timeout_s: float = 120.0) -> float:
-        """Wait until a line holds `text`; when that was."""
+    def says(self, text: str, *, times: int = 1, timeout_s: float = 120.0) -> float:
+        """Wait until lines have held `text` so often; when that was."""
         deadline = time.monotonic() + timeout_s
-        while text not in "".join(self.printed):
+        while "".join(self.printed).count(text) < times:
             reads = not self.ended or any(reader.is_alive() for reader in self._readers)
             assert time.monotonic() < deadline and reads, f"never said {text!r}, but {self.output}"
             time.sleep(0.002)
@@ -92,12 +121,10 @@ class Program:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def end_with(self, number: signal.Signals, *, code: int) -> float:
-        """Send the signal that ends it, with that exit code and not one word on stderr; the seconds it took."""
-        began = time.monotonic()
+    def end_with(self, number: signal.Signals, *, code: int) -> None:
+        """Send the signal that ends it, with that exit code and not one word on stderr."""
         self.send(number)
         assert (self.wait(), self.errors) == (code, [])
-        return time.monotonic() - began
 
     def wait(self, *, timeout_s: float = 300.0) -> int:
         """The exit code, once everything that was printed has been read."""

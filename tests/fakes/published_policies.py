@@ -16,16 +16,14 @@ from agentloop.models.loading import LoadedModel, load_model, muted_libraries
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.tiny import build_tiny_model
 from agentloop.training.policies.engine_publisher import Prober
-from agentloop.training.policies.publish import write_published
-from agentloop.training.policies.shared_weights import tensors_of_files, wire_update
+from agentloop.training.policies.publish import tensors_of_files, wire_update, write_published
 
 TEXT = [f"the quick brown fox {number} jumps over {number} lazy dogs" for number in range(200)]
-OTHER_TEXT = [f"Pack my box with {number} dozen liquor jugs, please; zap!" for number in range(200)]
 
 
-def tiny_learner(folder: Path, *, seed: int = 0, corpus: list[str] | None = None) -> LoadedModel:
+def tiny_learner(folder: Path, *, seed: int = 0) -> LoadedModel:
     """A model with random weights and a head tied to its embeddings, as a learner loads it."""
-    build_tiny_model(folder, TinyModelSection(vocabulary=300), corpus=corpus or TEXT, seed=seed)
+    build_tiny_model(folder, TinyModelSection(vocabulary=300), corpus=TEXT, seed=seed)
     return load_model(ModelSection(path=str(folder)), folder)
 
 

@@ -1,4 +1,4 @@
-"""A run with all its roles in processes of their own: a learner, an engine with its watcher, and workers."""
+"""A run with all its roles in processes of their own: a learner, an engine and workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ import yaml
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
+from agentloop.engines.serving.engine_process import free_port
 from replay.errors import ReplayError
 from replay.store import ReplayStore
 from replay.ticket_records import TicketCounts
 from tests.fakes.postgres_servers import LocalServer
-from tests.fakes.processes import Program
+from tests.fakes.processes import Program, processes, stat
 from tests.fakes.runs import ROOT, buffer_of, layered, rows, run_identity, small_config
 from tests.fakes.worker_runs import stop_between_writes
-from tests.vllm.server import beside_a_learner, free_port
+from tests.vllm.server import beside_a_learner
 
 ENGINE = ROOT / "tests" / "fakes" / "engine_program.py"
 LEARNER, ENGINE_ROLE = "learner", "engine"
@@ -101,12 +102,10 @@ class Roles:
         self.processes[role].kill()
 
     def kill_server(self) -> None:
-        """Kill what the engine's watcher has started: it starts it again."""
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                parent = path.read_text().rpartition(") ")[2].split()[1]
-                if int(parent) == self.processes[ENGINE_ROLE].id:
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+        """Kill what `agentloop engine` has started, which then ends by itself."""
+        for pid in processes(lambda folder: stat(folder)[1] == self.processes[ENGINE_ROLE].id):
+            os.kill(pid, signal.SIGKILL)
+        self.processes[ENGINE_ROLE].wait()
 
     def stop(self, role: str) -> None:
         """Freeze it until `go_on`; it holds no lock of the database."""
@@ -209,11 +208,12 @@ def kill_one(roles: Roles, role: str, server: LocalServer | None) -> None:
         assert server is not None
         server.crash()
         server.start()
-    elif role == ENGINE_ROLE:
+        return
+    if role == ENGINE_ROLE:
         roles.kill_server()
     else:
         roles.kill(role)
-        roles.start(role)
+    roles.start(role)
 
 
 def check_rows(roles: Roles, *, staleness: int) -> None:

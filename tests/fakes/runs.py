@@ -63,9 +63,6 @@ class SilentDisplay:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def close(self) -> None:
-        return
-
 
 def save_qwen2(folder: Path, *, layers: int = 1, tied: bool = False) -> Path:
     """A Qwen2 folder with a ChatML tokenizer, as save_pretrained writes it. `tied`: its embeddings are its head."""

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from agentloop.launch.supervised_role import MARK
-from tests.fakes.launched import Launch, launched, left_over, parent
+from agentloop.engines.serving.engine_process import free_port
+from tests.fakes.launched import Launch, left_over
+from tests.fakes.processes import stat, until
 from tests.fakes.runs import ROOT, rows
 from tests.soak.test_quickstart import evaluations, warmed_up_model
 from tests.vllm.environment import EXECUTABLE, missing
-from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner, free_port
+from tests.vllm.server import SMALL, SMALL_MACHINE, beside_a_learner
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 FIRST_WORDS = {
@@ -51,17 +52,17 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.timeout(3600)
 def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tmp_path: Path) -> None:
     file = write_quickstart(tmp_path, model)
-    with launched(file, "--on", place, environment=environment(tmp_path)) as launch:
+    with Launch(file, "--on", place, place=environment(tmp_path)) as launch:
         for number, name in enumerate(FIRST_WORDS):
-            until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
+            wait_until(lambda least=number + 1: committed(launch.run) > least, launch)  # type: ignore[misc]
             pid, before, began = leader(launch.run, name), said(launch.run, name), time.monotonic()
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            until(lambda role=name, old=before: said(launch.run, role) > old, launch)  # type: ignore[misc]
+            wait_until(lambda role=name, old=before: said(launch.run, role) > old, launch)  # type: ignore[misc]
             print(f"{place}: {name} killed, back after {time.monotonic() - began:.1f} s")
             assert time.monotonic() - began < BACK_S
-        until(lambda: launch.exit_code is not None, launch)
-        assert launch.exit_code == 0, launch.printed
+        wait_until(lambda: launch.exit_code is not None, launch)
+        assert launch.exit_code == 0, launch.output
     success = evaluations(launch.run)
     print(f"{place}: {', '.join(f'{share:.1%}' for share in success)} in {committed(launch.run)} iterations")
     assert success[-1] >= 0.9
@@ -72,16 +73,16 @@ def test_quickstart_learns_while_each_role_is_killed(place: str, model: Path, tm
 def test_two_ranks_learn_with_workers_and_one_goes_on(model: Path, tmp_path: Path) -> None:
     port = free_port()
     file = write_quickstart(tmp_path, model, "run.iterations=8", learner={"ranks": 2}, port=port)
-    with launched(file, environment=environment(tmp_path)) as launch:
-        until(lambda: committed(launch.run) >= 3, launch)
+    with Launch(file, place=environment(tmp_path)) as launch:
+        wait_until(lambda: committed(launch.run) >= 3, launch)
         launch.send(signal.SIGTERM)
-        until(lambda: launch.exit_code is not None, launch)
+        wait_until(lambda: launch.exit_code is not None, launch)
     before = committed(launch.run)
     assert 3 <= before < 8 and left_over(launch.run) == []
     file = write_quickstart(tmp_path, model, "run.iterations=8", port=port)
-    with launched(file, "--resume", "auto", environment=environment(tmp_path)) as again:
-        until(lambda: again.exit_code is not None, again)
-        assert again.exit_code == 0, again.printed
+    with Launch(file, "--resume", "auto", place=environment(tmp_path)) as again:
+        wait_until(lambda: again.exit_code is not None, again)
+        assert again.exit_code == 0, again.output
     assert again.run == launch.run and committed(again.run) == 8
     print(f"2 ranks: {before} iterations, then 1 rank up to 8: {evaluations(again.run)}")
 
@@ -126,15 +127,11 @@ def said(run: Path, name: str) -> int:
 
 def leader(run: Path, name: str) -> int | None:
     """The process of a role that all its others come from; None between two starts."""
-    wanted = f"{MARK}={run.absolute()}:{name}:".encode()
-    pids = {pid for pid in left_over(run) if wanted in Path(f"/proc/{pid}/environ").read_bytes()}
-    first = [pid for pid in pids if os.getsid(pid) == pid and parent(pid) not in pids]
+    pids = left_over(run, f"{name}:")
+    first = [pid for pid in pids if os.getsid(pid) == pid and stat(Path(f"/proc/{pid}"))[1] not in pids]
     return first[0] if first else None
 
 
-def until(holds: Callable[[], bool], launch: Launch, *, limit_s: float = 2400) -> None:
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, launch.printed[-5000:]
-        assert launch.exit_code in (None, 0), launch.printed[-5000:]
-        time.sleep(0.1)
+def wait_until(holds: Callable[[], bool], launch: Launch) -> None:
+    until(lambda: launch.exit_code not in (None, 0) or holds(), lambda: launch.output[-5000:], limit_s=2400)
+    assert launch.exit_code in (None, 0), launch.output[-5000:]

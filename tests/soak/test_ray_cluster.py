@@ -11,21 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.launched import (
-    ENDS_WHEN_THERE_IS_A_FILE,
-    STAYS,
-    launched,
-    left_over,
-    parent,
-    starts,
-    until,
-    words,
-    write_roles,
-)
+from tests.fakes.launched import NAMES, STAYS, Launch, left_over, starts, words, write_roles
+from tests.fakes.processes import stat, until
 
 pytestmark = [pytest.mark.soak]
 pytest.importorskip("ray", reason="the extra ray is not installed")
-NAMES = ("learner", "engine-0", "worker-0", "worker-1")
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +31,23 @@ def cluster() -> Iterator[str]:
 def test_each_role_comes_back_after_kill_9_and_all_leave_with_the_learner(
     killed: str, cluster: str, tmp_path: Path
 ) -> None:
-    file = write_roles(
-        tmp_path,
-        ray={"address": cluster},
-        roles={
-            "learner": {"command": words(ENDS_WHEN_THERE_IS_A_FILE, "learner")},
-            "engine": {"command": words(STAYS, "engine-{index}")},
-            "worker": {"count": 2, "command": words(STAYS, "worker-{index}")},
-        },
-    )
-    with launched(file, "--on", "ray") as launch:
+    file = write_roles(tmp_path, ray={"address": cluster})
+    with Launch(file, "--on", "ray") as launch:
         run = launch.run
-        until(lambda: all(starts(run, name) for name in NAMES), launch.printed)
+        until(lambda: all(starts(run, name) for name in NAMES), lambda: launch.output)
         for name in NAMES:
             began, pid = time.monotonic(), starts(run, name)[-1]
-            os.kill(pid if killed == "command" else parent(pid), signal.SIGKILL)
-            until(lambda: len(starts(run, name)) == 2, launch.printed)  # noqa: B023
+            os.kill(pid if killed == "command" else stat(Path(f"/proc/{pid}"))[1], signal.SIGKILL)
+            until(lambda: len(starts(run, name)) == 2, lambda: launch.output)  # noqa: B023
             print(f"{name}, {killed} killed: back after {time.monotonic() - began:.1f} s")
             assert pid not in left_over(run)
         if killed == "command":
             (run / "end").touch()
         else:
             launch.send(signal.SIGTERM)
-        assert launch.wait() == (0 if killed == "command" else 143), launch.printed
+        assert launch.wait() == (0 if killed == "command" else 143), launch.output
     assert left_over(run) == []
-    assert "worker-1 | worker-1 is up" in launch.printed
+    assert "worker-1 | worker-1 is up" in launch.output
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["on this machine", "on a cluster"])
@@ -76,7 +58,10 @@ def test_roles_that_do_not_fit_are_refused_by_name_within_a_minute(alone: bool, 
     }
     began = time.monotonic()
     file = write_roles(tmp_path, roles, ray={"address": None if alone else cluster})
-    with launched(file, "--on", "ray") as launch:
+    with Launch(file, "--on", "ray") as launch:
         assert launch.wait() == 2
     print(f"refused after {time.monotonic() - began:.1f} s")
-    assert "roles.worker must fit the cluster, got 8 x 400 cpus and 0 gpus where" in launch.printed
+    assert (
+        "roles must fit the cluster, got learner 1 x 1 cpus and 0 gpus, worker 8 x 400 cpus and 0 gpus where"
+        in launch.output
+    )

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import httpx2
 import pytest
-import yaml
 
-from agentloop.config.config_file import to_plain
 from agentloop.engines.publish.engine_control import ASLEEP
 from agentloop.engines.publish.proof import PROOFS, publish
-from tests.fakes.processes import AGENTLOOP
+from tests.fakes.processes import Training, processes, stat, until, write_config
 from tests.fakes.published_policies import published, step, tiny_learner
-from tests.fakes.runs import ROOT, rows, save_vllm_llama, small_config
+from tests.fakes.runs import rows, save_vllm_llama, small_config
 from tests.vllm.environment import EXECUTABLE, missing
 from tests.vllm.server import KEY, SMALL, SMALL_MACHINE, START_S, real_engine
 
@@ -30,17 +24,15 @@ ITERATIONS = 6
 @pytest.mark.timeout(3600)
 def test_a_run_that_was_killed_leaves_no_engine_and_goes_on_with_another(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "small-001"
-    training = train(tmp_path)
-    try:
-        until(lambda: learned(run) >= 2, training)
+    with train(tmp_path) as training:
+        until(lambda: training.ended or learned(run) >= 2, limit_s=START_S)
+        assert not training.ended, training.output
         engine = session(run)
         assert len(engine) >= 3  # what ends it, its server, and the one that samples
-    finally:
-        training.kill()
-        training.wait()
-    until(lambda: session(run) == [] and not any(map(alive, engine)))
-    again = train(tmp_path, "--resume")
-    assert again.wait(START_S * 2) == 0, (tmp_path / "output.txt").read_text()
+    alive = [Path(f"/proc/{pid}") for pid in engine]
+    until(lambda: session(run) == [] and not processes(lambda at: at in alive and stat(at)[0] != "Z"), limit_s=START_S)
+    with train(tmp_path, "--resume") as again:
+        assert again.wait(timeout_s=START_S * 2) == 0, again.output
     assert learned(run) == ITERATIONS
     assert session(run) == []
     assert all(json.loads(line)["holds"] for line in (run / "policies" / PROOFS).read_text().splitlines())
@@ -68,7 +60,7 @@ def test_a_server_sleeps_and_wakes_with_new_weights(tmp_path: Path) -> None:
             print(f"level {level}: woke in {engine.wake_s:.3f} s, {proof}")
 
 
-def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def train(folder: Path, *words: str) -> Training:
     config = folder / "config.yaml"
     if not config.exists():
         given = small_config(
@@ -78,12 +70,9 @@ def train(folder: Path, *words: str) -> subprocess.Popen[bytes]:
             rollout={"engine": "vllm"},
             engine={"serve": True, "options": ["--dtype", "float32", *SMALL]},
         )
-        config.write_text(yaml.safe_dump(to_plain(given)))
-    environment = {**os.environ, **SMALL_MACHINE, "AGENTLOOP_VLLM": str(EXECUTABLE), "AGENTLOOP_ENGINE_KEY": KEY}
-    with (folder / "output.txt").open("ab") as output:
-        return subprocess.Popen(
-            [AGENTLOOP, "train", str(config), *words], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
+        write_config(given, config)
+    place = {**SMALL_MACHINE, "AGENTLOOP_VLLM": str(EXECUTABLE), "AGENTLOOP_ENGINE_KEY": KEY}
+    return Training(config, *words, place=place)
 
 
 def learned(run: Path) -> int:
@@ -95,24 +84,9 @@ def learned(run: Path) -> int:
 def session(run: Path) -> list[int]:
     """All processes of the run's engines, whatever they call themselves."""
     ports = [log.stem.rpartition("-")[2] for log in run.glob("engine-*.log")]
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            leader = Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline"
-            if any(f"--port\0{port}\0" in leader.read_text() for port in ports):
-                found.append(int(folder.name))
-    return found
 
+    def is_theirs(folder: Path) -> bool:
+        leader = (Path("/proc") / str(os.getsid(int(folder.name))) / "cmdline").read_text()
+        return any(f"--port\0{port}\0" in leader for port in ports)
 
-def alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    return False
-
-
-def until(holds: Callable[[], bool], training: subprocess.Popen[bytes] | None = None) -> None:
-    end = time.monotonic() + START_S
-    while not holds():
-        assert time.monotonic() < end
-        assert training is None or training.poll() is None
-        time.sleep(0.5)
+    return processes(is_theirs)

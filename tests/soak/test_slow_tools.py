@@ -10,8 +10,8 @@ import pytest
 
 from replay.store import ReplayStore
 from tests.fakes.environments import ENVIRONMENTS
-from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, running_roles
-from tests.fakes.runs import buffer_of, rows, save_qwen2, small_config
+from tests.fakes.run_roles import ENGINE_ROLE, LEARNER, Roles, roles_config, running_roles
+from tests.fakes.runs import buffer_of, rows, save_qwen2
 
 pytestmark = pytest.mark.soak
 ITERATIONS = 40
@@ -31,16 +31,14 @@ def late_calls(run: Path, ids: Sequence[str]) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("staleness", BOUNDS)
 def test_slow_episodes_are_fresh_once_within_the_bound_and_none_is_left_out(tmp_path: Path, staleness: int) -> None:
-    config = small_config(
+    config = roles_config(
         tmp_path,
         save_qwen2(tmp_path / "model"),
+        {"max_staleness": staleness, "lease_s": 10},
         run={"iterations": ITERATIONS},
         environment={"name": f"{STRAGGLERS}:Stragglers"},
         context={"parser": f"{STRAGGLERS}:Calling", "max_tokens": 800},
-        rollout={"engine": "vllm", "max_turns": 5, "max_tokens_per_turn": 12, "temperature": 0.7},
-        engine={"urls": ["http://127.0.0.1:1"]},
-        loss={"fresh": {"anchor": "behavior"}},
-        collection={"by": "workers", "max_staleness": staleness, "lease_s": 10},
+        rollout={"max_turns": 5},
         evaluation={"every": 0, "tasks": 1},
         checkpoint={"every": 20, "keep_policies": "none"},
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.engines.publish.engine_control import EngineControl
-from agentloop.engines.serving.engine_process import EngineProcess
-from agentloop.engines.serving.vllm_command import LOOPBACK, ServeOptions, serve_command, serve_environment
+from agentloop.engines.serving.engine_process import EngineProcess, free_port
+from agentloop.engines.serving.vllm_command import ServeOptions, serve_command, serve_environment
 from tests.vllm.environment import EXECUTABLE
 
 KEY = "a-key-for-tests"
@@ -23,17 +22,6 @@ SMALL_MACHINE = {
     "HF_HUB_OFFLINE": "1",
 }
 START_S = 600.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def options(model: Path, *further: str, port: int, lora_rank: int = 0, number_type: str = "float32") -> ServeOptions:
-    words = (*SMALL, *further)
-    return ServeOptions(str(model), "tiny", port, number_type, 2048, lora_rank, words)
 
 
 def beside_a_learner(vllm: Path, folder: Path) -> Path:
@@ -57,7 +45,7 @@ def real_engine(
     model: Path, folder: Path, *further: str, lora_rank: int = 0, number_type: str = "float32"
 ) -> Iterator[EngineControl]:
     """Serve `model`; the server's log is in `folder`, and the server is gone after the `with`."""
-    chosen = options(model, *further, port=free_port(), lora_rank=lora_rank, number_type=number_type)
+    chosen = ServeOptions(str(model), "tiny", free_port(), number_type, 2048, lora_rank, (*SMALL, *further))
     environment = serve_environment(chosen, KEY, {**os.environ, **SMALL_MACHINE})
     command = serve_command(beside_a_learner(EXECUTABLE, folder), chosen)
     process = EngineProcess(command, environment, port=chosen.port, log=folder / "vllm.log")

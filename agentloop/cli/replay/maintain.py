@@ -5,7 +5,6 @@ What needs torch is imported when a model is asked, so that all other commands a
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import sqlalchemy as sa
@@ -151,7 +150,7 @@ def whatif(
         from agentloop.analysis.whatif.losses import asked_losses
         from agentloop.analysis.whatif.measure import what_if
         from agentloop.analysis.whatif.result import as_text
-        from agentloop.runs.display import open_display
+        from agentloop.runs.display import ConsoleDisplay
 
         folder = run_folder_of(buffer)
         losses = asked_losses(folder.config, loss or ())
@@ -159,8 +158,8 @@ def whatif(
             policy = str(iteration_of(buffer.store, folder.run_id, iteration)["policy_version"])
         weights = named_weights(folder, policy)
         asked = RowChoice(filter, limit or _MOST_ROWS, iteration)
-        with closing(open_display(stderr=True)) as display:
-            found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=display.phase)
+        progress = ConsoleDisplay(stderr=True).phase
+        found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=progress)
     say_json(found.to_json()) if as_json else say(as_text(found))
 
 

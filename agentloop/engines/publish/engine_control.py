@@ -14,9 +14,8 @@ from typing import Any, Self
 
 import httpx2
 
-from agentloop.engines.remote.faults import EngineFault
-from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute, Route, sampling_fields
 from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, key_headers
+from agentloop.engines.remote.wire import GENERATE, EngineFault, generate_body, read_reply
 from agentloop.errors import UserError, one_line, shortened
 
 ASLEEP = "asleep"
@@ -45,8 +44,8 @@ class Scored:
     following: Mapping[int, float]
     """Of the likeliest tokens after the row and of the one it sampled, as in a rollout."""
     model: str | None
-    label: str | None
-    """What it calls the weights that sampled; None where its route does not say."""
+    label: str
+    """What it calls the weights that sampled."""
 
 
 class EngineControl:
@@ -63,7 +62,6 @@ class EngineControl:
             limits=httpx2.Limits(max_keepalive_connections=0),
             trust_env=False,
         )
-        self._route: Route = GenerateRoute()
         self._asleep: list[str] = []
         self.wake_s = 0.0
         """Seconds that it took to wake up when it last did."""
@@ -180,41 +178,21 @@ class EngineControl:
         """Replies that it samples finish with it."""
         self._asked("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    def tokenize(self, text: str) -> list[int] | None:
-        """The ids that the server's own tokenizer makes of `text`; None where it has none to ask."""
-        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        try:
-            return list(map(int, self._asked("POST", "/tokenize", body)["tokens"]))
-        except EngineRefused as error:
-            if error.status in (403, 404, 405, 501):
-                return None
-            raise
-
     def scored(self, row: Sequence[int], *, temperature: float, model: str, whole: bool = True) -> Scored:
         """Sample a token after the row as in a rollout, and score the row itself unless `whole` is False."""
-        if self._route.names_versions:
-            try:
-                return self._scored_by(self._route, row, temperature, model, whole)
-            except EngineRefused as error:
-                # Without --enable-scale-out the route is closed; an unknown model is 404 on either.
-                if error.status not in (403, 404):
-                    raise
-        found = self._scored_by(CompletionsRoute(), row, temperature, model, whole)
-        self._route = CompletionsRoute()
-        return found
-
-    def _scored_by(self, route: Route, row: Sequence[int], temperature: float, model: str, whole: bool) -> Scored:
-        sampling = sampling_fields(temperature, 1, likeliest=LIKELIEST) | ({"prompt_logprobs": 0} if whole else {})
-        answer = self._asked("POST", route.path, route.body(model, row, sampling))
+        body = generate_body(
+            model, row, temperature=temperature, max_new_tokens=1, likeliest=LIKELIEST, scores_prompt=whole
+        )
+        answer = self._asked("POST", GENERATE, body)
         try:
-            reply = route.read(answer)
+            reply = read_reply(answer)
             pairs = zip(row[1:], reply.prompt[1:], strict=True) if whole else ()
             given = tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
-            (label,) = [None] if reply.spans is None else [span.label for span in reply.spans]
+            (label,) = [span.label for span in reply.spans]
         except (EngineFault, KeyError, TypeError, ValueError) as error:
-            raise self._unlike_vllm(route.path, str(error) or one_line(error)) from error
+            raise self._unlike_vllm(GENERATE, str(error) or one_line(error)) from error
         if not reply.likeliest:
-            raise self._unlike_vllm(route.path, "no log-probs")
+            raise self._unlike_vllm(GENERATE, "no log-probs")
         return Scored(given, reply.likeliest, reply.model, label)
 
     def _unlike_vllm(self, path: str, found: str) -> EngineRefused:
@@ -244,6 +222,8 @@ def _advice(status: int, path: str) -> str:
         return " Give this side the --api-key that it was started with."
     if status == 404 and path in _DEVELOPER_PATHS:
         return " Start it with VLLM_SERVER_DEV_MODE=1."
+    if status == 403 and path == GENERATE:
+        return " Start it with --enable-scale-out."
     if status == 404 and path == "/v1/load_lora_adapter":
         return " Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
     return ""

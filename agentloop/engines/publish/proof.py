@@ -117,12 +117,7 @@ def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None
     """
     began = time.monotonic()
     subject, probe = f"the engine at {engine.url}, published {policy.label},", policy.probe
-    ids, number_type = engine.tokenize(probe.text), engine.number_type()
-    if ids is not None and ids != list(probe.text_ids):
-        raise ProofFailed(
-            f"{subject} must have the learner's tokenizer, got {len(ids)} other tokens of a text that has "
-            f"{len(probe.text_ids)}. Start it from the run's own model folder."
-        )
+    number_type = engine.number_type()
     if number_type != probe.number_type:
         raise ProofFailed(
             f"{subject} must multiply in {probe.number_type} as the run's engines did when it was written, got "
@@ -143,7 +138,7 @@ def prove(engine: EngineControl, policy: PublishedPolicy, *, record: Path | None
     if not proof.holds:
         raise ProofFailed(
             f"{subject} must sample with the learner's log-probs at temperature {probe.temperature:g}, got "
-            f"{_refusal(probe, proof, given, following)}"
+            f"{_refusal(proof, given, following)}"
         )
     return proof
 
@@ -161,7 +156,7 @@ def _scored(engine: EngineControl, policy: PublishedPolicy, row: Sequence[int], 
                 f"{subject} must take the probe's tokens, got: {error} It may have been started from another model."
             ) from error
         raise
-    if policy.kind == "full" and found.label not in (None, policy.label):
+    if policy.kind == "full" and found.label != policy.label:
         raise ProofFailed(
             f"{subject} must call its weights so, got {found.label!r}. It was started again, or somebody else "
             "publishes to it: publish again, and let one run publish to an engine."
@@ -195,7 +190,7 @@ def _following(probe: Probe, found: Sequence[Scored]) -> list[list[Compared]]:
     ]
 
 
-def _refusal(probe: Probe, proof: Proof, given: Sequence[Compared], following: Sequence[Sequence[Compared]]) -> str:
+def _refusal(proof: Proof, given: Sequence[Compared], following: Sequence[Sequence[Compared]]) -> str:
     """What shows that the engine has other weights, or samples otherwise, and what to do."""
     weights, sampling = proof.weights, proof.sampling
     if weights.is_behind:
@@ -209,13 +204,10 @@ def _refusal(probe: Probe, proof: Proof, given: Sequence[Compared], following: S
             f"{weights.limit:.2g}: it may have kept old weights (a CPU does, of a head tied to the embeddings, when "
             "the folder has none), or have been started from another model. Start it again from a published folder."
         )
-    temperature = _temperature(probe, following)
-    advice = "Start it with its own sampling settings."
-    if abs(temperature - 1) < 0.05:
-        advice = "It gives log-probs from before the temperature: start it with --logprobs-mode processed_logprobs."
     return (
         f"{_worst([one for row in following for one in row])}; next tokens differ by {sampling.difference:.3g} nats "
-        f"where rounding explains {sampling.limit:.2g}, as at temperature {temperature:.2g}. {advice}"
+        f"where rounding explains {sampling.limit:.2g}. Start it with --logprobs-mode processed_logprobs (else it "
+        "gives log-probs from before the temperature), and without sampling settings of its own."
     )
 
 
@@ -227,13 +219,3 @@ def _worst(compared: Sequence[Compared]) -> str:
     one = compared[max(range(len(apart)), key=lambda at: apart[at] if math.isfinite(apart[at]) else math.inf)]
     before = "" if one.before is None else f", {one.before:.4g} before the update"
     return f"{one.engine:.4g} of token {one.token} where it has {one.new:.4g}{before}"
-
-
-def _temperature(probe: Probe, following: Sequence[Sequence[Compared]]) -> float:
-    """The temperature of the engine's next tokens: the slope of their log-probs over the learner's, in each row."""
-    across, along = 0.0, 0.0
-    for row in following:
-        mean = math.fsum(one.new for one in row) / max(1, len(row))
-        across += math.fsum(one.engine * (one.new - mean) for one in row)
-        along += math.fsum(one.new * (one.new - mean) for one in row)
-    return probe.temperature * along / across if across > 0 else math.inf

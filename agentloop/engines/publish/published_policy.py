@@ -54,9 +54,6 @@ class Probe(BaseModel):
     next_log_probs: Numbers
     """Theirs at `temperature`."""
     next_rounding: Numbers
-    text: str
-    text_ids: tuple[int, ...]
-    """What the learner's tokenizer makes of `text`, without tokens added around it."""
 
 
 class PublishedPolicy(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import json
 import random
@@ -15,11 +14,24 @@ from dataclasses import dataclass, field
 import httpx2
 
 from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
-from agentloop.engines.remote.faults import ASKED_AGAIN, GONE, EngineFault, FaultKind
-from agentloop.engines.remote.reply_checks import checked_reply
-from agentloop.engines.remote.routes import WireReply, sampling_fields
-from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, ServerFacts, key_headers, trusted
+from agentloop.engines.remote.server_facts import (
+    CONNECT_TIMEOUT_S,
+    ServerFacts,
+    key_headers,
+    trusted,
+)
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
+from agentloop.engines.remote.wire import (
+    ASKED_AGAIN,
+    GENERATE,
+    GONE,
+    EngineFault,
+    FaultKind,
+    WireReply,
+    checked_reply,
+    generate_body,
+    read_reply,
+)
 from agentloop.errors import one_line, shortened
 
 _LOOK_AGAIN_S = 0.05
@@ -87,9 +99,6 @@ class RemoteEngine:
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self.faults: Counter[str] = Counter()
 
-    def __repr__(self) -> str:
-        return f"RemoteEngine({', '.join(self._urls.all)}; version {self._urls.newest})"
-
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
         return tuple(self._servers.values())
@@ -112,10 +121,7 @@ class RemoteEngine:
         self._urls.published(version, label=label or name or str(version), adapter=name, urls=chosen)
 
     def withdraw(self, url: str) -> None:
-        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone.
-
-        A route without version spans needs this before every reload, for a reply that lasts over it is then refused.
-        """
+        """Ask this engine no more until `published` names it again: its weights are about to change, or it is gone."""
         self._urls.withdraw(url)
 
     def begin(self, *, seed: int, temperature: float) -> None:
@@ -144,8 +150,8 @@ class RemoteEngine:
         async with session.slots:
             turn = _Turn(request)
             try:
-                async with asyncio.timeout(self._limits.turn_timeout_s) as clock:
-                    return await self._tried(session.client, turn, clock)
+                async with asyncio.timeout(self._limits.turn_timeout_s):
+                    return await self._tried(session.client, turn)
             except TimeoutError:
                 if turn.tried:
                     self._urls.failed(turn.tried[-1])
@@ -153,7 +159,7 @@ class RemoteEngine:
                 self.faults[FaultKind.DEADLINE] += 1
             raise GenerationFailed(f"{FaultKind.DEADLINE}: no reply within {self._limits.turn_timeout_s:g} s{last}")
 
-    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn, clock: asyncio.Timeout) -> Completion:
+    async def _tried(self, client: httpx2.AsyncClient, turn: _Turn) -> Completion:
         while True:
             while (url := self._urls.choose(turn.request.episode, turn.tried)) is None:
                 await asyncio.sleep(_LOOK_AGAIN_S)  # one that was withdrawn comes back when it has been proved
@@ -163,66 +169,39 @@ class RemoteEngine:
             except EngineFault as fault:
                 turn.fault = fault
                 self.faults[fault.kind] += 1
-                if not self._may_come_back(url, fault.kind):
+                # An engine that is gone may come back; not for ever.
+                if fault.kind not in GONE or self._urls.gone(url) >= self._limits.restart_timeout_s:
                     turn.counted = len(turn.tried) if fault.kind in GONE else turn.counted + 1
                 if fault.kind not in ASKED_AGAIN or turn.counted >= self._limits.tries:
                     raise GenerationFailed(f"{fault.kind}: {fault}") from None
             else:
                 self._urls.replied(url)
                 return reply
-            self._urls.failed(url, rest_s=turn.fault.retry_after_s)
-            await self._pause(turn, turn.fault, clock)
-
-    def _may_come_back(self, url: str, kind: FaultKind) -> bool:
-        """Whether the engine is gone, but not yet for so long that it never will be back."""
-        if kind not in GONE:
-            return False
-        weights = self._urls.weights(url)
-        says_nothing = not self._servers[url].route.names_versions and weights is not None and weights.adapter is None
-        if kind is FaultKind.CONNECTION and says_nothing:
-            # It may come back with its first weights, and nothing in its replies would say so.
-            self._urls.withdraw(url)
-        return self._urls.gone(url) < self._limits.restart_timeout_s
-
-    async def _pause(self, turn: _Turn, fault: EngineFault, clock: asyncio.Timeout) -> None:
-        """Wait before the next try, twice as long before each. Raises GenerationFailed where that would be too late.
-
-        Chance keeps the episodes of a batch, which all fail at once, from coming back at once.
-        """
-        doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
-        pause = doubled * self._chance.uniform(0.5, 1.5)
-        if self._urls.choose(turn.request.episode, turn.tried) in turn.tried:
-            pause = max(pause, fault.retry_after_s or 0.0)
-        until = asyncio.get_running_loop().time() + pause
-        if (deadline := clock.when()) is not None and until >= deadline:
-            raise GenerationFailed(f"{fault.kind}: {fault}; the next try, in {pause:.1f} s, would miss the deadline")
-        await asyncio.sleep(pause)
+            self._urls.failed(url)
+            doubled = min(self._limits.first_pause_s * 2 ** (len(turn.tried) - 1), _LONGEST_PAUSE_S)
+            # By chance: the episodes of a batch, which all fail at once, are not to come back at once.
+            await asyncio.sleep(doubled * self._chance.uniform(0.5, 1.5))
 
     async def _asked(self, client: httpx2.AsyncClient, url: str, request: GenerationRequest) -> Completion:
         """The reply of one engine. Raises EngineFault."""
         server, weights = self._servers[url], self._urls.weights(url)
         assert weights is not None  # chosen just now, and nothing was awaited since
-        room = None if server.max_model_len is None else server.max_model_len - len(request.prompt_ids)
-        if room is not None and request.max_new_tokens > room:
-            raise EngineFault(
-                FaultKind.REFUSED,
-                f"a prompt of {len(request.prompt_ids)} tokens and a reply of {request.max_new_tokens} "
-                f"where the engine takes {server.max_model_len}",
-            )
-        sampling = sampling_fields(self._temperature, request.max_new_tokens, stop_ids=sorted(self._stop_ids))
-        body = server.route.body(weights.adapter or server.model, request.prompt_ids, sampling)
-        answer = await self._posted(client, url + server.route.path, body)
+        body = generate_body(
+            weights.adapter or server.model,
+            request.prompt_ids,
+            temperature=self._temperature,
+            max_new_tokens=request.max_new_tokens,
+            stop_ids=sorted(self._stop_ids),
+        )
+        answer = await self._posted(client, url + GENERATE, body)
         if answer.status_code == httpx2.codes.NOT_FOUND and weights.adapter is not None:
             raise EngineFault(FaultKind.UNPROVED_VERSION, f"the engine has no {weights.adapter!r}: has it restarted?")
         self._check_status(answer)
         try:
-            reply = server.route.read(json.loads(answer.content))
+            reply = read_reply(json.loads(answer.content))
         except ValueError:
             raise EngineFault(FaultKind.CUT_BODY, f"{len(answer.content)} bytes that are no whole JSON") from None
         await self._labels_are_proved(url, reply, weights)
-        if reply.spans is None and weights.adapter is None and self._urls.weights(url) is not weights:
-            text = "a publish began before the reply ended, and this route does not say which weights sampled a token"
-            raise EngineFault(FaultKind.UNPROVED_VERSION, text)
         return checked_reply(
             reply,
             request,
@@ -248,25 +227,15 @@ class RemoteEngine:
     def _check_status(self, answer: httpx2.Response) -> None:
         if answer.status_code == httpx2.codes.OK:
             return
-        header = answer.headers.get("Retry-After", "").strip()
-        after = float(header) if header.isdecimal() else None  # it may be a date
-        text = f"status {answer.status_code}: {self._message(answer)}"
-        if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS:
-            raise EngineFault(FaultKind.BUSY, text, retry_after_s=after)
+        kind = FaultKind.BUSY if answer.status_code == httpx2.codes.TOO_MANY_REQUESTS else FaultKind.REFUSED
         if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise EngineFault(FaultKind.SERVER_ERROR, text, retry_after_s=after)
-        raise EngineFault(FaultKind.REFUSED, text)
-
-    def _message(self, answer: httpx2.Response) -> str:
-        """The server's reason, on one line; never the key, should the server repeat it."""
-        text = answer.text
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            text = str(json.loads(text)["error"]["message"])
-        return shortened(text.replace(self._key, "***") if self._key else text)
+            kind = FaultKind.SERVER_ERROR
+        text = answer.text.replace(self._key, "***") if self._key else answer.text  # should the server repeat it
+        raise EngineFault(kind, f"status {answer.status_code}: {shortened(text)}")
 
     async def _labels_are_proved(self, url: str, reply: WireReply, weights: Weights) -> None:
         """Wait a little for the proof of weights that came in while the reply was sampled."""
-        if reply.spans is None or weights.adapter is not None:
+        if weights.adapter is not None:
             return
         labels = {span.label for span in reply.spans} - {UNLABELLED}
         waited = 0.0

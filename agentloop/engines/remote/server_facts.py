@@ -1,4 +1,4 @@
-"""What an engine's server is asked before anything is sampled: which route it has, which model, how long a text."""
+"""What an engine's server is asked before anything is sampled: which vLLM it is, which model, how long a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute, Route, sampling_fields
+from agentloop.engines.remote.wire import GENERATE, generate_body
 from agentloop.errors import UserError, one_line, shortened
 
 LEAST_VERSION = "0.32"
@@ -26,7 +26,6 @@ class ServerFacts:
     url: str
     model: str
     """What the server calls the model itself, whatever adapters it has."""
-    route: Route
     max_model_len: int | None
     """Most tokens of a prompt and its reply; None where the server does not say."""
 
@@ -88,21 +87,24 @@ def ask_server(url: str, *, model: str | None = None, key: str | None) -> Server
             answer = client.get("/version")
             said = re.search(rb'"version":\s*"([^"]*)"', answer.content) if answer.is_success else None
             check_version("none" if said is None else said[1].decode(), key="engine.urls", where=url)
-            route = _route(client, card.id)
+            _warm_up(client, url, card.id)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise EngineAway(
                 f"engine.urls must answer, got {one_line(error)} from {url}. Start the engine, or change the URL."
             ) from None
-    return ServerFacts(url, card.id, route, card.max_model_len)
+    return ServerFacts(url, card.id, card.max_model_len)
 
 
-def _route(client: httpx2.Client, model: str) -> Route:
-    """The route that says which weights sampled, where it is open."""
-    route = GenerateRoute()
-    answer = client.post(route.path, json=route.body(model, [0], sampling_fields(1.0, 1)))
+def _warm_up(client: httpx2.Client, url: str, model: str) -> None:
+    """Sample a first token. Raises UserError where the route is closed that says which weights sampled it."""
+    answer = client.post(GENERATE, json=generate_body(model, [0], temperature=1.0, max_new_tokens=1))
     if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
         answer.raise_for_status()
-    return route if answer.status_code == httpx2.codes.OK else CompletionsRoute()
+    if answer.status_code != httpx2.codes.OK:
+        raise UserError(
+            f"engine.urls must say which weights sampled each token, got status {answer.status_code} from "
+            f"{url}{GENERATE}. Start the server with --enable-scale-out, as agentloop engine does."
+        )
 
 
 def _base_model(client: httpx2.Client, url: str, model: str | None) -> _Card:

@@ -12,9 +12,9 @@ UNLABELLED = "default"
 _REST_S = 5.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Weights:
-    """What an engine was proved to serve. Each publish makes its own: two are never equal."""
+    """What an engine was proved to serve."""
 
     version: int
     adapter: str | None = None
@@ -35,12 +35,9 @@ class ServingUrls:
 
     def published(self, version: int, *, label: str, adapter: str | None, urls: Collection[str]) -> None:
         """The engines at `urls` were proved to serve this version; the others go on with theirs."""
-        if label == UNLABELLED:
-            raise ValueError(f"label must not be {label!r}: a restarted engine calls any weights so")
         for url in urls:
-            if self._versions[url].setdefault(label, version) != version:
-                raise ValueError(f"{label!r} must name one version, got {version} after {self._versions[url][label]}")
-        self._serving |= {url: Weights(version, adapter) for url in urls}
+            self._versions[url][label] = version
+            self._serving[url] = Weights(version, adapter)
         self.newest = version
         self._rests_until |= dict.fromkeys(urls, 0.0)
 
@@ -56,9 +53,9 @@ class ServingUrls:
         """All that this engine was ever proved for, by the label that its spans give them."""
         return self._versions[url]
 
-    def failed(self, url: str, *, rest_s: float | None = None) -> None:
-        """Let other episodes go round it for `rest_s` seconds (None: a moment), where there is another."""
-        self._rests_until[url] = time.monotonic() + (_REST_S if rest_s is None else rest_s)
+    def failed(self, url: str) -> None:
+        """Let other episodes go round it for a moment, where there is another."""
+        self._rests_until[url] = time.monotonic() + _REST_S
 
     def gone(self, url: str) -> float:
         """Note that it can't be reached, or has lost its weights; seconds since it first was so."""

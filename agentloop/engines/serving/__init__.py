@@ -1,1 +1,1 @@
-"""Engines of this machine: started, watched, started again, and never without the proof that they serve the policy."""
+"""Engines of this machine: how they are started, watched, and given the policy with a proof."""

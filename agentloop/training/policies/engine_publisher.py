@@ -27,8 +27,7 @@ from agentloop.models.loading import LoadedModel
 from agentloop.models.policy_weights import PolicyWeights, RowScores
 from agentloop.rollouts.actors import stop_strings
 from agentloop.runs.run_folder import COMPLETE, RunFolder
-from agentloop.training.policies.publish import Publisher, write_published
-from agentloop.training.policies.shared_weights import shared_weights
+from agentloop.training.policies.publish import Publisher, shared_weights, write_published
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 from replay.ticket_records import PUBLISHING, SERVING
@@ -249,8 +248,7 @@ class Prober:
 
     def probe(self, tokenizer: PreTrainedTokenizerBase) -> Probe:
         """The probe of the weights as they are; of fixed texts where no trajectories were remembered."""
-        text = "\n".join(_TEXTS)
-        rows = self._rows or tuple(_encoded(tokenizer, part) for part in _TEXTS)
+        rows = self._rows or tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in _TEXTS)
         found = self._scores(rows)
         return Probe(
             number_type=self._number_type,
@@ -262,13 +260,7 @@ class Prober:
             next_ids=tuple(row.next_ids for row in found),
             next_log_probs=tuple(row.next_log_probs for row in found),
             next_rounding=tuple(row.next_rounding for row in found),
-            text=text,
-            text_ids=_encoded(tokenizer, text),
         )
 
     def _scores(self, rows: Rows) -> list[RowScores]:
         return self._weights.scores(rows, number_type=self._number_type, temperature=self._temperature, most=LIKELIEST)
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False))

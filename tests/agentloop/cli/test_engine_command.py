@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.agentloop.engines.serving.test_engine_watch import LIMIT_S, until
-from tests.fakes.runs import ROOT
+from agentloop.engines.serving.engine_process import free_port
+from tests.fakes.processes import Program
 from tests.fakes.scripted_http import scripted_server
 from tests.fakes.shell import Shell
 
@@ -36,22 +33,27 @@ def test_what_it_needs_is_one_line(words: tuple[str, ...], expected: str, shell:
 
 @pytest.mark.slow
 def test_attached_it_says_whether_the_engine_answers_and_leaves_when_asked(tmp_path: Path) -> None:
-    output = tmp_path / "output.txt"
-    environment = {**os.environ, "AGENTLOOP_ENGINE_KEY": "the-secret"}
-    with scripted_server() as server, output.open("wb") as file:
+    with scripted_server() as server:
         server.answers["/health"] = (200, None)
         run = tmp_path / "run-001"  # which is there only later
-        command = [sys.executable, "-m", "agentloop", "engine", "--attach", server.url, "--run", str(run)]
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
-        try:
-            until(lambda: "engine: waits for the run" in output.read_text())
+        words, place = ["engine", "--attach", server.url, "--run", run], {"AGENTLOOP_ENGINE_KEY": "the-secret"}
+        with Program(*words, place=place) as process:
+            process.says("engine: waits for the run")
             run.mkdir()
-            until(lambda: f"engine: answers at {server.url}" in output.read_text())
+            process.says(f"engine: answers at {server.url}")
             server.answers["/health"] = (503, None)
-            until(lambda: "is gone from" in output.read_text())
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(LIMIT_S) == 0
-        finally:
-            process.kill()
-            process.wait()
-    assert "the-secret" not in output.read_text()
+            process.says("does not answer at")
+            process.send(signal.SIGTERM)
+            assert process.wait() == 0
+    assert "the-secret" not in process.output
+
+
+@pytest.mark.slow
+def test_it_ends_with_the_reason_when_its_vllm_dies(tmp_path: Path) -> None:
+    vllm = tmp_path / "vllm"
+    vllm.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 0.32.0 && exit\necho "OSError: no such GPU"; exit 3\n')
+    vllm.chmod(0o755)
+    with Program("engine", "m", "--vllm", vllm, "--run", tmp_path, "--port", str(free_port())) as process:
+        assert process.wait() == 2
+    (line,) = process.errors
+    assert line.startswith("agentloop: vllm serve must start, got exit code 3: OSError: no such GPU All of it: ")

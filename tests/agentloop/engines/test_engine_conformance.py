@@ -1,4 +1,4 @@
-"""What an engine must hold, whoever serves it: the test server, by both routes, and the one that VLLM_URL names.
+"""What an engine must hold, whoever serves it: the test server, and the one that VLLM_URL names.
 
 `VLLM_URL=http://127.0.0.1:8000 AGENTLOOP_ENGINE_KEY=... pytest tests/agentloop/engines/test_engine_conformance.py`
 needs a server of float32 weights with `--logprobs-mode processed_logprobs` whose model's folder is on this machine;
@@ -20,10 +20,9 @@ from transformers import PreTrainedModel
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute
 from agentloop.engines.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
-from tests.fakes.engine_replies import replies_of
-from tests.fakes.engine_sampling import load, plain_log_probs, plain_scores, save_adapter
+from agentloop.engines.remote.wire import GENERATE, generate_body
+from tests.fakes.engine_sampling import load, plain_log_probs, plain_scores, replies_of, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 
 KEY = "a-key-that-nobody-sees"
@@ -81,17 +80,15 @@ def server(qwen2: Path) -> Iterator[EngineServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[(url, route) for url in (None, REAL)[: 1 + bool(REAL)] for route in range(2)])
+@pytest.fixture(scope="module", params=(None, REAL)[: 1 + bool(REAL)])
 def subject(request: pytest.FixtureRequest, server: EngineServer) -> Subject:
-    """By the route that names versions (0), and by the other one (1)."""
-    url, route = request.param[0] or server.address, request.param[1]
+    url = request.param or server.address
     key = read_key("AGENTLOOP_ENGINE_KEY") if url == REAL else KEY
     facts = ask_server(url, key=key)
-    assert isinstance(facts.route, GenerateRoute), "the server must be started with --enable-scale-out"
     httpx2.post(f"{url}/update_weight_version", json={"new_version": str(VERSION)}).raise_for_status()
     root = httpx2.get(f"{url}/v1/models", headers=key_headers(key)).json()["data"][0]["root"]
     folder = os.environ.get("VLLM_MODEL", root) if url == REAL else root
-    return Subject(replace(facts, route=CompletionsRoute()) if route else facts, key, load(folder))
+    return Subject(facts, key, load(folder))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -122,36 +119,30 @@ def test_a_greedy_reply_is_the_most_likely_one_and_ends_with_its_stop_token(subj
 
 def test_a_prompt_is_read_token_for_token(subject: Subject) -> None:
     prompt = [subject.vocabulary - 1, 0, 0, 1, *sorted(subject.stop_ids)[:3], 5]
-    body = subject.facts.route.body(subject.facts.model, prompt, {"temperature": 1.0, "max_tokens": 2})
-    url, headers = subject.facts.url + subject.facts.route.path, key_headers(subject.key)
+    body = generate_body(subject.facts.model, prompt, temperature=1.0, max_new_tokens=2)
+    url, headers = subject.facts.url + GENERATE, key_headers(subject.key)
     answer = httpx2.post(url, json={**body, "return_token_ids": True}, headers=headers).raise_for_status().json()
     assert (answer.get("prompt_token_ids") or answer["choices"][0]["prompt_token_ids"]) == prompt
     request = GenerationRequest(0, prompt, 8)
     subject.assert_own(request, *subject.replies(request))
 
 
-def test_a_version_that_was_not_proved_is_refused_where_the_route_names_it(subject: Subject) -> None:
+def test_a_version_that_was_not_proved_is_refused(subject: Subject) -> None:
     engine = subject.engine(version=VERSION + 1)
     (reply,) = replies_of(engine, [GenerationRequest(0, subject.prompt(0), 4)])
-    if subject.facts.route.names_versions:
-        said = f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
-        assert (str(reply), engine.faults) == (said, {"unproved_version": 3})
-    else:
-        assert recorded(reply).policy_version == VERSION + 1  # nobody but who published can know
+    said = f"unproved_version: tokens of weights '{VERSION}', for which the engine has not been proved"
+    assert (str(reply), engine.faults) == (said, {"unproved_version": 3})
 
 
-def test_a_prompt_that_leaves_no_room_or_is_none_of_the_models_is_refused(subject: Subject) -> None:
+def test_a_prompt_that_is_too_long_or_none_of_the_models_is_refused(subject: Subject) -> None:
     longest = subject.facts.max_model_len
     assert longest is not None
-    request = GenerationRequest(0, subject.prompt(0, longest - 3), 4)
-    said = f"refused: a prompt of {longest - 3} tokens and a reply of 4 where the engine takes {longest}"
-    assert str(replies_of(subject.engine(), [request])[0]) == said
-    assert len(subject.replies(replace(request, max_new_tokens=3))[0].token_ids) <= 3
-    silent = replace(subject, facts=replace(subject.facts, max_model_len=None)).engine()
-    wrong = [[1, subject.vocabulary + 100_000], subject.prompt(0, longest + 1)]
-    outside, long = (str(reply) for reply in replies_of(silent, [GenerationRequest(0, ids, 4) for ids in wrong]))
+    engine, wrong = subject.engine(), [[1, subject.vocabulary + 100_000], subject.prompt(0, longest + 1)]
+    outside, long = (str(reply) for reply in replies_of(engine, [GenerationRequest(0, ids, 4) for ids in wrong]))
     assert outside.startswith("refused: status 400: ") and long.startswith("refused: status 400: ")
-    assert f" {longest}" in long and silent.faults == {"refused": 2}
+    assert f" {longest}" in long and engine.faults == {"refused": 2}
+    request = GenerationRequest(0, subject.prompt(0, longest - 3), 3)
+    assert len(subject.replies(request)[0].token_ids) <= 3
 
 
 def test_an_adapter_samples_under_its_own_name(subject: Subject, tmp_path: Path) -> None:

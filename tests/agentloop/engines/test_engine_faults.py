@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import torch
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
-from agentloop.engines.remote.faults import ASKED_AGAIN, FaultKind
-from agentloop.engines.remote.routes import CompletionsRoute
 from agentloop.engines.remote.server_facts import ask_server, read_key
+from agentloop.engines.remote.wire import ASKED_AGAIN, FaultKind
 from agentloop.errors import UserError
-from tests.fakes.engine_replies import replies_of
-from tests.fakes.engine_sampling import plain_log_probs
+from tests.fakes.engine_sampling import load, plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.engine_traps import Trap
 
@@ -28,6 +28,7 @@ KEY = "a-key-that-nobody-sees"
 QUICK = EngineLimits(first_pause_s=0.01, proof_timeout_s=0.1, turn_timeout_s=20.0, restart_timeout_s=0.0)
 VERSION = 5
 REQUEST = GenerationRequest(3, [5, 9, 2, 70, 11], 12)
+LONG = replace(REQUEST, max_new_tokens=120)
 MANY = [replace(REQUEST, episode=episode) for episode in range(12)]
 FAULTS = {
     Trap.BUSY: FaultKind.BUSY,
@@ -63,12 +64,10 @@ def server(both: tuple[EngineServer, EngineServer]) -> EngineServer:
     return both[0]
 
 
-def connected(*servers: EngineServer, route: str = "generate", **limits: Any) -> RemoteEngine:
+def connected(*servers: EngineServer, **limits: Any) -> RemoteEngine:
     facts = [ask_server(server.address, key=KEY) for server in servers]
     for server in servers:
         server.requests.clear()
-    if route == "completions":
-        facts = [replace(each, route=CompletionsRoute()) for each in facts]
     size = servers[0].models.vocabulary
     engine = RemoteEngine(facts, key=KEY, stop_ids=frozenset(), vocab_size=size, limits=replace(QUICK, **limits))
     engine.published(VERSION)
@@ -88,11 +87,11 @@ def assert_good(server: EngineServer, *replies: Completion | GenerationFailed) -
         assert (len(reply.token_ids), reply.policy_version) == (REQUEST.max_new_tokens, VERSION)
 
 
-def reply_while(engine: RemoteEngine, meanwhile: Any) -> Completion:
+def reply_while(engine: RemoteEngine, meanwhile: Any, request: GenerationRequest = REQUEST) -> Completion:
     """The reply to a request that is under way while `meanwhile()` happens."""
 
     async def both() -> Completion:
-        turn = asyncio.create_task(engine.reply(REQUEST))
+        turn = asyncio.create_task(engine.reply(request))
         try:
             await meanwhile()
             return await turn
@@ -103,11 +102,10 @@ def reply_while(engine: RemoteEngine, meanwhile: Any) -> Completion:
 
 
 @pytest.mark.parametrize(("trap", "kind"), FAULTS.items())
-@pytest.mark.parametrize("route", ["generate", "completions"])
 def test_a_fault_that_passes_costs_a_second_try_and_one_that_stays_costs_the_turn(
-    server: EngineServer, trap: Trap, kind: FaultKind, route: str
+    server: EngineServer, trap: Trap, kind: FaultKind
 ) -> None:
-    engine = connected(server, route=route)
+    engine = connected(server)
     server.traps.set(trap)
     failure = asked(engine)
     assert isinstance(failure, GenerationFailed) and str(failure).startswith(f"{kind}: ")
@@ -139,6 +137,10 @@ def test_what_can_not_be_an_engine_of_the_run_is_refused(server: EngineServer) -
         with pytest.raises(UserError, match=rf"engine.urls must be of vLLM 0\.32 or newer, got {version} at http://1"):
             ask_server(server.address, key=KEY)
     server.version = "0.32.0"
+    server.scale_out = False
+    with pytest.raises(UserError, match="engine.urls must say which weights sampled .* got status 403 .*--enable-sca"):
+        ask_server(server.address, key=KEY)
+    server.scale_out = True
 
 
 def test_another_engine_takes_over_the_turns_of_one_that_has_gone(both: tuple[EngineServer, EngineServer]) -> None:
@@ -187,23 +189,6 @@ def test_a_turn_waits_for_an_engine_to_be_proved_until_its_deadline(server: Engi
     assert_good(server, reply_while(engine, publish))
 
 
-def test_retry_after_is_waited_for_unless_the_deadline_comes_first(server: EngineServer) -> None:
-    engine = connected(server)
-    server.traps.retry_after = "1"
-    server.traps.set(Trap.BUSY, 1)
-    began = time.monotonic()
-    assert_good(server, asked(engine))
-    assert time.monotonic() - began >= 1.0
-    server.traps.retry_after = "3600"
-    server.traps.set(Trap.BUSY)
-    said = "busy: status 429: too many requests; the next try, in 3600.0 s, would miss"
-    assert str(asked(engine)).startswith(said)
-    server.traps.retry_after = "Wed, 21 Oct 2015 07:28:00 GMT"  # it says nothing then
-    server.traps.set(Trap.BUSY, 1)
-    assert_good(server, asked(engine))
-    server.traps.retry_after = "0"
-
-
 def test_settings_that_vllm_does_not_know_are_not_sent(server: EngineServer) -> None:
     asked(connected(server))
     (body,) = server.requests
@@ -212,12 +197,6 @@ def test_settings_that_vllm_does_not_know_are_not_sent(server: EngineServer) -> 
     whole |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     asked_for = {"max_tokens": 12, "stop_token_ids": [], "logprobs": 0, "detokenize": False}
     assert body["sampling_params"] == whole | asked_for
-    server.scale_out = False
-    try:
-        assert_good(server, asked(connected(server)))
-        assert server.requests[-1].keys() >= {"prompt", "return_tokens_as_token_ids"}
-    finally:
-        server.scale_out = True
 
 
 def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineServer) -> None:
@@ -235,26 +214,8 @@ def test_turns_wait_for_an_engine_that_restarts_and_lose_no_try(server: EngineSe
     assert_good(server, reply_while(engine, prove))
 
 
-def test_an_engine_that_was_gone_is_not_asked_again_unproved_where_the_route_names_no_versions(qwen2: Path) -> None:
-    with serving(qwen2, key=KEY) as server:
-        engine = connected(server, route="completions", turn_timeout_s=0.5)
-        port = server.port
-    assert str(asked(engine)).startswith("deadline: no reply within 0.5 s; before it, connection: ")
-    with serving(qwen2, key=KEY, port=port) as server:
-        server.models.model.generation_config.eos_token_id = None
-        assert str(asked(engine)) == "deadline: no reply within 0.5 s"
-        engine.published(VERSION + 1)
-        reply = asked(engine)
-        assert isinstance(reply, Completion) and reply.policy_version == VERSION + 1
-
-
-def test_a_label_names_one_version_and_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
-    engine = connected(server)
-    with pytest.raises(ValueError, match="label must not be 'default'"):
-        engine.published(6, label="default")
-    with pytest.raises(ValueError, match="'5' must name one version, got 6 after 5"):
-        engine.published(6, label="5")
-    unpublished = RemoteEngine(engine.servers, key=KEY, stop_ids=frozenset(), vocab_size=9)
+def test_nothing_is_sampled_before_a_publish(server: EngineServer) -> None:
+    unpublished = RemoteEngine(connected(server).servers, key=KEY, stop_ids=frozenset(), vocab_size=9)
     with pytest.raises(RuntimeError, match="must come before anything is sampled"):
         _ = unpublished.policy_version
 
@@ -305,3 +266,55 @@ def test_a_cancelled_turn_frees_its_place(server: EngineServer) -> None:
 
     assert_good(server, asyncio.run(cancelled_then_asked()))
     assert engine.faults == {}
+
+
+@pytest.fixture(scope="module")
+def next_weights(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, model = tmp_path_factory.mktemp("weights") / "next", load(qwen2)
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    return folder
+
+
+async def posted(server: EngineServer, *asked: tuple[str, object]) -> None:
+    """Between two tokens of a long reply."""
+    while not server.models.running:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.03)
+    async with httpx2.AsyncClient(base_url=server.address) as client:
+        for path, body in asked:
+            (await client.post(path, json=body)).raise_for_status()
+
+
+def test_each_token_of_a_reply_over_a_publish_has_its_own_version(
+    server: EngineServer, next_weights: Path, qwen2: Path
+) -> None:
+    engine = connected(server, proof_timeout_s=5.0)
+    server.models.pace_s = 0.002
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(next_weights)}}
+    steps = [("/collective_rpc", reload), ("/update_weight_version", {"new_version": "next"}), ("/resume", None)]
+
+    async def publish() -> None:
+        await posted(server, ("/pause?mode=keep", None), *steps)
+        await asyncio.sleep(0.3)  # the proof may end after the reply
+        engine.published(VERSION + 1, label="next")
+
+    reply = reply_while(engine, publish, LONG)
+    assert isinstance(reply.policy_version, tuple)
+    first = reply.policy_version.count(VERSION)
+    assert reply.policy_version == (VERSION,) * first + (VERSION + 1,) * (120 - first)
+    assert 0 < first < 120
+    old, new = (plain_log_probs(load(folder), LONG.prompt_ids, reply.token_ids) for folder in (qwen2, next_weights))
+    assert reply.log_probs == pytest.approx([*old[:first], *new[first:]], abs=1e-3)
+    assert reply.log_probs != pytest.approx(old, abs=1e-2)
+    assert engine.faults == {}
+
+
+def test_a_reply_that_a_pause_aborts_is_asked_again(server: EngineServer) -> None:
+    engine = connected(server)
+    server.models.pace_s = 0.002
+    reply = reply_while(engine, lambda: posted(server, ("/pause?mode=abort", None), ("/resume", None)), LONG)
+    assert (len(reply.token_ids), engine.faults) == (120, {"aborted": 1})

@@ -1,4 +1,4 @@
-"""Answers of both routes of vLLM: what a right one says, and what is never recorded of a wrong one."""
+"""Answers of vLLM: what a right one says, and what is never recorded of a wrong one."""
 
 from __future__ import annotations
 
@@ -10,30 +10,23 @@ from typing import Any
 import pytest
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest, recordable
-from agentloop.engines.remote.faults import EngineFault
-from agentloop.engines.remote.reply_checks import checked_reply
-from agentloop.engines.remote.routes import CompletionsRoute, GenerateRoute
 from agentloop.engines.remote.serving_urls import Weights
+from agentloop.engines.remote.wire import EngineFault, checked_reply, read_reply
 
 REQUEST = GenerationRequest(0, [1, 2], 3)
 SCORED = {5: -1.0, 6: -0.5, 7: -2.0}
 CHOICE: dict[str, Any] = {"token_ids": [*SCORED], "finish_reason": "length"}
 SPANS = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 3}]
-LOG_PROBS: dict[str, Any] = {
-    "generate": {"content": [{"token_id": token, "logprob": value} for token, value in SCORED.items()]},
-    "completions": {"tokens": [f"token_id:{token}" for token in SCORED], "token_logprobs": [*SCORED.values()]},
-}
-ROUTES = {"generate": GenerateRoute(), "completions": CompletionsRoute()}
-LOG_PROB = {"generate": ("logprobs", "content", 1, "logprob"), "completions": ("logprobs", "token_logprobs", 1)}
-SCORED_ID = {"generate": ("logprobs", "content", 1, "token_id"), "completions": ("logprobs", "tokens", 1)}
+LOG_PROBS = {"content": [{"token_id": token, "logprob": value} for token, value in SCORED.items()]}
+LOG_PROB, SCORED_ID = (("logprobs", "content", 1, name) for name in ("logprob", "token_id"))
 TOKEN = ("token_ids", 1)
 
 
 def checked(
-    route: str, changes: dict[Any, Any], *, weights: Weights | None = None, request: GenerationRequest = REQUEST
+    changes: dict[Any, Any], *, weights: Weights | None = None, request: GenerationRequest = REQUEST
 ) -> Completion:
     """The completion of an answer whose choice, or whole, is changed at some paths."""
-    choice = {**CHOICE, "logprobs": LOG_PROBS[route], "weight_versions": SPANS}
+    choice = {**CHOICE, "logprobs": LOG_PROBS, "weight_versions": SPANS}
     answer = copy.deepcopy({"model": "tiny", "usage": {"prompt_tokens": 2}, "choices": [choice]})
     for path, value in changes.items():
         place: Any = answer if path[0] in answer else answer["choices"][0]  # type: ignore[index]
@@ -41,7 +34,7 @@ def checked(
             place = place[name]
         place[path[-1]] = value
     return checked_reply(
-        ROUTES[route].read(answer),
+        read_reply(answer),
         request,
         stop_ids=frozenset({9}),
         vocab_size=20,
@@ -50,29 +43,28 @@ def checked(
     )
 
 
-def test_a_right_reply_has_the_version_of_each_token_or_that_of_its_engine() -> None:
+def test_a_right_reply_has_the_version_of_each_token_or_that_of_its_adapter() -> None:
     expected = Completion((5, 6, 7), (-1.0, -0.5, -2.0), (3, 4, 4))
-    assert checked("generate", {}) == expected
-    assert checked("generate", {("weight_versions", 1, "version"): "a"}) == replace(expected, policy_version=3)
-    assert checked("completions", {}) == replace(expected, policy_version=4)
+    assert checked({}) == expected
+    assert checked({("weight_versions", 1, "version"): "a"}) == replace(expected, policy_version=3)
     adapter = Weights(8, "run@8")
-    assert checked("generate", {("model",): "run@8"}, weights=adapter) == replace(expected, policy_version=8)
+    assert checked({("model",): "run@8"}, weights=adapter) == replace(expected, policy_version=8)
     ended = {("finish_reason",): "stop", ("token_ids", 2): 9, ("logprobs", "content", 2, "token_id"): 9}
-    assert checked("generate", ended, request=replace(REQUEST, max_new_tokens=10)).token_ids == (5, 6, 9)
+    assert checked(ended, request=replace(REQUEST, max_new_tokens=10)).token_ids == (5, 6, 9)
 
 
 WRONG = [
     ({("usage", "prompt_tokens"): 3}, "3 tokens read of a prompt of 2"),
     ({("usage",): None}, "None tokens read of a prompt of 2"),
     ({("logprobs",): None}, "0 log-probs for 3 tokens"),
-    ({"log_prob": None}, "a log-prob of None, which stands for none"),
-    ({"log_prob": -9999.0}, "a log-prob of -9999.0, which stands for none"),
-    ({"log_prob": -math.inf}, "a log-prob of -inf, which stands for none"),
-    ({"log_prob": math.nan}, "log-probs with nan among them"),
-    ({"log_prob": 0.25}, "a log-prob of 0.25, which is above 0"),
-    ({"scored": 8}, "log-probs of other tokens than those of the reply"),
-    ({"scored": 20, TOKEN: 20}, "token 20 of a vocabulary of 20"),
-    ({"scored": 9, TOKEN: 9}, "1 tokens after the stop token 9"),
+    ({LOG_PROB: None}, "a log-prob of None, which stands for none"),
+    ({LOG_PROB: -9999.0}, "a log-prob of -9999.0, which stands for none"),
+    ({LOG_PROB: -math.inf}, "a log-prob of -inf, which stands for none"),
+    ({LOG_PROB: math.nan}, "log-probs with nan among them"),
+    ({LOG_PROB: 0.25}, "a log-prob of 0.25, which is above 0"),
+    ({SCORED_ID: 8}, "log-probs of other tokens than those of the reply"),
+    ({SCORED_ID: 20, TOKEN: 20}, "token 20 of a vocabulary of 20"),
+    ({SCORED_ID: 9, TOKEN: 9}, "1 tokens after the stop token 9"),
     ({TOKEN: "6"}, "not what the route answers with: TypeError"),
     ({("choices",): []}, "not what the route answers with: ValueError"),
     ({("finish_reason",): "stop"}, "a reply that stopped at token 7, which is no stop token of the policy"),
@@ -81,14 +73,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "said"), WRONG, ids=[said for _, said in WRONG])
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_reply_that_is_wrong_is_never_recorded(route: str, changes: dict[Any, Any], said: str) -> None:
-    names = {"log_prob": LOG_PROB[route], "scored": SCORED_ID[route]}
-    given = {names.get(path, path): value for path, value in changes.items()}
-    if route == "completions" and "scored" in changes:
-        given[SCORED_ID[route]] = f"token_id:{changes['scored']}"
+def test_a_reply_that_is_wrong_is_never_recorded(changes: dict[Any, Any], said: str) -> None:
     with pytest.raises(EngineFault) as fault:
-        checked(route, given)
+        checked(changes)
     assert (fault.value.kind, str(fault.value)[: len(said)]) == ("wrong_reply", said)
 
 
@@ -100,26 +87,25 @@ NOT_COVERED += [([(0, 0), (0, 3)], "0 to 0, 0 to 3"), ([], "none")]
 def test_each_token_must_be_in_one_span(spans: list[tuple[int, int]], said: str) -> None:
     given = [{"version": "a", "start": start, "end": end} for start, end in spans]
     with pytest.raises(EngineFault, match=f"^spans of weights that do not cover its 3 tokens once: {said}$"):
-        checked("generate", {("weight_versions",): given or None})
+        checked({("weight_versions",): given or None})
 
 
 UNPROVED = "tokens of weights 'default', for which the engine has not been proved"
-OTHERS: list[tuple[str, dict[Any, Any], Weights, int, str, str]] = [
-    ("generate", {("finish_reason",): "abort"}, Weights(4), 3, "aborted", "the server gave the reply up"),
-    ("generate", {}, Weights(4), 2, "wrong_reply", "3 tokens where 1 to 2 were asked for"),
-    ("generate", {}, Weights(4), 6, "wrong_reply", "a reply of 3 tokens that is cut where 6 were asked for"),
-    ("generate", {}, Weights(8, "run@8"), 3, "wrong_reply", "a reply of 'tiny', asked of 'run@8'"),
-    ("generate", {("weight_versions", 1, "version"): "default"}, Weights(4), 3, "unproved_version", UNPROVED),
-    ("completions", {("logprobs", "tokens", 0): "five"}, Weights(4), 3, "wrong_reply", "not what the route"),
+OTHERS: list[tuple[dict[Any, Any], Weights, int, str, str]] = [
+    ({("finish_reason",): "abort"}, Weights(4), 3, "aborted", "the server gave the reply up"),
+    ({}, Weights(4), 2, "wrong_reply", "3 tokens where 1 to 2 were asked for"),
+    ({}, Weights(4), 6, "wrong_reply", "a reply of 3 tokens that is cut where 6 were asked for"),
+    ({}, Weights(8, "run@8"), 3, "wrong_reply", "a reply of 'tiny', asked of 'run@8'"),
+    ({("weight_versions", 1, "version"): "default"}, Weights(4), 3, "unproved_version", UNPROVED),
 ]
 
 
-@pytest.mark.parametrize(("route", "changes", "weights", "limit", "kind", "said"), OTHERS)
+@pytest.mark.parametrize(("changes", "weights", "limit", "kind", "said"), OTHERS)
 def test_a_reply_of_another_length_or_of_other_weights_is_refused(
-    route: str, changes: dict[Any, Any], weights: Weights, limit: int, kind: str, said: str
+    changes: dict[Any, Any], weights: Weights, limit: int, kind: str, said: str
 ) -> None:
     with pytest.raises(EngineFault) as fault:
-        checked(route, changes, weights=weights, request=replace(REQUEST, max_new_tokens=limit))
+        checked(changes, weights=weights, request=replace(REQUEST, max_new_tokens=limit))
     assert (fault.value.kind, str(fault.value)[: len(said)]) == (kind, said)
 
 

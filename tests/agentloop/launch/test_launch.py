@@ -16,16 +16,16 @@ from agentloop.launch.supervised_role import Restarts
 from tests.docs.blocks import blocks
 from tests.fakes.launched import (
     ENDS_WHEN_THERE_IS_A_FILE,
+    NAMES,
     STAYS,
-    launched,
+    Launch,
     left_over,
     starts,
-    until,
     words,
     write_roles,
 )
+from tests.fakes.processes import until
 
-NAMES = ("learner", "engine-0", "worker-0", "worker-1")
 BEGINS = """
 import sys
 from datetime import UTC, datetime
@@ -38,31 +38,20 @@ OUTSIDE = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {chil
 """Starts one more process, in a session of its own, as `agentloop engine` starts vLLM."""
 
 
-def three_roles(folder: Path) -> Path:
-    return write_roles(
-        folder,
-        {
-            "learner": {"command": words(ENDS_WHEN_THERE_IS_A_FILE, "learner")},
-            "engine": {"command": words(STAYS, "engine-{index}")},
-            "worker": {"count": 2, "command": words(STAYS, "worker-{index}")},
-        },
-    )
-
-
 @pytest.mark.slow
 def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_ended(tmp_path: Path) -> None:
-    with launched(three_roles(tmp_path)) as launch:
+    with Launch(write_roles(tmp_path)) as launch:
         run = launch.run
-        until(lambda: all(starts(run, name) for name in NAMES), launch.printed)
+        until(lambda: all(starts(run, name) for name in NAMES), lambda: launch.output)
         for name in NAMES:
             os.kill(starts(run, name)[-1], signal.SIGKILL)
-        until(lambda: all(len(starts(run, name)) == 2 for name in NAMES), launch.printed)
+        until(lambda: all(len(starts(run, name)) == 2 for name in NAMES), lambda: launch.output)
         (run / "end").touch()
-        assert launch.wait() == 0, launch.printed
+        assert launch.wait() == 0, launch.output
     assert all((run / f"{name}.left").read_text() == "asked" for name in NAMES[1:])
     assert left_over(run) == []
-    assert "worker-1 | worker-1 is up" in launch.printed
-    assert "learner  | [has died with signal 9; started again in 1 s]" in launch.printed
+    assert "worker-1 | worker-1 is up" in launch.output
+    assert "learner  | [has died with signal 9; started again in 1 s]" in launch.output
     logged = [json.loads(line) for line in (run / "logs" / "engine-0.jsonl").read_text().splitlines()]
     assert {(entry["role"], datetime.fromisoformat(entry["time"]).tzinfo) for entry in logged} == {("engine-0", UTC)}
     assert [entry["pid"] for entry in logged if entry["event"] == "started"] == starts(run, "engine-0")
@@ -75,12 +64,12 @@ def test_each_role_comes_back_after_kill_9_and_all_leave_when_the_learner_has_en
 def test_one_signal_asks_every_role_to_leave_and_nothing_is_left(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    with launched(three_roles(tmp_path)) as launch:
+    with Launch(write_roles(tmp_path)) as launch:
         run = launch.run
         until(lambda: all((run / "logs" / f"{name}.jsonl").exists() and starts(run, name) for name in NAMES))
-        until(lambda: launch.printed.count("is up") == len(NAMES), launch.printed)
+        until(lambda: launch.output.count("is up") == len(NAMES), lambda: launch.output)
         launch.send(number)
-        assert launch.wait() == code, launch.printed
+        assert launch.wait() == code, launch.output
     assert all((run / f"{name}.left").exists() for name in NAMES)
     assert left_over(run) == []
 
@@ -91,9 +80,9 @@ def test_what_the_user_must_mend_in_the_learner_ends_all_with_its_code(tmp_path:
         "learner": {"command": ["sh", "-c", "echo loss must be one of them; sleep 1; exit 2"]},
         "worker": {"command": words(STAYS, "worker-{index}")},
     }
-    with launched(write_roles(tmp_path, roles)) as launch:
+    with Launch(write_roles(tmp_path, roles)) as launch:
         assert launch.wait() == 2
-    assert "learner must not fail, got exit code 2: loss must be one of them" in launch.printed
+    assert "learner must not fail, got exit code 2: loss must be one of them" in launch.output
     assert left_over(launch.run) == []
 
 
@@ -111,10 +100,10 @@ def test_a_role_that_does_not_stay_up_ends_the_launch_with_its_last_lines(tmp_pa
         "learner": {"command": words(STAYS, "learner")},
         "judge": {"command": ["sh", "-c", "echo no such model; exit 3"]},
     }
-    with launched(write_roles(tmp_path, roles)) as launch:
+    with Launch(write_roles(tmp_path, roles)) as launch:
         assert launch.wait() == 1
-    assert "judge-0 must stay up, got 5 ends one after the other, the last one with exit code 3" in launch.printed
-    assert "no such model" in launch.printed.splitlines()[-1]
+    assert "judge-0 must stay up, got 5 ends one after the other, the last one with exit code 3" in launch.output
+    assert "no such model" in launch.output.splitlines()[-1]
     assert (launch.run / "learner.left").exists()
 
 
@@ -129,15 +118,15 @@ def test_what_a_role_started_in_a_session_of_its_own_ends_with_it_and_one_that_d
         "engine": {"command": words(OUTSIDE.format(child=child) + STAYS, "engine-{index}")},
         "worker": {"command": [sys.executable, "-c", deaf], "stop_s": 0.5},
     }
-    with launched(write_roles(tmp_path, roles)) as launch:
+    with Launch(write_roles(tmp_path, roles)) as launch:
         run = launch.run
-        until(lambda: len(left_over(run)) == 4 and bool(starts(run, "engine-0")), launch.printed)
+        until(lambda: len(left_over(run)) == 4 and bool(starts(run, "engine-0")), lambda: launch.output)
         os.kill(starts(run, "engine-0")[0], signal.SIGKILL)
-        until(lambda: len(starts(run, "engine-0")) == 2, launch.printed)
-        until(lambda: len(left_over(run)) == 4 and "| deaf" in launch.printed, launch.printed)
+        until(lambda: len(starts(run, "engine-0")) == 2, lambda: launch.output)
+        until(lambda: len(left_over(run)) == 4 and "| deaf" in launch.output, lambda: launch.output)
         (run / "end").touch()
         assert launch.wait() == 0
-    assert "worker-0 | [did not leave within 0.5 s and is killed]" in launch.printed
+    assert "worker-0 | [did not leave within 0.5 s and is killed]" in launch.output
     assert left_over(run) == []
 
 
@@ -148,16 +137,15 @@ def test_each_launch_has_a_run_of_its_own_that_resume_goes_on_with_and_one_role_
     begins = [sys.executable, "-c", BEGINS, "{run}", str(tmp_path / "config.yaml")]
     worker = {"count": 2, "command": ["sh", "-c", "echo index {index}"]}
     file = write_roles(tmp_path, {"learner": {"command": begins}, "worker": worker})
+    places = list[str]()
     for options in ((), (), ("--resume", "auto")):
-        with launched(file, *options) as launch:
-            assert launch.wait() == 0, launch.printed
-    places = [line for line in launch.printed.splitlines() if line.startswith("run folder")]
-    assert [line.rpartition("-")[2] for line in places] == ["001", "002", "002"]
-    before = launch.printed
-    with launched(file, "--run", str(tmp_path / "runs" / "small-001"), "--only", "worker-1") as launch:
+        with Launch(file, *options) as launch:
+            assert launch.wait() == 0, launch.output
+            places.append(launch.run.name)
+    assert places == ["small-001", "small-002", "small-002"]
+    with Launch(file, "--run", tmp_path / "runs" / "small-001", "--only", "worker-1") as launch:
         assert launch.wait() == 0
-    alone = launch.printed.removeprefix(before)
-    assert "worker-1 | index 1" in alone and "index 0" not in alone
+    assert "worker-1 | index 1" in launch.output and "index 0" not in launch.output
 
 
 @pytest.mark.slow

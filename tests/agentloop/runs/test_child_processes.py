@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from tests.fakes.engine_server import serving
 from tests.fakes.environments import child_processes
-from tests.fakes.processes import Program, write_config
+from tests.fakes.processes import Program, until, write_config
 from tests.fakes.runs import small_config
 from tests.fakes.worker_runs import issued_run, worker_config
 
@@ -67,13 +66,6 @@ def commands(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Iterator[
 
 def begun(words: list[str], ways: str, mark: Path) -> Program:
     return Program(*words, place={"AGENTLOOP_TEST_WAYS": ways, "AGENTLOOP_TEST_MARK": str(mark)})
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 100
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def is_gone(group: int) -> bool:

@@ -3,9 +3,8 @@ from __future__ import annotations
 import io
 
 import pytest
-from rich.console import Console
 
-from agentloop.runs.display import LiveDisplay, PlainDisplay
+from agentloop.runs.display import ConsoleDisplay
 
 FIGURES = {
     "rollout/success": 0.172,
@@ -23,16 +22,16 @@ class Clock:
         return self.now
 
 
-Shown = tuple[PlainDisplay, io.StringIO, Clock]
+Shown = tuple[ConsoleDisplay, io.StringIO, Clock]
 
 
 @pytest.fixture
 def shown() -> Shown:
     written, clock = io.StringIO(), Clock()
-    return PlainDisplay(Console(file=written, soft_wrap=True, highlight=False), clock), written, clock
+    return ConsoleDisplay(file=written, clock=clock), written, clock
 
 
-def test_plain_display_speaks_of_a_long_phase_every_fifteen_seconds(shown: Shown) -> None:
+def test_display_speaks_of_a_long_phase_every_fifteen_seconds(shown: Shown) -> None:
     display, written, clock = shown
     for update in range(1, 61):
         clock.now = update * 1.0
@@ -54,7 +53,7 @@ def test_a_resumed_phase_goes_by_the_updates_since_then(shown: Shown) -> None:
     assert written.getvalue().splitlines()[1] == "sft 265/744  left <= 15:58"  # 479 updates of two seconds
 
 
-def test_plain_display_gives_an_iteration_one_line(shown: Shown) -> None:
+def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
     display, written, clock = shown
     display.phase("evaluate", 0, 10)
     clock.now = 100.0
@@ -69,19 +68,6 @@ def test_plain_display_gives_an_iteration_one_line(shown: Shown) -> None:
         "iteration 1/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:55",
         "iteration 2/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:50",
     ]
-
-
-def test_live_display_ends_with_the_figures_of_the_last_iteration_and_can_be_closed_twice() -> None:
-    written = io.StringIO()
-    display = LiveDisplay(Console(file=written, force_terminal=True, width=150, highlight=False))
-    display.phase("collect", 64, 128)
-    display.note("a word in between")
-    display.iteration(2, 2, {**FIGURES, "eval/success": 0.5})
-    display.close()
-    display.close()
-    last = written.getvalue().replace("\r", "\n").splitlines()
-    assert any("a word in between" in line for line in last)
-    assert "held-out 50.0 %" in written.getvalue().rsplit("iteration 2/2", 1)[1]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_metrics_file_repairs_a_torn_tail(tmp_path: Path, tail: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("read-only file system"), SystemExit(3)])
-def test_metric_sinks_drop_a_sink_that_raises_and_count_what_it_missed(error: BaseException) -> None:
+def test_metric_sinks_drop_a_sink_that_raises(error: BaseException) -> None:
     warnings: list[str] = []
     bad, good = Recording(error), Recording()
     sinks = MetricSinks({"bad": bad, "good": good}, warnings.append)
@@ -70,19 +70,17 @@ def test_metric_sinks_drop_a_sink_that_raises_and_count_what_it_missed(error: Ba
     assert warnings == [
         f"metrics sink bad failed: {type(error).__name__}: {error} at test_sinks.py:23. It gets nothing more; "
         "the database still gets everything.",
-        "metrics sink bad missed 8 iterations, which the database has.",
     ]
     assert good.rows == [(iteration, {"a": 1.0}) for iteration in range(10)]
     assert good.closed
     assert not bad.closed
-    assert sinks.missed == {"bad": 8}
+    assert len(bad.rows) == 2
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def log(self, iteration, metrics): ...\n    close = None", "must name a class .* whose close does not fit: "),
-        ("def log(self, iteration): ...", "must name a class .* log does not fit: too many positional"),
+        ("def log(self, iteration, metrics): ...\n    close = None", "must name a class .* without close"),
         (
             "def __init__(self): ...\n    def log(self, iteration, metrics): ...",
             "must name a class .* with TypeError: ",

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,17 @@ from agentloop import train
 from agentloop.config import RunConfig
 from agentloop.engines.publish.proof import PROOFS, ProofFailed
 from agentloop.engines.publish.published_policy import read_published
+from agentloop.engines.serving.engine_process import free_port
 from agentloop.engines.serving.served_engine import EngineEnded, serve_options
 from agentloop.engines.serving.vllm_command import ServeOptions
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import COMPLETE, has_run
 from replay.store import ReplayStore
-from tests.agentloop.engines.serving.test_engine_watch import until
 from tests.fakes.engine_server import EngineServer, serving
-from tests.fakes.processes import Training, write_config
+from tests.fakes.processes import Training, processes, until, write_config
 from tests.fakes.published_policies import by_value
 from tests.fakes.run_roles import engine_executable
 from tests.fakes.runs import ROOT, SilentDisplay, buffer_of, rows, save_qwen2, small_config
-from tests.vllm.server import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -170,16 +169,10 @@ def engine_logs(folder: Path) -> list[Path]:
     return sorted(folder.glob("runs/*/engine-*.log"), key=lambda path: path.stat().st_mtime)
 
 
-def processes(folder: Path) -> list[int]:
+def started(folder: Path) -> list[int]:
     """All that were started for the engines of the runs in `folder`, by their words."""
-    wanted = [log.stem.rpartition("-")[2] for log in engine_logs(folder)]
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_text().split("\0")
-            if "--port" in words and words[words.index("--port") + 1] in wanted:
-                found.append(int(path.parent.name))
-    return found
+    ports = [log.stem.rpartition("-")[2] for log in engine_logs(folder)]
+    return processes(lambda found: any(f"--port\0{port}\0" in (found / "cmdline").read_text() for port in ports))
 
 
 def calls(log: Path) -> list[str]:
@@ -194,7 +187,7 @@ def test_a_run_starts_its_engine_and_ends_it(tmp_path: Path, model: Path) -> Non
     (log,) = engine_logs(tmp_path)
     assert log.parent == result.folder
     assert f"starting vllm serve {model} (log: {log})" in display.notes
-    assert processes(tmp_path) == []
+    assert started(tmp_path) == []
     stored = rows(buffer_of(result.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1)]
     one_publish = ["pause?mode=keep", "collective_rpc", "reset_prefix_cache?reset_running_requests=true"]
@@ -263,7 +256,7 @@ def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
     resumed = train(given, display=SilentDisplay(), resume=True)
     stored = rows(buffer_of(resumed.folder), "select distinct iteration, policy_version_min from trajectories")
     assert sorted(stored) == [(1, 0), (2, 1)]
-    assert len(engine_logs(tmp_path)) == 2 and processes(tmp_path) == []
+    assert len(engine_logs(tmp_path)) == 2 and started(tmp_path) == []
 
 
 @pytest.mark.soak
@@ -271,7 +264,7 @@ def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
 def test_an_engine_ends_with_a_run_that_ends_at_once(tmp_path: Path, model: Path, ended_by: signal.Signals) -> None:
     """Killed, or asked to stop before there is anything to finish: its engine has just been started."""
     with Training(write_config(serving_config(tmp_path, model), tmp_path / "config.yaml")) as training:
-        until(lambda: len(processes(tmp_path)) >= 2)
+        until(lambda: len(started(tmp_path)) >= 2)
         training.send(ended_by)
         training.wait()
-        until(lambda: processes(tmp_path) == [])
+        until(lambda: started(tmp_path) == [])

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
-from agentloop.runs.display import PlainDisplay
+from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import TrainResult, train
 from context import default_authors
@@ -142,7 +141,7 @@ def test_two_processes_can_not_train_in_one_folder(finished: Finished) -> None:
 def test_batch_that_is_all_replay_is_shown_and_learned_from(tmp_path: Path, qwen2: Path) -> None:
     words = io.StringIO()
     config = small_config(tmp_path, qwen2, replay={"fraction": 1.0})
-    result = train(config, display=PlainDisplay(Console(file=words)))
+    result = train(config, display=ConsoleDisplay(file=words))
     assert rows(result.folder / "replay.sqlite", "select fresh, replay from iterations") == [(16, 0), (0, 16), (0, 16)]
     assert "fresh 0 + replay 16" in words.getvalue()
 

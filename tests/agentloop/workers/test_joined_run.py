@@ -96,12 +96,4 @@ def test_a_task_that_the_learner_has_not_is_refused(run: IssuedRun) -> None:
     with closing(joined.store):
         ticket = TicketRecord(run.id, 0, 0, "0" * 64, 1)
         with pytest.raises(UserError, match="tasks of a worker must be the learner's, got none with the hash 0000"):
-            joined.tasks.find(ticket, joined.tasks.planned([ticket]))
-
-
-def test_an_engine_that_does_not_say_which_weights_sampled_is_refused(run: IssuedRun, server: EngineServer) -> None:
-    server.scale_out = False
-    try:
-        assert refusal(run.folder).startswith("engine.urls must be engines that say which weights sampled each token")
-    finally:
-        server.scale_out = True
+            joined.tasks.of([ticket])

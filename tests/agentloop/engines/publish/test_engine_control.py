@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from agentloop.engines.publish.engine_control import EngineControl, EngineRefuse
 from tests.fakes.scripted_http import ScriptedServer, scripted_server
 
 KEY = "the-secret"
-GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+GENERATE = "/inference/v1/generate"
 ROW = [None, {"4": {"logprob": -2.5, "rank": 9, "decoded_token": None}}]
 TOP = [{"token_id": 5, "logprob": -1.5, "rank": 2}, {"token_id": 7, "logprob": -0.5, "rank": 1}]
 TOKEN = {"token_id": 5, "logprob": -1.5, "top_logprobs": TOP}
@@ -23,11 +22,6 @@ GENERATED = {
     "choices": [{"logprobs": {"content": [TOKEN]}, "weight_versions": [SPAN]}],
     "prompt_logprobs": ROW,
 }
-
-
-def completed(**top: float) -> dict[str, Any]:
-    choice = {"logprobs": {"top_logprobs": [top]}, "prompt_logprobs": ROW}
-    return {"model": "tiny", "choices": [choice]}
 
 
 @pytest.fixture
@@ -67,6 +61,11 @@ REFUSALS: list[tuple[dict[str, Any], Callable[[EngineControl], object], str]] = 
     ({}, lambda c: c.label(), "Start it with VLLM_SERVER_DEV_MODE=1"),
     ({}, lambda c: c.number_type(), "Start it with VLLM_SERVER_DEV_MODE=1"),
     ({}, lambda c: c.load_adapter("a", Path()), "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"),
+    (
+        {GENERATE: (403, {"error": "disabled"})},
+        lambda c: c.scored([3], temperature=1.0, model="tiny"),
+        "Start it with --enable-scale-out",
+    ),
     ({"/v1/models": (401, {})}, lambda c: c.adapters(), "Give this side the --api-key that it was started with"),
     (
         {GENERATE: (200, {"model": "tiny", "choices": []})},
@@ -74,9 +73,9 @@ REFUSALS: list[tuple[dict[str, Any], Callable[[EngineControl], object], str]] = 
         f"must answer {GENERATE} as vLLM does, got not what the route answers with: ValueError",
     ),
     (
-        {GENERATE: (403, None), COMPLETIONS: (200, completed())},
+        {GENERATE: (200, {"model": "tiny", "choices": [{"weight_versions": [SPAN]}], "prompt_logprobs": ROW})},
         lambda c: c.scored([3, 4], temperature=1.0, model="tiny"),
-        f"must answer {COMPLETIONS} as vLLM does, got no log-probs in its answer",
+        f"must answer {GENERATE} as vLLM does, got no log-probs in its answer",
     ),
     (
         {GENERATE: (200, {**GENERATED, "prompt_logprobs": [None, None]})},
@@ -101,25 +100,15 @@ def test_what_it_says_of_itself_is_read(server: ScriptedServer, control: EngineC
     assert control.adapters() == ["run@1", "run@2"]
     server.answers["/server_info"] = (200, {"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}})
     assert control.number_type() == "bfloat16"
-    assert control.tokenize("text") is None
-    server.answers["/tokenize"] = (200, {"tokens": [1, 2]})
-    assert control.tokenize("text") == [1, 2]
 
 
-def test_a_row_is_scored_by_generate_or_by_completions_where_that_is_closed(
-    server: ScriptedServer, control: EngineControl
-) -> None:
+def test_a_row_is_scored_as_in_a_rollout(server: ScriptedServer, control: EngineControl) -> None:
     server.answers[GENERATE] = (200, GENERATED)
     found = control.scored([3, 4], temperature=0.7, model="tiny")
     assert found == Scored((-2.5,), {5: -1.5, 7: -0.5}, "tiny", "run@3")
     (_, body) = server.asked[0]
     assert body["token_ids"] == [3, 4]
     assert body["sampling_params"]["temperature"] == 0.7 and body["sampling_params"]["top_p"] == 1.0
-    server.answers = {GENERATE: (403, {"error": "disabled"})}
-    server.answers[COMPLETIONS] = (200, completed(**{"token_id:5": -1.5, "token_id:7": -0.5}))
-    for _ in range(2):
-        assert control.scored([3, 4], temperature=0.7, model="tiny") == replace(found, label=None)
-    assert server.paths() == [GENERATE, GENERATE, COMPLETIONS, COMPLETIONS]
 
 
 def test_an_engine_is_healthy_if_its_server_says_so_and_it_does_not_stand_still(

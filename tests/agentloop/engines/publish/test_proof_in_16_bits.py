@@ -90,7 +90,7 @@ def test_another_temperature_is_refused_and_what_was_compared_is_kept(served: Se
     folder, policy = served.write(size=0.01)
     publish(served.control, folder)
     served.models.temperature_factor = 1.1
-    with pytest.raises(ProofFailed, match=r"as at temperature 0\.77\. Start it with its own sampling settings"):
+    with pytest.raises(ProofFailed, match="next tokens differ by .* without sampling settings of its own"):
         publish(served.control, folder)
     lines = [json.loads(line) for line in (served.folder / PROOFS).read_text().splitlines()]
     assert [line["holds"] for line in lines] == [True, False, False]  # it was sent once more before it was refused

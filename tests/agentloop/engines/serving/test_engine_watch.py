@@ -1,33 +1,30 @@
-"""An engine is started again when it dies, ends with who started it, and is given the newest policy with a proof."""
+"""An engine ends with who started it, is given the newest policy with a proof, and one that dies says why."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 import pytest
 
+from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import one_publisher
-from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.engine_process import EngineProcess, free_port
 from agentloop.engines.serving.engine_watch import EngineWatch
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
-from tests.fakes import vllm_program
-from tests.fakes.learner_engine import LearnerEngine
-from tests.fakes.published_policies import label, published, step, tiny_learner
+from tests.fakes.engine_server import EngineServer
+from tests.fakes.processes import processes, stat, until
+from tests.fakes.published_policies import published, step
 from tests.fakes.runs import ROOT
-from tests.vllm.server import free_port
 
-PROGRAM = (sys.executable, str(vllm_program.__file__))
 LIMIT_S = 60.0
 STARTER = """
 import sys, time
@@ -39,22 +36,8 @@ time.sleep(1000)
 """
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def learner(tmp_path: Path) -> LoadedModel:
-    learner = tiny_learner(tmp_path / "model")
-    published(tmp_path / "000000", learner)
-    return learner
-
-
 @contextmanager
-def watching(engine: LearnerEngine, folder: Path, start: Callable[[EngineWatch], None]) -> Iterator[list[str]]:
+def watching(engine: EngineControl, folder: Path, start: Callable[[EngineWatch], object]) -> Iterator[list[str]]:
     """What a watch over the engine says, which runs in a thread."""
     said, stop = list[str](), threading.Event()
     watch = EngineWatch(engine, folder, say=said.append, stopped=stop.is_set)
@@ -72,67 +55,69 @@ def served(said: list[str]) -> int:
     return sum("serves policy 000000, proved" in line for line in said)
 
 
-@pytest.mark.slow
-def test_dead_engine_is_started_and_proved_again(tmp_path: Path, learner: LoadedModel) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [*PROGRAM, "serve", "model", "--port", str(port)]
-    settings = {"port": port, "log": tmp_path / "engine.log", "start_timeout_s": LIMIT_S}
-    engine = LearnerEngine(tmp_path / "000000", url=url, is_healthy=None)
-    serve = partial(EngineWatch.serve, command=command, environment={"PATH": "/bin"}, **settings)  # type: ignore[arg-type]
+def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(
+    tmp_path: Path, engine: EngineControl, server: EngineServer
+) -> None:
+    die = f"until [ -e {tmp_path / 'die'} ]; do sleep 0.02; done; echo EngineDeadError: asked to die; exit 3"
+    process = EngineProcess(["sh", "-c", die], {"PATH": os.environ["PATH"]}, port=free_port(), log=tmp_path / "log")
+    ended = list[str]()
+
+    def serve(watch: EngineWatch) -> None:
+        with pytest.raises(UserError) as died:
+            watch.serve(process, start_timeout_s=LIMIT_S)
+        ended.append(str(died.value))
+
     with watching(engine, tmp_path, serve) as said:
         until(lambda: served(said) == 1)
-        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach {url}"):
-            EngineProcess(PROGRAM, {}, port=port, log=tmp_path / "other.log")
-        with pytest.raises(httpx2.HTTPError):
-            httpx2.post(f"{url}/die")
-        until(lambda: served(said) == 2)
-    assert "has ended with exit code 3: EngineDeadError: asked to die" in said
-    with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"{url}/health")
+        (tmp_path / "die").touch()  # what it had started may still answer
+        until(lambda: bool(ended))
+    assert ended[0].startswith("vllm serve must go on serving, got exit code 3: EngineDeadError: asked to die")
+
+
+def test_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port must be free, got {port} .*--attach http://127.0.0.1:{port}"):
+            EngineProcess(["true"], {}, port=port, log=tmp_path / "log")
 
 
 @pytest.mark.slow
-def test_attached_engine_is_proved_again_when_it_is_back(tmp_path: Path, learner: LoadedModel) -> None:
-    engine = LearnerEngine(tmp_path / "000000")
+def test_attached_engine_is_proved_again_when_it_is_back(
+    tmp_path: Path, engine: EngineControl, server: EngineServer
+) -> None:
     with watching(engine, tmp_path, EngineWatch.attach) as said:
         until(lambda: served(said) == 1)
-        engine.is_healthy = False
-        until(lambda: any("is gone from" in line for line in said))
-        engine.restart()
-        engine.is_healthy = True
+        server.is_healthy = False
+        until(lambda: any("does not answer at" in line for line in said))
+        server.models.restart()
+        server.is_healthy = True
         until(lambda: served(said) == 2)
-    assert engine.calls == [f"reload {label(tmp_path / '000000')}"] * 2
+    assert server.models.loaded == ["000000"] * 2
 
 
-def test_policy_is_published_once_and_again_after_a_restart(tmp_path: Path, learner: LoadedModel) -> None:
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+def test_each_policy_is_published_once_even_where_it_is_refused(
+    tmp_path: Path, learner: LoadedModel, engine: EngineControl, server: EngineServer
+) -> None:
+    said = list[str]()
     watch = EngineWatch(engine, tmp_path, say=said.append)
     watch.publish_newest()
     watch.publish_newest()
-    engine.head_stays_old = True
+    server.models.head_stays_old = True
     step(learner, seed=1)
     published(tmp_path / "000001", learner, version=1)
     watch.publish_newest()
     watch.publish_newest()
-    engine.head_stays_old = False
+    server.models.head_stays_old = False
     published(tmp_path / "000002", learner, version=2)
     watch.publish_newest()
-    engine.restart()
-    watch.begin()
-    watch.publish_newest()
-    calls = [f"reload {label(tmp_path / name)}" for name in ("000000", "000001", "000002", "000002")]
-    assert engine.calls == calls
-    assert [line[:20] for line in said if "refused" not in line] == [
-        *("serves policy 000000", "serves policy 000002", "answers at http://fa", "serves policy 000002")
-    ]
-    assert [line[:9] for line in said if "refused" in line] == ["refused: "]
+    assert server.models.loaded == ["000000", "000001", "000002"]
+    assert [line[:20] for line in said] == ["serves policy 000000", "refused: the engine ", "serves policy 000002"]
 
 
 def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
-    tmp_path: Path, learner: LoadedModel
+    tmp_path: Path, learner: LoadedModel, engine: EngineControl, server: EngineServer
 ) -> None:
-    engine, said = LearnerEngine(tmp_path / "000000"), list[str]()
+    said = list[str]()
     watch = EngineWatch(engine, tmp_path, say=said.append)
     looking = threading.Thread(target=watch.publish_newest)
     with one_publisher(tmp_path, engine.url):
@@ -143,7 +128,7 @@ def test_watch_waits_for_a_learner_that_publishes_and_takes_what_is_newest_then(
         published(tmp_path / "000001", learner, version=1)
         publish(engine, tmp_path / "000001")
     looking.join(LIMIT_S)
-    assert engine.calls == [f"reload {label(tmp_path / '000001')}"]
+    assert server.models.loaded == ["000001"]
     assert [line[:21] for line in said] == ["serves policy 000001,"]
 
 
@@ -160,18 +145,12 @@ def test_engine_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
 
 def group(leader: int) -> list[int]:
     """The processes of this group that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, pgid = path.read_text().rpartition(") ")[2].split()[:3]
-            if int(pgid) == leader and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+    return processes(lambda folder: stat(folder)[2] == leader and stat(folder)[0] != "Z")
 
 
 def test_a_program_says_why_it_does_not_start_and_may_put_things_in_order_when_it_is_ended(tmp_path: Path) -> None:
     log, port = tmp_path / "engine.log", free_port()
-    process = EngineProcess([*PROGRAM, "serve", "missing"], {}, port=port, log=log)
+    process = EngineProcess(["sh", "-c", "echo OSError: missing is no model; exit 1"], {}, port=port, log=log)
     with pytest.raises(UserError, match="vllm serve must start, got exit code 1: OSError: missing is no model"):
         process.wait_until(lambda: False, limit_s=LIMIT_S, stopped=lambda: False)
     process.end()

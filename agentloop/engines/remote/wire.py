@@ -1,0 +1,211 @@
+"""vLLM's `/inference/v1/generate`, which says which weights sampled each token: what is sent, and what comes back.
+
+A reply is recorded, and so trained, only if everything it says of itself holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from operator import index
+from typing import Any, NamedTuple
+
+from agentloop.engines.generator import Completion, GenerationRequest, reply_problem
+from agentloop.engines.remote.serving_urls import Weights
+from agentloop.errors import one_line
+
+GENERATE = "/inference/v1/generate"
+
+
+class FaultKind(StrEnum):
+    CONNECTION = "connection"  # none, or it was lost before the answer began
+    BUSY = "busy"  # status 429
+    SERVER_ERROR = "server_error"  # status 5xx
+    CUT_BODY = "cut_body"  # the answer ended in the middle, or is no JSON
+    ABORTED = "aborted"  # the server gave the reply up
+    UNPROVED_VERSION = "unproved_version"  # weights that this engine has not been proved for have sampled
+    DEADLINE = "deadline"  # the turn's time was over
+    REFUSED = "refused"  # any other status: the request is wrong, and stays so
+    WRONG_REPLY = "wrong_reply"  # the answer does not hold what a reply to this request must
+
+
+ASKED_AGAIN = frozenset(FaultKind) - {FaultKind.DEADLINE, FaultKind.REFUSED, FaultKind.WRONG_REPLY}
+"""Faults that say nothing about what was sampled: the next try may pass, and samples as the first would have.
+
+A reply that is wrong in itself is not asked for again. It is wrong because of its tokens (a cut one is a long one), so
+a second try would prefer tokens that happen to pass, and no log-prob records such a preference.
+"""
+
+GONE = frozenset({FaultKind.CONNECTION, FaultKind.UNPROVED_VERSION})
+"""The engine is restarting, or has restarted and is not proved yet: no try is lost by waiting for it."""
+
+
+class EngineFault(Exception):
+    """One try has given nothing that may be recorded."""
+
+    def __init__(self, kind: FaultKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class VersionSpan(NamedTuple):
+    """Tokens `start` to `end` of a reply were sampled by the weights that the server calls `label`."""
+
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WireReply:
+    """An answer as it came; nothing but the types in it has been checked."""
+
+    model: str | None
+    prompt_tokens: int | None
+    token_ids: Sequence[int]
+    scored_ids: Sequence[int]
+    """The tokens that the log-probs are said to be of."""
+    log_probs: Sequence[float | None]
+    finish_reason: str | None
+    spans: Sequence[VersionSpan]
+    likeliest: Mapping[int, float]
+    """Log-probs of the likeliest tokens in the place of the last one; empty where they were not asked for."""
+    prompt: Sequence[Any]
+    """Log-probs of the prompt's tokens as vLLM writes them; empty where they were not asked for."""
+
+
+def generate_body(
+    model: str,
+    prompt_ids: Sequence[int],
+    *,
+    temperature: float,
+    max_new_tokens: int,
+    stop_ids: Sequence[int] = (),
+    likeliest: int = 0,
+    scores_prompt: bool = False,
+) -> dict[str, Any]:
+    """A request for a reply from the whole distribution at `temperature`, and nothing else, as JSON."""
+    sampling: dict[str, Any] = {
+        "temperature": temperature,
+        "max_tokens": max_new_tokens,
+        "stop_token_ids": list(stop_ids),
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logprobs": likeliest,
+        "detokenize": False,
+    }
+    if scores_prompt:
+        sampling["prompt_logprobs"] = 0
+    return {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
+
+
+def read_reply(answer: Any) -> WireReply:
+    """What came back. Raises EngineFault where it is not what the route answers with."""
+    try:
+        (choice,) = answer["choices"]
+        scored = (choice.get("logprobs") or {}).get("content") or []
+        top = (scored[-1].get("top_logprobs") or []) if scored else []
+        count = (answer.get("usage") or {}).get("prompt_tokens")
+        return WireReply(
+            model=answer.get("model"),
+            prompt_tokens=None if count is None else index(count),
+            token_ids=list(map(index, choice.get("token_ids") or [])),
+            scored_ids=[index(one["token_id"]) for one in scored],
+            log_probs=[None if one["logprob"] is None else float(one["logprob"]) for one in scored],
+            finish_reason=choice.get("finish_reason"),
+            # No span covers no token, so that a reply without spans is refused.
+            spans=[
+                VersionSpan(str(span["version"]), index(span["start"]), index(span["end"]))
+                for span in choice.get("weight_versions") or []
+            ],
+            likeliest={index(one["token_id"]): float(one["logprob"]) for one in top},
+            prompt=answer.get("prompt_logprobs") or [],
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise EngineFault(FaultKind.WRONG_REPLY, f"not what the route answers with: {one_line(error)}") from error
+
+
+_UNKNOWN = -9999.0
+"""vLLM sends this for NaN, for minus infinity, and where it does not know."""
+
+
+def checked_reply(
+    reply: WireReply,
+    request: GenerationRequest,
+    *,
+    stop_ids: frozenset[int],
+    vocab_size: int,
+    weights: Weights,
+    versions: Mapping[str, int],
+) -> Completion:
+    """The completion that may be recorded. Raises EngineFault for any other reply.
+
+    `weights` were asked for; `versions` are those that the engine was proved for, by the label its spans give them.
+    """
+    if reply.finish_reason == "abort":
+        raise EngineFault(FaultKind.ABORTED, "the server gave the reply up")
+    log_probs = tuple(value for value in reply.log_probs if value is not None)
+    completion = Completion(tuple(reply.token_ids), log_probs, weights.version)
+    problem = (
+        _scoring_problem(reply, request)
+        or reply_problem(request, completion, vocab_size=vocab_size)
+        or _end_problem(reply, request, stop_ids)
+    )
+    if problem is not None:
+        raise EngineFault(FaultKind.WRONG_REPLY, problem)
+    return replace(completion, policy_version=_versions(reply, weights, versions))
+
+
+def _scoring_problem(reply: WireReply, request: GenerationRequest) -> str | None:
+    if reply.prompt_tokens != len(request.prompt_ids):
+        return f"{reply.prompt_tokens} tokens read of a prompt of {len(request.prompt_ids)}"
+    if len(reply.scored_ids) == len(reply.token_ids) and list(reply.scored_ids) != list(reply.token_ids):
+        return "log-probs of other tokens than those of the reply"
+    odd = [value for value in reply.log_probs if value is None or value <= _UNKNOWN]
+    return f"a log-prob of {odd[0]}, which stands for none" if odd else None
+
+
+def _end_problem(reply: WireReply, request: GenerationRequest, stop_ids: frozenset[int]) -> str | None:
+    """A reply ends at its first stop token, or at its length."""
+    n = len(reply.token_ids)
+    stop = next((place for place, token in enumerate(reply.token_ids) if token in stop_ids), None)
+    if stop is not None and stop < n - 1:
+        return f"{n - 1 - stop} tokens after the stop token {reply.token_ids[stop]}"
+    if reply.finish_reason == "length":
+        limit = request.max_new_tokens
+        return f"a reply of {n} tokens that is cut where {limit} were asked for" if n < limit else None
+    if reply.finish_reason != "stop":
+        return f"a reply that ended by {reply.finish_reason!r}"
+    if stop is None:
+        return f"a reply that stopped at token {reply.token_ids[-1]}, which is no stop token of the policy"
+    return None
+
+
+def _versions(reply: WireReply, weights: Weights, versions: Mapping[str, int]) -> int | tuple[int, ...]:
+    """The version of all tokens, or one for each."""
+    if weights.adapter is not None:
+        # The server's spans are then those of the model below the adapter, which is the same for all versions.
+        if reply.model != weights.adapter:
+            text = f"a reply of {reply.model!r}, asked of {weights.adapter!r}"
+            raise EngineFault(FaultKind.WRONG_REPLY, text)
+        return weights.version
+    _check_spans(reply.spans, len(reply.token_ids))
+    unproved = next((span.label for span in reply.spans if span.label not in versions), None)
+    if unproved is not None:
+        text = f"tokens of weights {unproved!r}, for which the engine has not been proved"
+        raise EngineFault(FaultKind.UNPROVED_VERSION, text)
+    each = tuple(versions[span.label] for span in reply.spans for _ in range(span.start, span.end))
+    return each[0] if len(set(each)) == 1 else each
+
+
+def _check_spans(spans: Sequence[VersionSpan], n: int) -> None:
+    """Raises EngineFault unless each of `n` tokens is in exactly one span."""
+    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    if [*starts, n] != [0, *ends] or any(span.end <= span.start for span in spans):
+        found = ", ".join(f"{span.start} to {span.end}" for span in spans) or "none"
+        raise EngineFault(FaultKind.WRONG_REPLY, f"spans of weights that do not cover its {n} tokens once: {found}")
