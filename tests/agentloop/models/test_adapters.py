@@ -29,7 +29,6 @@ from agentloop.runs.run_folder import open_run_folder
 from agentloop.supervised.sft import sft
 from agentloop.training.train import train
 from replay.store import ReplayStore
-from tests.agentloop.training.test_loop import same_bits
 from tests.fakes.batch_rows import AUTHORS, mixed_rows, tiny_actor
 from tests.fakes.runs import SilentDisplay, StopAfter, save_qwen2, small_config
 
@@ -49,6 +48,10 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return base, folder
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def adapters(folder: Path) -> dict[str, torch.Tensor]:

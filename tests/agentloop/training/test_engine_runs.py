@@ -246,7 +246,7 @@ def test_a_run_whose_engine_dies_keeps_what_it_learned_and_goes_on_with_another(
     given = serving_config(tmp_path, model)
 
     def kill(now: str, iterations: int) -> None:
-        for pid in processes(tmp_path) if (now, iterations) == (phase, 1) else ():
+        for pid in started(tmp_path) if (now, iterations) == (phase, 1) else ():
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(EngineEnded, match=r"must stay up, got exit code -9: .* What it says: .*/engine-\d+.log"):
