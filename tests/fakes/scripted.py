@@ -85,7 +85,7 @@ def scripted_actors(
     return Actors(
         RunEnvironments.of_one(factory),
         (ConcurrentScriptedGenerator if concurrent else ScriptedGenerator)(scripts),
-        CHATML.renderer(given.get("authors")),
+        CHATML.renderer(authors=given.get("authors")),
         HermesParser(),
         **{"authors": default_authors(), "vocab_size": CHATML.codec.vocab_size, **given},
     )

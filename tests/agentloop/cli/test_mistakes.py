@@ -131,7 +131,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["replay", "verify", "empty", "--log-probs"], ""),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),
-    (["context", "show", "nowhere.json"], "FILE must be a JSON file of messages, got 'nowhere.json'"),
 ]
 
 
