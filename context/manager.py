@@ -30,7 +30,7 @@ from context.strategies.protocol import (
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.control import OpenSegment, TrainingControl, withhold
+from context.tokens.control import OpenSegment, TrainingControl, mark_untrained
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
 
 _Tools = Sequence[Mapping[str, Any]]
@@ -210,8 +210,8 @@ class ContextManager:
             np.array(log_probs, np.float32),
             versions if versions.ndim else np.full(n, versions, np.int32),
         )
-        at = self._control.withheld(token_ids, self._renderer.codec, self._renderer.end_ids)
-        return author, withhold(tokens, at, authors)
+        at = self._control.untrained(token_ids, self._renderer.codec, self._renderer.end_ids)
+        return author, mark_untrained(tokens, at, authors)
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
         """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""
@@ -226,7 +226,7 @@ class ContextManager:
         assert self._asked is not None and self._current is not None
         question, following = self._asked
         if not question.train_answers:
-            sampled = withhold(sampled, np.ones(len(sampled), bool), self._renderer.authors)
+            sampled = mark_untrained(sampled, np.ones(len(sampled), bool), self._renderer.authors)
         self._current.say(sampled, turn=None)
         self._asked = None
         answer = Answer(reply.message.content, reply.outcome == "truncated")

@@ -52,7 +52,7 @@ class CorruptTrajectory(ReplayError):
     def __init__(self, trajectory: str, reason: str) -> None:
         super().__init__(
             f"trajectory {trajectory} must read back as it was written, got {reason}. "
-            "It is never drawn again; its iteration can be collected anew."
+            "It is never drawn again; its iteration can be collected again."
         )
 
 

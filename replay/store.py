@@ -30,7 +30,7 @@ from replay.records import (
 )
 from replay.sampling.draw import Candidates, Measure, RunDraws, TrialDraw
 from replay.sampling.samplers import RankedSampler, Sampler
-from replay.storage import counters, draws, read, reclaimed, retention, write
+from replay.storage import counters, draws, read, retention, tombstones, write
 from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles
 from replay.storage.collecting.tickets import Tickets
@@ -38,8 +38,8 @@ from replay.storage.databases import Database, Location, Result, create_database
 from replay.storage.draws import ResumeReport
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
-from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
+from replay.storage.tombstones import Forgotten
 from replay.storage.verify import Verification, verify
 from replay.storage.write import AppendReport, Redactor
 
@@ -258,7 +258,7 @@ class ReplayStore:
         """Rows evicted up to `iteration`, which no resume will go back before, go, some at a time; how many."""
         ids = self._database.read(lambda connection: retention.evicted_through(connection, run, iteration))
         for start in range(0, len(ids), _PURGED):
-            self._write(partial(reclaimed.reclaim, ids=ids[start : start + _PURGED]), run)
+            self._write(partial(tombstones.reclaim, ids=ids[start : start + _PURGED]), run)
         return len(ids)
 
     def prune(
@@ -290,8 +290,8 @@ class ReplayStore:
         """Remove content for good, with the database written again without it; or only count it. `held_out`: the run
         whose held-out episodes go too, or "*" for those of all."""
         if dry_run:
-            return self._database.read(lambda connection: reclaimed.forget(connection, rows, held_out, dry_run=True))
-        return self._database.erase(lambda connection: reclaimed.forget(connection, rows, held_out))
+            return self._database.read(lambda connection: tombstones.forget(connection, rows, held_out, dry_run=True))
+        return self._database.erase(lambda connection: tombstones.forget(connection, rows, held_out))
 
     def verify(self, wanted: sa.ColumnElement[bool] | None = None) -> Verification:
         """Read every row, or those of `wanted`: see `replay.storage.verify`."""

@@ -89,7 +89,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("replay.baseline", _one_of("stored", "shared", "split"), "advantage.function", _SET, "It sees whole groups."),
     ("replay.negative_weight", _one_of(1.0), "algorithm", _PPO, _CRITIC),
     ("replay.mode", _one_of("train"), "collection.samples_per_insert", _SET, "Replayed rows are what is learned."),
-    ("replay.unit", _one_of("any", "group"), "collection.samples_per_insert", _SET, "Others stand beside fresh rows."),
+    ("replay.unit", _one_of("any", "group"), "collection.samples_per_insert", _SET, "Others stand with fresh rows."),
     ("replay.redact", _NULL, "collection.by", _WORKERS, _LOOP),
     ("collection.max_staleness", _POSITIVE, "collection.samples_per_insert", _SET, "Updates make rows older."),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),

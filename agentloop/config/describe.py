@@ -31,7 +31,7 @@ _REFERENCE_HEADER = """\
 
 
 def describe_config(config: RunConfig) -> str:
-    """The effective configuration: every key under its meaning and rule, the default beside what differs."""
+    """The effective configuration: every key under its meaning and rule, the default next to what differs."""
     values = config.model_dump(mode="json")
     lines: list[str] = []
     depth = 0

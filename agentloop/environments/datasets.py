@@ -42,7 +42,7 @@ class TaskRows:
 
 
 def load_rows(section: TasksSection) -> TaskRows:
-    """The rows that `tasks` names. Raises UserError for what can't be read, split or told apart by content."""
+    """The rows that `tasks` names. Raises UserError for what can't be read, split or distinguished by content."""
     data = section.data or ""
     rows = _split(section, section.split)
     digests = [_digest(row, f"{data}, row {number}") for number, row in enumerate(rows, 1)]

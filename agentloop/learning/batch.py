@@ -238,7 +238,7 @@ def cut_micro_batches(
 ) -> list[list[int]]:
     """Positions of the rows of each pass: at most `max_tokens` tokens, at least one row.
 
-    By length, with the padding; packed rows as they come, a group's beside each other, which begin alike. With
+    By length, with the padding; packed rows as they come, a group's next to each other, which begin alike. With
     `trajectories`, each row's, all rows of one are in the same pass, however long it is.
     """
     rows: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The critic learns, one optimizer step beside each of the policy's; and what distance from the reference costs."""
+"""The critic learns, one optimizer step with each of the policy's; and what distance from the reference costs."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Trainer:
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
-        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own beside
+        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own with
         each of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`,
         `kl.early_stop`).
 

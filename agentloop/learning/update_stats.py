@@ -211,7 +211,7 @@ class UpdateResult:
     optimizer_steps: int = 0
     """ppo_epochs x ceil(batch / mini_batch); steps that were skipped count too. A critic makes as many."""
     note: str | None = None
-    """What people are told of it; None: nothing."""
+    """A line to print; None: nothing."""
 
 
 def update_result(scored: ScoredBatch, totals: UpdateTotals, *, ess_weights: EssWeights) -> UpdateResult:
@@ -246,7 +246,7 @@ def drift_metrics(
 ) -> dict[str, float]:
     """Drift and effective sample size of each stream, over trajectories with known behavior log-probs.
 
-    `ess` and those of ages are by `ess_weights`; beside `ess` stand those by each kind of weights.
+    `ess` and those of ages are by `ess_weights`; next to `ess` stand those by each kind of weights.
 
     `ages` names the age bucket of each trajectory; every bucket that replayed ones are in has an ESS of its own: the
     oldest rows go bad first, which a mean over all ages hides.

@@ -1,4 +1,4 @@
-"""Whether what a pass keeps for its backward fits beside what else is in a GPU's memory."""
+"""Whether what a pass keeps for its backward fits next to what else is in a GPU's memory."""
 
 from __future__ import annotations
 

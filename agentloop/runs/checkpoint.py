@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
-    """Make `target` whole or not at all: filled beside it, fsynced, renamed, then marked complete."""
+    """Make `target` whole or not at all: filled next to it, fsynced, renamed, then marked complete."""
     unfinished = target.with_name(target.name + _UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     try:

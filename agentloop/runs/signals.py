@@ -60,7 +60,7 @@ def graceful_stop(show: Callable[[str], None], *, working: str = _WORKING, idle:
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        show("signals are left alone beside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here")
+        show("signals are left alone outside the main thread: Ctrl-C and SIGTERM do not save a checkpoint here")
         yield request
         return
     words: queue.SimpleQueue[str | None] = queue.SimpleQueue()

@@ -137,16 +137,16 @@ class MetricsFile:
 
 
 def _keep_whole_lines(path: Path, keep_through: int | None) -> None:
-    """Rewrite `path` beside itself, then rename: a crash here loses nothing. Untouched when all is well."""
+    """Write a copy of `path` next to it, then rename: a crash here loses nothing. Untouched when all is well."""
     content = path.read_bytes() if path.exists() else b""
     kept = b"".join(line for line in content.splitlines(keepends=True) if _is_kept(line, keep_through))
     if kept != content:
-        beside = path.with_name(path.name + ".tmp")
-        with open(beside, "wb") as file:
+        copy = path.with_name(path.name + ".tmp")
+        with open(copy, "wb") as file:
             file.write(kept)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(copy, path)
 
 
 def _is_kept(line: bytes, keep_through: int | None) -> bool:

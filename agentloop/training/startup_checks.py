@@ -71,7 +71,7 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
         )
     return (
         f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
-        f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free beside gradients and optimizer"
+        f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free next to gradients and optimizer"
     )
 
 

@@ -24,10 +24,10 @@ class SectionParser(BlockParser):
     ending: ClassVar[re.Pattern[str]]
     """From the arguments' end to the call's."""
 
-    def _content(self, beside: Sequence[str]) -> str:
-        if self.call_opening in beside[0] + beside[-1]:
+    def _content(self, around: Sequence[str]) -> str:
+        if self.call_opening in around[0] + around[-1]:
             raise Malformed("a tool call stands outside of the section of calls")
-        return super()._content(beside)
+        return super()._content(around)
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         head = self.heading.match(text, start + len(self.call_opening))

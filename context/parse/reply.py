@@ -60,7 +60,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class ReadCalls:
-    """What stands in a reply beside its thinking."""
+    """What stands in a reply next to its thinking."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
@@ -135,7 +135,7 @@ class BlockParser(CallParser):
     closing: ClassVar[str | None] = None
     """None: the format has no closing tag, a block ends where its last call does."""
     closes_only_calls: ClassVar[bool] = True
-    """False: the closing tag may stand in a text beside calls."""
+    """False: the closing tag may stand in a text with calls."""
 
     def _block(self, text: str, start: int) -> tuple[Sequence[ToolCall], int]:
         """The calls behind an opening tag that ends at `start`, and where their block ends."""
@@ -151,25 +151,25 @@ class BlockParser(CallParser):
         """The call of a block that begins there, and where it ends."""
         raise NotImplementedError
 
-    def _content(self, beside: Sequence[str]) -> str:
-        """The content of a reply: `beside` are the texts before, between and behind its blocks."""
-        return beside[0] if len(beside) == 1 else beside[0].removesuffix("\n")
+    def _content(self, around: Sequence[str]) -> str:
+        """The content of a reply: `around` are the texts before, between and behind its blocks."""
+        return around[0] if len(around) == 1 else around[0].removesuffix("\n")
 
     def _read_calls(self, text: str) -> ReadCalls:
-        beside: list[str] = []
+        around: list[str] = []
         calls: list[ToolCall] = []
         end, found = 0, self.opening.search(text)
         if found is not None:
             check_length(len(text) - found.start())
         while found is not None:
-            beside.append(text[end : found.start()])
+            around.append(text[end : found.start()])
             block, end = self._block(text, found.end())
             calls += block
             found = self.opening.search(text, end)
-        beside.append(text[end:])
-        if self.closes_only_calls and self.closing is not None and self.closing in beside[0] + beside[-1]:
+        around.append(text[end:])
+        if self.closes_only_calls and self.closing is not None and self.closing in around[0] + around[-1]:
             raise Malformed("a tool call is closed that was never opened")
-        return ReadCalls(self._content(beside), tuple(calls))
+        return ReadCalls(self._content(around), tuple(calls))
 
 
 def before_stop(text: str, stop_strings: Sequence[str]) -> str | None:

@@ -98,8 +98,8 @@ class CommandAParser(TaggedJsonParser):
     opening, closing = re.compile(r"<\|START_ACTION\|>"), "<|END_ACTION|>"
     _ANSWER = re.compile(r"<\|(?:START|END)_(?:RESPONSE|TEXT)\|>")
 
-    def _content(self, beside: Sequence[str]) -> str:
-        return self._ANSWER.sub("", super()._content(beside))
+    def _content(self, around: Sequence[str]) -> str:
+        return self._ANSWER.sub("", super()._content(around))
 
 
 class GemmaParser(BlockParser):
@@ -133,8 +133,8 @@ class GemmaParser(BlockParser):
             raise Malformed('"arguments" of a tool call is not an object')
         return [ToolCall(check_tool_name(head[1]), arguments)], end
 
-    def _content(self, beside: Sequence[str]) -> str:
-        return beside[0] if len(beside) == 1 else "".join(beside).strip("\n")
+    def _content(self, around: Sequence[str]) -> str:
+        return around[0] if len(around) == 1 else "".join(around).strip("\n")
 
 
 def _gemma_as_json(part: re.Match[str], *, is_key: bool) -> str:

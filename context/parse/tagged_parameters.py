@@ -39,8 +39,8 @@ class TaggedParametersParser(BlockParser):
             schemas = (function.get("parameters") or {}).get("properties") or {}
             self._types[str(function["name"])] = {key: frozenset(_json_types(row)) for key, row in schemas.items()}
 
-    def _content(self, beside: Sequence[str]) -> str:
-        return beside[0] if len(beside) == 1 else beside[0].rstrip("\n")
+    def _content(self, around: Sequence[str]) -> str:
+        return around[0] if len(around) == 1 else around[0].rstrip("\n")
 
     def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
         named = self.name.match(text, start)

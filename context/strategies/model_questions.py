@@ -70,7 +70,7 @@ class Memory(Strategy):
         return Rewrite(messages, "summarise")
 
     def _kept(self, history: History, initial: tuple[Message, ...], limit: int) -> tuple[Turn, ...] | None:
-        """The newest turns that fit beside notes of full length; at least one turn goes, one stays."""
+        """The newest turns that fit next to notes of full length; at least one turn goes, one stays."""
         for kept in suffixes(history, initial, limit - self.max_summary_tokens):
             if len(kept) == len(history.turns):
                 continue

@@ -145,7 +145,7 @@ class Renderer:
     def increment(self, before: Rendering, grown: Rendering, sampled: Sampled) -> TokenSequence | None:
         """What follows the reply that answered `before`: the rest of its turn, the messages behind it, the next prompt.
 
-        `grown` shows the reply and them too. None where the template writes anew what stands already, before the
+        `grown` shows the reply and them too. None where the template writes again what stands already, before the
         reply or in it.
         """
         written = grown.written.rest(before.written)

@@ -207,7 +207,7 @@ def _without_control_tokens(description: _Description, control: Collection[int])
     if isinstance(model["vocab"], dict):
         removed = {token for token, token_id in model["vocab"].items() if token_id in control}
         model["vocab"] = {token: i for token, i in model["vocab"].items() if token not in removed}
-        # An added token outside the vocabulary would be numbered anew; as an entry it keeps its id.
+        # An added token outside the vocabulary would be numbered again; as an entry it keeps its id.
         model["vocab"].update({row["content"]: row["id"] for row in plain})
         if removed and "merges" in model:
             model["merges"] = [pair for pair in model["merges"] if removed.isdisjoint(_mentioned(pair))]

@@ -35,7 +35,7 @@ class TrainingControl:
         kept = self.keep_turns is None or not named.isdisjoint(self.keep_turns)
         return kept and named.isdisjoint(self.discard_turns)
 
-    def withheld(self, token_ids: Sequence[int], codec: TokenCodec, stop_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
+    def untrained(self, token_ids: Sequence[int], codec: TokenCodec, stop_ids: frozenset[int]) -> npt.NDArray[np.bool_]:
         """[T] True = a rule of this control keeps the token of this reply out of training."""
         mask = np.zeros(len(token_ids), bool)
         ids = list(token_ids)
@@ -56,7 +56,7 @@ class TrainingControl:
                 mask[piece_of[start][0] : piece_of[start + len(wanted) - 1][1]] = True
 
 
-def withhold(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
+def mark_untrained(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:
     """The tokens, those `at` under an author that is sampled and not trained."""
     if not at.any():
         return tokens
@@ -102,7 +102,7 @@ class OpenSegment:
         parts = [
             tokens
             if turn is None or control.trains(turn, num_turns)
-            else withhold(tokens, np.ones(len(tokens), bool), authors)
+            else mark_untrained(tokens, np.ones(len(tokens), bool), authors)
             for tokens, turn in self._parts
         ]
         return Segment(TokenSequence.concatenate(parts), self.reason, self.behavior_context)

@@ -17,7 +17,7 @@ from replay.mixing.mix_settings import SAME_TASK, MixRule, Unit, progress_at
 from replay.mixing.request import Availability, Pick
 
 _STATE = {"started": bool, "success_reached": bool, "factor": float, "starved_iterations": int}
-"""What a mixer's state holds beside the unit and the remainders."""
+"""What a mixer's state holds next to the unit and the remainders."""
 _ALL = None
 """In place of a source's name: whatever the sampler takes."""
 

@@ -14,7 +14,7 @@ Step = tuple[NonNegative, Fraction]
 Unit = Literal["any", "trajectory", "task", "group"]
 
 SAME_TASK: frozenset[Unit] = frozenset({"trajectory", "task"})
-"""Units whose replayed members have the task of the fresh ones beside them."""
+"""Units whose replayed members have the task of the fresh ones of the batch."""
 
 
 class Schedule(Section):

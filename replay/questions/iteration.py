@@ -17,8 +17,8 @@ from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import messages_of
 from replay.storage.format.schema import draws, groups, iterations, metrics, policies
 from replay.storage.format.schema import held_out as episodes
-from replay.storage.reclaimed import COLLECTED, IS_KNOWN, with_collected
 from replay.storage.statements import selected
+from replay.storage.tombstones import COLLECTED, IS_KNOWN, with_collected
 from replay.store import ReplayStore
 
 

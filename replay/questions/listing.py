@@ -57,7 +57,7 @@ def page(
     before: str | None = None,
     patience: Patience = Patience(),
 ) -> QueryResult:
-    """At most `limit` rows that come `after` the row of that id, or `before` it, and where the pages beside it begin.
+    """At most `limit` rows that come `after` the row of that id, or `before` it, and where the pages around it begin.
 
     Where filters ask what was said: `searched`, how many rows were looked at, and `complete`: False where patience
     ended before the page was full; then `after` (or `before`) goes on from there.

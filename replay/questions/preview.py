@@ -124,7 +124,7 @@ def preview(
             "settings": shown(config.replay),
             "yaml": as_yaml(config.replay),
             "plan": {**_plan(plan, mixer, available), "assumed_tasks": len(upcoming), "new_tasks": new},
-            "funnel": _funnel(trial, available, gone, mixer, upcoming),
+            "rules": _rules(trial, available, gone, mixer, upcoming),
             "empty_sources": trial.empty_sources(mixer.rule.unit, mixer.rule.group_size, config.replay.attach),
             "batch": {"exact": goes_on and is_exact and is_certain, "rows": _described(trial, rows, now)},
         }
@@ -220,7 +220,7 @@ def _plan(plan: BatchPlan, mixer: Mixer, available: Availability) -> QueryResult
     }
 
 
-def _funnel(
+def _rules(
     trial: TrialDraw, available: Availability, gone: int, mixer: Mixer, upcoming: Sequence[str]
 ) -> list[QueryResult]:
     """How many rows are left after each rule, from all that the run stored and others that it may draw.
@@ -316,7 +316,7 @@ def _scalar(text: str) -> Any:
         return None
     try:
         value = json.loads(text)
-        # NaN, and numbers that are too large to be told from infinity, can't be part of an answer.
+        # NaN, and numbers that can't be distinguished from infinity, can't be part of an answer.
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return text.strip()
@@ -324,7 +324,7 @@ def _scalar(text: str) -> Any:
 
 
 def _by_control(details: ErrorDetails) -> tuple[str, str]:
-    """The control that a mistake is shown beside, and the rule that it breaks."""
+    """The control that a mistake is shown at, and the rule that it breaks."""
     reason = details.get("ctx", {}).get("error")
     if reason is not None:
         return _control_of(str(reason)), str(reason)
@@ -339,7 +339,7 @@ def _control_of(message: str) -> str:
 
 
 def wrong(message: str) -> WrongSettings:
-    """One mistake, shown beside the control that its text begins with."""
+    """One mistake, shown at the control that its text begins with."""
     return WrongSettings({_control_of(message): message})
 
 

@@ -20,8 +20,8 @@ from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
 from replay.storage.format.rows import chunked, messages_of
 from replay.storage.format.schema import draws, groups, iterations, messages, tasks
-from replay.storage.reclaimed import with_collected
 from replay.storage.statements import selected
+from replay.storage.tombstones import with_collected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c

@@ -37,8 +37,8 @@ from replay.storage.format.schema import (
     token_scores,
 )
 from replay.storage.read import author_table, load
-from replay.storage.reclaimed import COLLECTED, with_collected
 from replay.storage.statements import selected
+from replay.storage.tombstones import COLLECTED, with_collected
 from replay.store import ReplayStore
 
 _rows = schema.trajectories.c

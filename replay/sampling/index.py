@@ -16,7 +16,7 @@ from replay.sampling.compatibility import run_mismatches, sampling_mismatch
 from replay.storage.counters import last_number
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.schema import IMPORTED, groups, trajectories
-from replay.storage.reclaimed import reclaimed_between
+from replay.storage.tombstones import reclaimed_between
 
 Column = npt.NDArray[Any]
 

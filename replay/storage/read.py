@@ -19,8 +19,8 @@ from replay.storage.counters import set_state
 from replay.storage.format import rows
 from replay.storage.format.encoding import BlobError, content_hash
 from replay.storage.format.schema import messages, runs, segments, tasks, trajectories
-from replay.storage.reclaimed import reasons
 from replay.storage.statements import rows_by_key, selected
+from replay.storage.tombstones import reasons
 
 _RECORDS = (*rows.CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
 _SEGMENTS = (segments.c.trajectory, *rows.SEGMENT_COLUMNS)

@@ -1,7 +1,7 @@
-"""What is kept: rows over the buffer's limits go, but for a few numbers (`replay.storage.reclaimed`), the oldest first,
-by (iteration, slot). At the end of an iteration their state becomes `evicted`: no later draw takes them. They go once
-every checkpoint that a resume could start from is newer: until then a resume gives them back their state, so that a
-resumed run draws what the uninterrupted one did."""
+"""What is kept: rows over the buffer's limits go, the oldest first, by (iteration, slot), but for what
+`replay.storage.tombstones` keeps of them. At the end of an iteration their state becomes `evicted`: no later draw takes
+them. They go once every checkpoint that a resume could start from is newer: until then a resume gives them back their
+state, so that a resumed run draws what the uninterrupted one did."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED,
 from replay.setting_types import Positive, Section
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.schema import draws, policies, runs, trajectories
-from replay.storage.reclaimed import reclaim
+from replay.storage.tombstones import reclaim
 
 _EVICTED_AT = re.compile(r"at iteration ([0-9]+), was ([a-z]+)$")
 _PAGE = 1000

@@ -8,7 +8,7 @@ import signal
 from functools import cache
 from pathlib import Path
 
-from agentloop.engines.remote.wire import FaultKind
+from agentloop.engines.remote.vllm_protocol import FaultKind
 from agentloop.runs.signals import StopRequest
 from context.strategies import protocol
 from replay.records import STATES, StopReason

@@ -17,8 +17,8 @@ from replay.questions import iteration as iteration_of
 from replay.questions.filters import condition
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.collecting.never_drawn import ALL_RUNS
-from replay.storage.reclaimed import Forgotten
 from replay.storage.retention import Capacity, Evicted
+from replay.storage.tombstones import Forgotten
 from replay.storage.verify import Verification
 from replay.text_tables import number, table
 

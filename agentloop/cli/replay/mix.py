@@ -75,7 +75,7 @@ def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
     yield f"fresh      {plan['fresh']} in groups {groups}"
     yield f"replayed   {plan['replay']} of {plan['planned_replay']} planned ({share(plan['fraction'], 1)} configured)"
     yield ""
-    yield row_table(answer["funnel"], {"rule": "rule", "left": ("left", 0), "left out": ("out", 0)})
+    yield row_table(answer["rules"], {"rule": "rule", "left": ("left", 0), "left out": ("out", 0)})
     yield from answer["empty_sources"]
     if not batch["rows"]:
         return

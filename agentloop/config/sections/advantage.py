@@ -37,7 +37,7 @@ class AdvantageSection(Section):
         "environment's turn_rewards give it and what follows.",
     )
     turn_gamma: Fraction = Field(1.0, description="Discount per turn of what follows a reply (credit turn).")
-    turn_coef: NonNegative = Field(1.0, description="Weight of turn rewards beside the final reward (credit turn).")
+    turn_coef: NonNegative = Field(1.0, description="Weight of turn rewards next to the final reward (credit turn).")
 
 
 def normalises_std(config: RunConfig) -> bool:

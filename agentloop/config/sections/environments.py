@@ -54,7 +54,7 @@ class EnvironmentSection(TaskPool, Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
-        description="MCP servers by name, whose tools are offered beside the environment's own; for example {notes: "
+        description="MCP servers by name, whose tools are offered with the environment's own; for example {notes: "
         "{command: [python, notes.py]}, search: {url: 'http://127.0.0.1:8000/mcp'}}. See docs/environments.md.",
     )
 

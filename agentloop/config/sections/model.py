@@ -13,7 +13,7 @@ from replay.setting_types import Positive, PositiveFloat, Section
 class ComputeSection(Section):
     log_probs: Literal["auto", "plain", "chunked", "triton"] = Field(
         "auto",
-        description="How log-probs come of hidden states. plain: of whole logits; chunked: of parts of them, made anew "
+        description="How log-probs come of hidden states. plain: of whole logits; chunked: of parts, made again "
         "in backward; triton: likewise, with kernels for CUDA; auto: triton where it can be, else chunked where the "
         "logits of a pass would have more than 64 MiB.",
     )
@@ -25,7 +25,7 @@ class ComputeSection(Section):
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto",
         description="Backward makes the activations of each layer again: less memory for one more forward; auto: on a "
-        "GPU where they would not fit beside what else is there, elsewhere never.",
+        "GPU where they would not fit next to what else is there, elsewhere never.",
     )
     compile: bool = Field(False, description="Compile the backbone for scoring and gradients; takes minutes at first.")
     old_log_probs: Literal["auto", "recompute"] = Field(
@@ -40,7 +40,7 @@ LayerNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class LoraSection(Section):
-    """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices beside each layer's own."""
+    """LoRA (Hu et al. 2021, arXiv 2106.09685): what is trained are two thin matrices next to each layer's own."""
 
     rank: int = Field(0, ge=0, description="Rank of the adapters, which alone are trained; 0: all of the model is.")
     alpha: Positive = Field(32, description="What an adapter adds is scaled by alpha / rank.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class OptimizerSection(Section):
     name: Literal["adamw", "sgd", "adafactor", "muon"] = Field(
-        "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW beside it."
+        "adamw", description="What makes steps of gradients: see docs/algorithms.md. muon has AdamW for the rest."
     )
     learning_rate: PositiveFloat = Field(1.5e-3, description="Peak learning rate (adafactor: relative to weights).")
     warmup_iterations: int = Field(0, ge=0, description="Iterations over which the learning rate rises.")

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx2
 
 from agentloop.engines.remote.server_facts import CONNECT_TIMEOUT_S, key_headers
-from agentloop.engines.remote.wire import GENERATE, EngineFault, generate_body, read_reply
+from agentloop.engines.remote.vllm_protocol import GENERATE, EngineFault, generate_body, read_reply
 from agentloop.errors import UserError, one_line, shortened
 
 ASLEEP = "asleep"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.engines.publish.engine_control import EngineControl, EngineRefused, Scored
-from agentloop.engines.publish.evidence import Compared, Evidence, weigh
+from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, weigh
 from agentloop.engines.publish.published_policy import Probe, PublishedPolicy, read_published, version_in
 from agentloop.errors import UserError
 

@@ -57,7 +57,7 @@ class Probe(BaseModel):
 
 
 class PublishedPolicy(BaseModel):
-    """The record beside the weights."""
+    """The record next to the weights."""
 
     model_config = ConfigDict(frozen=True)
 

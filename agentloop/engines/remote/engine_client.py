@@ -21,7 +21,7 @@ from agentloop.engines.remote.server_facts import (
     trusted,
 )
 from agentloop.engines.remote.serving_urls import UNLABELLED, ServingUrls, Weights
-from agentloop.engines.remote.wire import (
+from agentloop.engines.remote.vllm_protocol import (
     ASKED_AGAIN,
     GENERATE,
     GONE,

@@ -11,7 +11,7 @@ from functools import cache
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from agentloop.engines.remote.wire import GENERATE, generate_body
+from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from agentloop.errors import UserError, one_line, shortened
 
 LEAST_VERSION = "0.32"

@@ -1,4 +1,4 @@
-"""The passes over a chunk of logits as one Triton kernel each, for CUDA; beside them the matrix products are cuBLAS's.
+"""The passes over a chunk of logits as one Triton kernel each, for CUDA; the matrix products are cuBLAS's.
 
 Imported only where triton is (`pip install 'agentloop-replay[gpu]'`). On a CPU they run in its interpreter, for tests.
 """

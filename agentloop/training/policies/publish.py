@@ -28,7 +28,7 @@ from agentloop.runs.run_folder import RunFolder
 from replay.records import PolicyRecord, Trajectory
 from replay.store import ReplayStore
 
-# Everything beside the weights that makes a folder loadable by `model.path`.
+# Everything besides the weights that makes a folder loadable by `model.path`.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -30,7 +30,7 @@ class Content:
 
 def contents(message: Message) -> Iterator[Content]:
     """In the order in which `row` gives them to its leaf function; blank ones left out."""
-    # Templates may leave out earlier thinking, and what a policy said beside a call.
+    # Templates may leave out earlier thinking, and what a policy said with a call.
     found = [
         Content(message.reasoning or "", message.author, False),
         Content(message.content, message.author, not message.tool_calls),

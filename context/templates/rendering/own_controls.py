@@ -24,7 +24,7 @@ Again = Callable[[Change], str | None]
 _Place = tuple[str, str, str]
 """What stands before a control token, the token, and what stands behind it."""
 _FAR = 32
-"""Characters by which a content is known to stand beside a control token."""
+"""Characters by which a content is known to stand next to a control token."""
 
 
 def marking(template: ChatTemplate, codec: TokenCodec) -> ChatTemplate:

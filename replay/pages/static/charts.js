@@ -9,7 +9,7 @@
 
 /* global uPlot */
 
-import { isLogarithmic, logRange, logSplits, range, tickTexts, told, visibleText } from "./scales.js";
+import { isLogarithmic, logRange, logSplits, range, tickTexts, formatted, visibleText } from "./scales.js";
 
 const drawn = new Map(); // element -> Drawn
 const square = "square";
@@ -194,7 +194,7 @@ class Drawn {
   }
 
   options() {
-    // Read anew on each drawing: update() replaces the chart, the plot stays.
+    // Read again on each drawing: update() replaces the chart, the plot stays.
     const self = this, axis = this.chart.axis, log = isLogarithmic(this.chart);
     const ink = { stroke: () => colour("soft"), font: "12px system-ui, sans-serif", ticks: { show: false } };
     return {
@@ -313,7 +313,7 @@ class Drawn {
         return item;
       }
       const value = last ? curve.points.at(-1)[1] : this.raw[index][at];
-      const number = Object.assign(document.createElement("b"), { textContent: told(value, chart.axis.percent) });
+      const number = Object.assign(document.createElement("b"), { textContent: formatted(value, chart.axis.percent) });
       item.append(swatch(curve, chart), `${visibleText(curve.label)} `, number);
       return item;
     });
@@ -334,7 +334,7 @@ class Drawn {
     for (let at = this.places.length - 1; at >= 0; at--) {
       const row = body.insertRow();
       row.insertCell().textContent = this.placesOf(this.places[at]);
-      for (const column of this.raw) row.insertCell().textContent = told(column[at], this.chart.axis.percent);
+      for (const column of this.raw) row.insertCell().textContent = formatted(column[at], this.chart.axis.percent);
     }
     const box = document.createElement("div");
     box.className = "chart-table";
@@ -345,7 +345,7 @@ class Drawn {
   }
 }
 
-// Pages that have finer points for a stretch listen for it; all charts zoom at once, which is told once.
+// Pages that have finer points for a stretch listen for it; all charts zoom at once, which is announced once.
 let telling = null;
 function tellZoom(range) {
   clearTimeout(telling);

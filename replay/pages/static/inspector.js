@@ -105,14 +105,14 @@ async function copy(button) {
 function tellTrouble(event) {
   const { target, request } = event.detail.ctx ?? {};
   if (!target?.isConnected) return;
-  const told = document.createElement("p"), why = document.createElement("a");
-  told.className = "warning";
-  told.setAttribute("role", "alert");
+  const warning = document.createElement("p"), why = document.createElement("a");
+  warning.className = "warning";
+  warning.setAttribute("role", "alert");
   why.href = request.action;
   why.textContent = "See why.";
-  told.append("This could not be fetched. ", why);
+  warning.append("This could not be fetched. ", why);
   target.removeAttribute("aria-busy");
-  target.replaceChildren(told);
+  target.replaceChildren(warning);
 }
 
 document.addEventListener("htmx:error", tellTrouble);

@@ -1,6 +1,6 @@
 // Numbers and texts for people, as replay/pages/charts.py and templating.py have them; and how values lie on axes.
 
-export function told(value, percent = false) {
+export function formatted(value, percent = false) {
   if (value == null) return "\u2013";
   if (percent) {
     const rounded = digits(100 * value, 3);

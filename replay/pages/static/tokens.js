@@ -23,10 +23,10 @@ const nats = (value) => value.toFixed(Math.abs(value) < 0.1 ? 2 : 1).replace(/\.
 const plain = (value) => String(value).replace("-", "\u2212");
 const likely = [-0.05, -0.2, -0.5, -1, -2, -4, -8];
 const scales = {
-  behavior: { of: "behavior_log_probs", kind: "q", edges: likely, told: nats, says: "Log-prob in nats when the token was sampled: 0 is certain, \u22121 is 37\u00a0%." },
-  current: { of: "current_log_probs", kind: "q", edges: likely, told: nats, says: "Log-prob in nats under the policy that scored it." },
-  drift: { of: "drift", kind: "d", edges: [0.5, 0.67, 0.8, 0.95, 1.05, 1.25, 1.5, 2], told: plain, says: "exp(current \u2212 behavior): above 1 the token has become likelier since it was sampled." },
-  advantage: { of: "advantages", kind: "d", edges: [-2, -1, -0.5, -0.1, 0.1, 0.5, 1, 2], told: plain, says: "What trained tokens were pushed by. One number per trajectory: what single turns were given is not stored." },
+  behavior: { of: "behavior_log_probs", kind: "q", edges: likely, formatted: nats, says: "Log-prob in nats when the token was sampled: 0 is certain, \u22121 is 37\u00a0%." },
+  current: { of: "current_log_probs", kind: "q", edges: likely, formatted: nats, says: "Log-prob in nats under the policy that scored it." },
+  drift: { of: "drift", kind: "d", edges: [0.5, 0.67, 0.8, 0.95, 1.05, 1.25, 1.5, 2], formatted: plain, says: "exp(current \u2212 behavior): above 1 the token has become likelier since it was sampled." },
+  advantage: { of: "advantages", kind: "d", edges: [-2, -1, -0.5, -0.1, 0.1, 0.5, 1, 2], formatted: plain, says: "What trained tokens were pushed by. One number per trajectory: what single turns were given is not stored." },
 };
 
 function bucket(scale, value) {
@@ -137,17 +137,17 @@ async function load(block) {
   }
   const again = element("button", "quiet", "try again");
   again.addEventListener("click", () => fill(block));
-  const told = element("p", "warning trouble");
-  told.append(visibleText(problem), " ", again);
-  block.node.replaceChildren(told);
+  const warning = element("p", "warning trouble");
+  warning.append(visibleText(problem), " ", again);
+  block.node.replaceChildren(warning);
 }
 
 function note(text) {
   if (document.getElementById("score-problem")) return;
-  const told = element("p", "warning");
-  told.id = "score-problem";
-  told.append(visibleText(text));
-  view.before(told);
+  const warning = element("p", "warning");
+  warning.id = "score-problem";
+  warning.append(visibleText(text));
+  view.before(warning);
 }
 
 function layOut() {
@@ -182,11 +182,11 @@ function drawLegend() {
   const title = element("strong", "", { behavior: "behavior log-prob", current: "current log-prob" }[color] ?? color);
   if (scale) {
     says.textContent = scale.says;
-    const { edges, told } = scale;
+    const { edges, formatted } = scale;
     const below = scale.kind === "q" ? edges : [...edges].reverse();
     // From the greatest to the least.
     for (let at = 0; at <= edges.length; at += 1) {
-      const range = at === 0 ? `${told(below[0])} and more` : at === edges.length ? `less than ${told(below[at - 1])}` : `${told(below[at])} to ${told(below[at - 1])}`;
+      const range = at === 0 ? `${formatted(below[0])} and more` : at === edges.length ? `less than ${formatted(below[at - 1])}` : `${formatted(below[at])} to ${formatted(below[at - 1])}`;
       list.append(sample(`${scale.kind}${scale.kind === "q" ? at : edges.length - at}`, range));
     }
     list.append(sample("", color === "advantage" ? "not trained" : color === "behavior" ? "not sampled, or unknown" : "not sampled, or not scored"));
@@ -226,7 +226,7 @@ function remember() {
 // One token
 
 const blockOf = (at) => blocks[Math.floor(at / blockSize)];
-const told = (value, digits = 4) => (value == null ? dash : value.toFixed(digits).replace("-", "\u2212"));
+const formatted = (value, digits = 4) => (value == null ? dash : value.toFixed(digits).replace("-", "\u2212"));
 
 function facts(at) {
   const { answer, first } = blockOf(at);
@@ -242,10 +242,10 @@ function facts(at) {
       ["id", String(answer.token_ids[index])],
       ["author", `${styles[name]?.shape ?? ""} ${visibleText(name)}`],
       ["mask", mask],
-      ["behavior", behavior == null ? dash : `${told(behavior)} nats (${(100 * Math.exp(behavior)).toPrecision(3)}\u00a0%)`],
-      ["current", answer.current_log_probs ? (answer.current_log_probs[index] == null ? dash : `${told(answer.current_log_probs[index])} nats, policy ${answer.scored_by.policy_version}`) : "never scored"],
-      ["drift", answer.drift ? told(answer.drift[index]) : "never scored"],
-      ["advantage", answer.advantages[index] == null ? dash : `${told(answer.advantages[index], 3)} ${where}`],
+      ["behavior", behavior == null ? dash : `${formatted(behavior)} nats (${(100 * Math.exp(behavior)).toPrecision(3)}\u00a0%)`],
+      ["current", answer.current_log_probs ? (answer.current_log_probs[index] == null ? dash : `${formatted(answer.current_log_probs[index])} nats, policy ${answer.scored_by.policy_version}`) : "never scored"],
+      ["drift", answer.drift ? formatted(answer.drift[index]) : "never scored"],
+      ["advantage", answer.advantages[index] == null ? dash : `${formatted(answer.advantages[index], 3)} ${where}`],
       ["policy", answer.policy_versions[index] == null ? dash : `version ${answer.policy_versions[index]}`],
       ["turn", answer.turns[index] == null ? dash : String(answer.turns[index])],
     ],

@@ -54,7 +54,7 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult:
         return page
     return page | {
         "command": _command(source, run, settings, own),
-        "steps": _steps(found["funnel"]),
+        "steps": _steps(found["rules"]),
     }
 
 

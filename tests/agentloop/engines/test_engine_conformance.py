@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ServerFacts, ask_server, key_headers, read_key
-from agentloop.engines.remote.wire import GENERATE, generate_body
+from agentloop.engines.remote.vllm_protocol import GENERATE, generate_body
 from tests.fakes.engine_sampling import load, plain_log_probs, plain_scores, replies_of, save_adapter
 from tests.fakes.engine_server import EngineServer, serving
 

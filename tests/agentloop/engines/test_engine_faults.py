@@ -18,7 +18,7 @@ import torch
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server, read_key
-from agentloop.engines.remote.wire import ASKED_AGAIN, FaultKind
+from agentloop.engines.remote.vllm_protocol import ASKED_AGAIN, FaultKind
 from agentloop.errors import UserError
 from tests.fakes.engine_sampling import load, plain_log_probs, replies_of
 from tests.fakes.engine_server import EngineServer, serving

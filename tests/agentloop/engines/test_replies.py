@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.engines import Completion, GenerationFailed, GenerationRequest, recordable
 from agentloop.engines.remote.serving_urls import Weights
-from agentloop.engines.remote.wire import EngineFault, checked_reply, read_reply
+from agentloop.engines.remote.vllm_protocol import EngineFault, checked_reply, read_reply
 
 REQUEST = GenerationRequest(0, [1, 2], 3)
 SCORED = {5: -1.0, 6: -0.5, 7: -2.0}

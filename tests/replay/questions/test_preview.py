@@ -60,14 +60,14 @@ def test_example_batch_is_what_the_next_draw_takes(location: Location, unit: str
     assert len(told) == rows
 
 
-def test_funnel_counts_what_each_rule_leaves_out(tmp_path: Path) -> None:
+def test_rules_count_what_each_rule_leaves_out(tmp_path: Path) -> None:
     store = iterated(tmp_path / "replay.sqlite")
     # One of the 24 rows is quarantined. Of the 9 successes 3 are of policy 0, which is 3 publishes behind.
     ((damaged,),) = sql(store, "select id from trajectories where iteration = 3 and slot = 7")
     set_state(store, damaged, "quarantined")
     used = {row[0] for row in sql(store, "select trajectory from draws where stream = 'replay'")}
     answer = before(store, fraction="0.05", max_staleness="2", max_uses="1")
-    rules = [(step["rule"], step["left"], step["out"]) for step in answer["funnel"]]
+    rules = [(step["rule"], step["left"], step["out"]) for step in answer["rules"]]
     fit = sql(store, "select id from trajectories where cast(success as integer) = 1 and policy_version_min >= 1")
     unused = sum(id not in used for (id,) in fit)
     assert rules == [

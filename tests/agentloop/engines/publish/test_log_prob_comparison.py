@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agentloop.engines.publish.evidence import Compared, Evidence, weigh
+from agentloop.engines.publish.log_prob_comparison import Compared, Evidence, weigh
 
 
 def test_share_and_its_error_are_those_worked_out_by_hand() -> None:
