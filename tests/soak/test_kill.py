@@ -73,14 +73,14 @@ def kill_runs(unbroken: Unbroken, folder: Path, number: int, new_database: Calla
     print(f"{kills} kills in {runs} runs")
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_runs_killed_at_random_moments_end_like_the_unbroken_one_on_sqlite(
-    database: str, unbroken: Unbroken, tmp_path: Path, request: pytest.FixtureRequest
+def test_runs_killed_at_random_moments_end_like_the_unbroken_one(unbroken: Unbroken, tmp_path: Path) -> None:
+    kill_runs(unbroken, tmp_path, KILLS, lambda: None)
+
+
+def test_runs_on_a_server_killed_at_random_moments_end_like_the_unbroken_one_on_sqlite(
+    unbroken: Unbroken, tmp_path: Path, new_database: Callable[[], str]
 ) -> None:
-    if database == "sqlite":
-        kill_runs(unbroken, tmp_path, KILLS, lambda: None)
-    else:
-        kill_runs(unbroken, tmp_path, KILLS // 3, request.getfixturevalue("new_database"))
+    kill_runs(unbroken, tmp_path, KILLS // 3, new_database)
 
 
 def kill_until_finished(
