@@ -277,6 +277,8 @@ class ContextManager:
         if isinstance(arrangement, Stop):
             return arrangement.reason
         if isinstance(arrangement, Question):
+            if answer is not None:
+                raise RuntimeError("strategy.arrange must decide once its question is answered, got another question.")
             return self._ask(arrangement, following)
         if isinstance(arrangement, Append) and answer is None:
             return self._append(following)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.connect import noted_end
 from agentloop.engines.serving.engine_process import EngineProcess
 from agentloop.engines.serving.engine_watch import SILENT_S, EngineWatch
+from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.engines.serving.vllm_command import (
     KEY_VARIABLE,
     ServeOptions,
@@ -28,6 +30,7 @@ from agentloop.engines.serving.vllm_command import (
 from agentloop.errors import UserError
 from agentloop.launch.role_commands import chosen_members, load_run_config, role_members
 from agentloop.launch.roles_file import load_roles
+from agentloop.launch.supervised_role import MARK
 from agentloop.launch.supervision import launch_here
 from agentloop.runs.run_folder import claim_run_folder, run_to_continue
 from agentloop.runs.signals import end_at_once, graceful_stop
@@ -95,13 +98,17 @@ def engine(
             return
         folder = Path("runs") if run is None else run
         environment = serve_environment(options, key, os.environ)
-        with noted_end(folder, port):
+        # A learner that waits is to give up where nobody starts this again.
+        with nullcontext() if MARK in os.environ else noted_end(folder, port):
             command = serve_command(find_vllm(vllm, environment), options)
             log = folder / f"engine-{port}.log"
             say(f"starting {' '.join(command[:3])} (log: {log})")
             process = EngineProcess(command, environment, port=port, log=log)
             try:
                 watch.serve(process, start_timeout_s=start_timeout)
+            except EngineEnded as error:
+                say(str(error))
+                raise typer.Exit(1) from error
             finally:
                 process.end()
 

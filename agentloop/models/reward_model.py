@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +51,8 @@ class SequenceClassifier:
                 f"reward.model.label must be null for a model with one output, else the number of one, got "
                 f"{section.label} with {outputs} outputs. Change it."
             )
-        most = min(getattr(model.config, "max_position_embeddings", None) or math.inf, self._tokenizer.model_max_length)
-        if section.max_tokens > most:
+        most = _positions(model)
+        if most is not None and section.max_tokens > most:
             raise UserError(
                 f"reward.model.max_tokens must be at most {most}, the positions of {section.path!r}, got "
                 f"{section.max_tokens}. Lower it."
@@ -94,6 +93,17 @@ class SequenceClassifier:
             return "\n".join(line for message in messages for line in _lines(message))
         text: str = self._tokenizer.apply_chat_template([to_template(m) for m in messages], tokenize=False)
         return text
+
+
+def _positions(model: Any) -> int | None:
+    """Longest text of a model; None: it does not say."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is None or most <= 0:
+        return None
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    padding = next((table.padding_idx for table in tables if isinstance(table, torch.nn.Embedding)), None)
+    # Models after RoBERTa count positions from behind the one of the padding.
+    return int(most) if padding is None else int(most) - padding - 1
 
 
 def _lines(message: Message) -> list[str]:

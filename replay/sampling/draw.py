@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.wording import nearest
+from replay.errors import ReplayError
 from replay.mixing.mix_settings import SAME_TASK, Unit
 from replay.mixing.request import Availability, DrawRequest, Limits, Pick
 from replay.records import OWN_SOURCES, REPLAY, BatchRow, Trajectory
@@ -22,10 +24,12 @@ from replay.sampling.selection import Positions, SelectedRow, Selection, whole_g
 from replay.sampling.weights import EligibleRows, SamplingWeights, of_source, refuse_incomparable, rules
 from replay.staleness import Mask
 from replay.storage.draws import release, reserve
+from replay.storage.format.schema import runs
 from replay.storage.read import load, quarantine
 from replay.storage.validate import checked
 
 _log = logging.getLogger(__name__)
+_RUN_ID = re.compile("[0-9a-f]{32}")
 
 Measure = Callable[[Sequence[Trajectory]], Sequence[float]]
 """Mean entropies of the policy that is about to learn, nats per action token, one per trajectory."""
@@ -47,15 +51,22 @@ class RunDraws:
         self.run, self.others = run, others
         self._eligible = EligibleRows(run, others)
 
+    def _refresh(self, connection: sa.Connection, request: DrawRequest) -> None:
+        """Everything that has changed in the database since."""
+        is_new = self._eligible.index.is_new
+        self._eligible.refresh(connection, request)
+        if is_new:
+            self._refuse_missing(connection)
+
     def prepare(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> None:
         """All that a draw does before it chooses, so that little is left for when writers have to wait for it."""
-        self._eligible.refresh(connection, request)
+        self._refresh(connection, request)
         for pick in request.picks:
             self._eligible.weigh(request, sampler, pick.source)
 
     def trial(self, connection: sa.Connection, request: DrawRequest, sampler: Sampler) -> TrialDraw:
         """The moment before a draw of `request`, whose picks play no part yet."""
-        self._eligible.refresh(connection, request)
+        self._refresh(connection, request)
         return TrialDraw(self._eligible, request, sampler)
 
     def draw(
@@ -65,7 +76,7 @@ class RunDraws:
         checked([request], "draw of iteration", "iteration")
         slots = range(request.first_slot, request.first_slot + request.count)
         release(connection, request.run, request.iteration, slots, stream=REPLAY)
-        self._eligible.refresh(connection, request)
+        self._refresh(connection, request)
         selection = Selection(self._eligible, request, sampler)
         if candidates is not None:
             _quarantined(connection, candidates.corrupt)
@@ -92,12 +103,25 @@ class RunDraws:
         self, connection: sa.Connection, request: DrawRequest, sampler: RankedSampler
     ) -> tuple[list[list[str]], dict[str, Trajectory], dict[str, str]]:
         """The candidates of each pick by id, those that could be read, and why others could not."""
-        self._eligible.refresh(connection, request)
+        self._refresh(connection, request)
         selection, names = Selection(self._eligible, request, sampler), self._eligible.index.ids
         ids = [[names[at] for at in selection.candidates(pick, sampler.pool).tolist()] for pick in request.picks]
         together = list(dict.fromkeys(id for each in ids for id in each))
         loaded = load(connection, together, with_messages=False)
         return ids, loaded.whole, loaded.corrupt
+
+    def _refuse_missing(self, connection: sa.Connection) -> None:
+        """A run that is asked for must be there. What has no rows yet may be a source that is still to be imported."""
+        names = [name for name in sorted(self.others) if self._eligible.index.codes["source"].get(name) < 0]
+        query = sa.select(runs.c.id, runs.c.name).where(runs.c.id.in_(names) | runs.c.name.in_(names))
+        found = {row.id: row.name for row in connection.execute(query)}
+        for name in names:
+            same = sorted(id for id, title in found.items() if title == name)
+            if name not in found and (same or _RUN_ID.fullmatch(name)):
+                known = f"{name} is the name of {' and '.join(same)}" if same else "Leave it out, or import its rows"
+                raise ReplayError(
+                    f"replay.sources must name other runs by the id they have in this database, got {name!r}. {known}."
+                )
 
     def _best(self, selection: Selection, pick: Pick, candidates: Candidates, at: int) -> list[SelectedRow]:
         """The best of candidates measured before: some may have gone since."""

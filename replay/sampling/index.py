@@ -86,6 +86,11 @@ class EligibleIndex:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the first refresh, which takes all rows, is still to come."""
+        return self._last < 0
+
     def position(self, id: str) -> int | None:
         """None: no eligible row has the id."""
         if self._positions is None:
@@ -99,7 +104,7 @@ class EligibleIndex:
             raise DamagedDatabase(f"{newest} after {self._last} in buffer_state.value of 'changed'")
         if newest == self._last:
             return False
-        is_first, come, gone = self._last < 0, _Batch(self.codes), list[str]()
+        is_first, come, gone = self.is_new, _Batch(self.codes), list[str]()
         # Numbers are handed out in order, under a lock: one that is seen has no smaller one to come. One above the
         # newest is damage, which must not hide what is still to come.
         between = {} if is_first else {"since": self._last, "newest": newest}

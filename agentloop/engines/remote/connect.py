@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from agentloop.config import RunConfig
 from agentloop.engines.remote.engine_client import EngineLimits, RemoteEngine
 from agentloop.engines.remote.server_facts import EngineAway, ServerFacts, ask_server, read_key
-from agentloop.errors import UserError, one_line
+from agentloop.errors import TrainingStopped, UserError, one_line
 
 _LOOK_AGAIN_S, _SAY_AGAIN_S = 2.0, 30.0
 
@@ -72,7 +72,7 @@ def noted_end(folder: Path, port: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        reason = str(error) if isinstance(error, UserError) else one_line(error)
+        reason = str(error) if isinstance(error, (UserError, TrainingStopped)) else one_line(error)
         raise
     finally:
         note.write_text(reason)

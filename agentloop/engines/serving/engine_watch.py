@@ -10,6 +10,7 @@ from agentloop.engines.publish.engine_control import EngineControl, EngineRefuse
 from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import newest_published, one_publisher
 from agentloop.engines.serving.engine_process import EngineProcess
+from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError
 
 LOOK_AGAIN_S = 1.0
@@ -41,7 +42,10 @@ class EngineWatch:
         """The policy that was published last."""
 
     def serve(self, process: EngineProcess, *, start_timeout_s: float) -> None:
-        """Stay with an engine that was started here. Raises UserError where it does not come up, or is of no use."""
+        """Stay with an engine that was started here.
+
+        Raises UserError where it does not come up, and EngineEnded where it dies or can't take a policy.
+        """
         if process.wait_until(self._engine.healthy, limit_s=start_timeout_s, stopped=self._stopped):
             self._stay(process)
 
@@ -64,11 +68,11 @@ class EngineWatch:
                     self.publish_newest()
                 except EngineRefused as error:
                     if process is not None:
-                        raise
+                        raise _ended(str(error)) from error
                     self._say(str(error))
                     answers = False
             elif process is not None and time.monotonic() - answered_at > self._silent_s:
-                raise _ended(f"no answer for {self._silent_s:g} s")
+                raise _ended(f"no answer for {self._silent_s:g} s.")
             elif answered:
                 self._say(f"does not answer at {self._engine.url} any more; waiting until it does")
             time.sleep(LOOK_AGAIN_S)
@@ -97,5 +101,7 @@ class EngineWatch:
             self._published = newest
 
 
-def _ended(found: str) -> UserError:
-    return UserError(f"vllm serve must go on serving, got {found} Start it again; agentloop launch does so by itself.")
+def _ended(found: str) -> EngineEnded:
+    return EngineEnded(
+        f"vllm serve must go on serving, got {found} Start it again; agentloop launch does so by itself."
+    )

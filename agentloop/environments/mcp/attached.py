@@ -28,6 +28,7 @@ from context.wording import suggest
 
 _OF_INSTANCE = "_agentloop_mcp_connections"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST_NAME = 64
 
 
 class ListedServer(NamedTuple):
@@ -67,6 +68,8 @@ async def list_server(name: str, section: McpServerSection) -> ListedServer:
 def _server_tool(server: str, tool: Tool, where: str) -> ToolSpec:
     """A tool under its own name, with `_` for what templates and parsers may not know."""
     name = _UNUSUAL.sub("_", tool.name)
+    if not 0 < len(name) <= _LONGEST_NAME:
+        raise UserError(f"{where} must have a name of 1 to {_LONGEST_NAME} characters, got {len(name)}. Leave it out.")
     schema = {"properties": {}, "required": [], **tool.input_schema}
     # Docstrings come with the indentation of their source.
     description = inspect.cleandoc(tool.description or tool.title or "")

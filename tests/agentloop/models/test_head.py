@@ -152,6 +152,14 @@ def test_triton_without_its_device_is_refused() -> None:
         Actor(tiny_actor().model, compute=ComputeSection(log_probs="triton"))
 
 
+class Wrong(TorchRows):
+    """Is off in one logit of each chunk."""
+
+    def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
+        logits[:, 0] += 3.0
+        super().absorb(logits, sums, columns, entropy=entropy, spare=spare)
+
+
 class Broken(TorchRows):
     def absorb(self, logits: Tensor, sums: RowSums, columns: Tensor, *, entropy: bool, spare: Tensor) -> None:
         raise RuntimeError("no such instruction")
@@ -160,7 +168,7 @@ class Broken(TorchRows):
 def test_kernels_that_fail_on_a_device_are_told_before_anything_is_trained() -> None:
     with torch.no_grad():  # as the first pass of a run is
         check_kernels(TorchRows(), torch.device("cpu"))
-    with pytest.raises(
-        UserError, match=r"compute.log_probs must be chunked .*got .*no such instruction on cpu. Change"
-    ):
+    with pytest.raises(UserError, match=r"compute.log_probs must be chunked or plain .* off by .* Change it"):
+        check_kernels(Wrong(), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"got .*no such instruction on cpu. Change it"):
         check_kernels(Broken(), torch.device("cpu"))

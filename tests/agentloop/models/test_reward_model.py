@@ -13,6 +13,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from agentloop.config import ModelSection
@@ -114,10 +116,17 @@ def test_model_without_a_template_reads_reasoning_and_tool_calls(tmp_path: Path)
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    assert len(classifier(folder, max_tokens=32768).score(TALKS)) == 3
-    with pytest.raises(UserError, match=r"^reward\.model\.max_tokens must be at most 32768, .*, got 32769\. Lower it"):
-        classifier(folder, max_tokens=32769)
+    """Rotary ones, and RoBERTa's 34, of which those up to padding's, 0 and 1, stand for no token."""
+    rotary, roberta = saved(tmp_path / "rotary"), saved(tmp_path / "roberta")
+    size = len(PreTrainedTokenizerFast.from_pretrained(roberta))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    places = {"max_position_embeddings": 34, "type_vocab_size": 1, "num_labels": 1, "pad_token_id": 1}
+    RobertaForSequenceClassification(RobertaConfig(vocab_size=size, **places, **sizes)).save_pretrained(roberta)
+    for folder, most in ((rotary, 32768), (roberta, 32)):
+        assert len(classifier(folder, max_tokens=most).score(TALKS)) == 3
+        said = rf"^reward\.model\.max_tokens must be at most {most}, .*, got {most + 1}\. Lower it"
+        with pytest.raises(UserError, match=said):
+            classifier(folder, max_tokens=most + 1)
 
 
 @pytest.mark.parametrize(

@@ -242,11 +242,13 @@ def test_hint_is_in_the_prompt_and_not_in_what_is_trained() -> None:
 
 @dataclass(frozen=True)
 class AskThenGoOn(Strategy):
-    """Asks after each turn, and changes nothing."""
+    """Asks after each turn, and changes nothing; with `again` it never stops asking."""
+
+    again: bool = False
 
     def arrange(self, history: History) -> Arrangement:
         asking = Question((Message("user", "Sure?"),), 5, train_answers=True, example="Yes.")
-        return asking if history.answer is None else Append()
+        return asking if history.answer is None or self.again else Append()
 
 
 def test_conversation_goes_on_after_a_question_aside_in_a_new_segment() -> None:
@@ -259,3 +261,8 @@ def test_conversation_goes_on_after_a_question_aside_in_a_new_segment() -> None:
         "fork",
     ]
     assert [call.question for call in episode.calls] == [False, True] * 3
+
+
+def test_strategy_that_never_decides_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="must decide once its question is answered"):
+        started(AskThenGoOn(again=True)).play(SAID[:1], tool_role=True)

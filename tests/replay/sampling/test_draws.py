@@ -348,6 +348,18 @@ def test_a_damaged_number_of_a_row_hides_no_later_ones(store: ReplayStore) -> No
     assert available(store, 3) == 8
 
 
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [("quickstart-001", "quickstart-001 is the name of run-1."), ("0" * 32, "Leave it out, or import its rows.")],
+)
+def test_run_that_is_not_there_or_is_named_by_its_name_is_refused(store: ReplayStore, source: str, known: str) -> None:
+    limits = Limits(successful_only=False, sources=("self", source))
+    with pytest.raises(
+        ReplayError, match=rf"^replay.sources must name other runs by the id .*, got '{source}'. {known}$"
+    ):
+        store.draw(replace(request(2, 1), limits=limits), make_sampler("uniform", 0))
+
+
 def places(drawn: list[BatchRow]) -> list[tuple[str, int, int, float | None]]:
     return [(row.draw.trajectory, row.draw.slot, row.draw.iteration, row.draw.probability) for row in drawn]
 

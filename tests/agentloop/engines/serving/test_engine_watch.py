@@ -18,6 +18,7 @@ from agentloop.engines.publish.proof import publish
 from agentloop.engines.publish.published_policy import one_publisher
 from agentloop.engines.serving.engine_process import EngineProcess, free_port
 from agentloop.engines.serving.engine_watch import EngineWatch
+from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from tests.fakes.engine_server import EngineServer
@@ -63,7 +64,7 @@ def test_watch_of_an_engine_that_dies_ends_with_the_last_error_of_its_log(
     ended = list[str]()
 
     def serve(watch: EngineWatch) -> None:
-        with pytest.raises(UserError) as died:
+        with pytest.raises(EngineEnded) as died:
             watch.serve(process, start_timeout_s=LIMIT_S)
         ended.append(str(died.value))
 
