@@ -30,8 +30,8 @@ from context.strategies.protocol import (
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.control import OpenSegment, TrainingControl, mark_untrained
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
+from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained
 
 _Tools = Sequence[Mapping[str, Any]]
 

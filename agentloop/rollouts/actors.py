@@ -20,7 +20,7 @@ from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
-from context.tokens.control import TrainingControl
+from context.tokens.training_sequence import TrainingControl
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20

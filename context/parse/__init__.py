@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from context.parse.choose import PARSERS, choose_parser, unread_call
 from context.parse.pythonic import PythonicParser
+from context.parse.react import ReactParser
 from context.parse.reply import NAME, KnownReply, Outcome, Reply, ReplyParser
-from context.parse.tagged_json import HermesParser, Llama3JsonParser, ReactParser
+from context.parse.tagged_json import HermesParser, Llama3JsonParser
 
 __all__ = [
     "NAME",

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
+from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
 from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
 from context.parse.pythonic import PythonicParser
+from context.parse.react import ReactParser
 from context.parse.reply import ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
     CommandRParser,
-    GemmaParser,
     GraniteParser,
     HermesParser,
     JambaParser,
     Llama3JsonParser,
     NemotronParser,
     PhiParser,
-    ReactParser,
 )
 from context.parse.tagged_parameters import GlmParser, MiniMaxParser, QwenCoderParser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from context.wording import excerpt
 from replay.questions.filters.query import QueryResult
 from replay.records import RunRecord, stored_setting
 from replay.storage.collecting.participants import TABLES, list_participants
+from replay.storage.collecting.tickets import count_tickets
 from replay.storage.format.schema import runs, tickets, workers
 from replay.storage.statements import seconds_now
 from replay.store import ReplayStore
@@ -28,6 +30,7 @@ _GREATEST = 2**53
 def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
     """Who takes part in a run, those that have been silent for longest first, and the `reasons` why episodes failed.
 
+    `counts` are of training episodes; `lost` ones among them are done and have no row.
     Ages are in seconds by the database's clock. `leader`: its `lease_s` is below 0 where the lease is over.
     """
     lease_s = stored_setting(run.config, "collection.lease_s", float) or _LEASE_S
@@ -35,11 +38,13 @@ def cluster(store: ReplayStore, run: RunRecord) -> QueryResult:
     with store.reading() as connection:
         query = sa.select(runs.c.ended, runs.c.leader, left).where(runs.c.id == run.id)
         ended, leader, due_s = connection.execute(query).one()
+        counts = count_tickets(connection, run.id)
         return {
             "run": run.id,
             "ended": bool(ended),
             "leader": None if leader is None or due_s is None else {"id": leader, "lease_s": due_s},
             "lease_s": lease_s,
+            "counts": {**asdict(counts), "lost": counts.done - counts.rows},
             "workers": _participants(connection, run.id, "worker", _WORKER, lease_s=lease_s),
             "engines": _participants(connection, run.id, "engine", _ENGINE),
             "reasons": _end_reasons(connection, run.id),

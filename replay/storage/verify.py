@@ -45,9 +45,12 @@ class Verification:
 
 
 def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
-    """Read every row: its cells, its checksums and its content hash. Rows are read some at a time, each time as they
-    are then: during a long snapshot a database would have to keep all that others write. `states` are those at the
-    beginning; what is written or evicted meanwhile is passed over."""
+    """Read every row: its cells, its checksums and its content hash.
+
+    Rows are read some at a time, each time as they are then, and the cells of a table in one go: during a long snapshot
+    a database has to keep all that others write. `states` are those at the beginning; what is written or evicted
+    meanwhile is passed over.
+    """
     counted = sa.select(raw(_rows.state), sa.func.count()).where(wanted).group_by(_rows.state)
     counts = database.read(lambda connection: {row[0]: int(row[1]) for row in connection.execute(counted)})
     found = Verification({state: counts[state] for state in sorted(counts, key=[*STATES, *counts].index)})

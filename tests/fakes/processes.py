@@ -26,7 +26,8 @@ from agentloop.runs.checkpoint import complete_checkpoints
 from tests.fakes.runs import ROOT, buffer_of, rows
 
 AGENTLOOP = Path(sys.executable).with_name("agentloop")
-UNTIMED = "name not like 'time/%' and name not like 'speed/%'"
+UNTIMED = "name not like 'time/%' and name not like 'speed/%' and name not in ('tools/runs', 'tools/replayed')"
+"""Metrics but for what a run cost: an attempt that was killed leaves remembered tool results behind."""
 
 
 def until(holds: Callable[[], object], otherwise: Callable[[], object] = str, *, limit_s: float = 60.0) -> None:
@@ -263,9 +264,9 @@ def checkpoint_values(checkpoint: Path) -> dict[str, Any]:
 
 
 def logged(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without times."""
+    """metrics.jsonl without what it cost."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/"))} for line in lines]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "speed/", "tools/r"))} for line in lines]
 
 
 def assert_sound(run: Path, *, iterations: int) -> None:

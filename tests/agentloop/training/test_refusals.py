@@ -175,7 +175,7 @@ def test_memory_of_keys_and_values_is_named_or_refused(loaded: LoadedModel) -> N
     taken = generator.bytes_of(64, 1024)
     assert check_sampling_memory(generator, config, free=taken) == (
         f"sampling: keys and values of 64 episodes at once take {taken / 1e9:.1f} GB once they have 1024 tokens; "
-        f"{taken / 1e9:.1f} GB of the GPU are free beside gradients and optimizer"
+        f"{taken / 1e9:.1f} GB of the GPU are free next to gradients and optimizer"
     )
     with pytest.raises(
         UserError,

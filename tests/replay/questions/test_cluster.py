@@ -31,6 +31,7 @@ def test_workers_and_engines_say_of_themselves_what_is_known_and_other_runs_play
     assert (engine["id"], engine["state"], engine["version"]) == ("engine", "serving", 3)
     assert (engine["difference"], engine["label"], engine["adapter"]) == (1.5e-5, None, None)
     assert (answer["leader"]["id"], answer["leader"]["lease_s"] > 500, answer["ended"]) == ("learner-1", True, False)
+    assert (answer["counts"]["failed"], answer["counts"]["done"], answer["counts"]["lost"]) == (1, 0, 0)
     assert answer["reasons"] == [{"state": "failed", "reason": "the engine gave no reply", "count": 1}]
     assert questions.is_collected_by_workers(store, store.run(RUN))
     store.add_run(run_record("run-2"))

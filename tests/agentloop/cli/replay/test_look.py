@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from agentloop.cli.replay.look import token_view
+from agentloop.cli.replay.token_view import token_view
 from context import TokenSequence, default_authors
 from context.tokens.token_sequence import Segment
 from replay.locate import is_folder_of_runs, newest_run_folder, place

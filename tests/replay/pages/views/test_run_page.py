@@ -177,6 +177,8 @@ def test_cluster_shows_who_takes_part_and_no_longer_asks_once_the_run_has_ended(
         text = words_of(html)
         for part in (
             "Learner learner-1 : its lease holds for",
+            "Training episodes: 0 done = 0 fresh + 0 late + 0 unused + 0 waiting + 0 open",
+            "queued, 0 under way, 1 failed.",
             "1 of 1 reported within",
             "node-1 4711 – 2 – 3 – –",  # state, in flight, at most, done, failed, tool errors
             "http://node-0:8801 serving 1 run-1@1 – 1.5e-05 –",

@@ -1,0 +1,43 @@
+"""A training sequence in a terminal: tokens coloured by author, trained ones underlined, log-probs behind them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.text import Text
+
+from context.authors import DISCARD_SUFFIX, AuthorTable
+from context.tokens.token_sequence import Decoder, TokenSequence, loss_mask, pieces, response_mask
+from context.wording import visible, visible_lines
+
+_COLOURS = ("magenta", "blue", "yellow", "cyan", "green", "bright_green", "bright_black", "bright_blue", "bright_cyan")
+"""By an author's code: initialization, user, env, memory, llm, ..."""
+
+
+def token_view(tokens: TokenSequence, authors: AuthorTable, decoder: Decoder | None) -> Text:
+    """One paragraph per stretch of one author: its name, what its masks say, and its tokens.
+
+    Trained tokens are underlined, sampled ones are followed by their log-probs (nats). What would act on the terminal
+    is written out. Without a decoder, ids are shown.
+    """
+    action, trained = response_mask(tokens, authors), loss_mask(tokens, authors)
+    sampled = authors.has_behavior(tokens.authors)
+    view = Text()
+    for code, stretch in groupby(range(len(tokens)), key=lambda t: int(tokens.authors[t])):
+        at = list(stretch)
+        name = authors.name(code)
+        colour = _COLOURS[authors.code(name.removesuffix(DISCARD_SUFFIX)) % len(_COLOURS)]
+        not_trained = "sampled, not trained" if sampled[at[0]] else "not trained" if action[at[0]] else "not sampled"
+        state = "trained" if trained[at[0]] else not_trained
+        view.append(visible(name), style=f"bold {colour}")
+        view.append(f" · {len(at)} tokens · {state}\n", style="dim")
+        style = f"{colour} bold underline" if trained[at[0]] else colour
+        ids = tokens.token_ids[at].tolist()
+        alone = ((place, place + 1, f"{token} ") for place, token in enumerate(ids))
+        for first, last, text in alone if decoder is None else pieces(ids, decoder):
+            view.append(text if decoder is None else visible_lines(text).replace("\n", "↵\n"), style=style)
+            if sampled[at[0]]:
+                values = tokens.behavior_log_probs[at][first:last]
+                view.append("[" + " ".join(f"{value:.2f}" for value in values) + "]", style="dim")
+        view.append("\n")
+    return view
