@@ -1,4 +1,5 @@
-"""Checks an environment before a run starts: what would fail at the first call is an error of one line."""
+"""Checks an environment before a run starts: what would fail at the first call, or for a package that is not
+installed, is an error of one line."""
 
 from __future__ import annotations
 

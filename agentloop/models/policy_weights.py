@@ -1,4 +1,4 @@
-"""A policy's weights on their way out: into files, and as what they say of the next token. One owner for both.
+"""A policy's weights, whole or sharded over ranks: into files, and as what they say of the next token.
 
 The policy may be whole in this process, or sharded over ranks. Then every rank makes the same call, rank 0 writes, and
 none has a whole copy at any moment; the files are byte for byte those of a policy that is whole.

@@ -1,4 +1,5 @@
-"""The runs of a database, or of a folder, in one list: curves of those that are marked, and how they differ."""
+"""The runs of a database, or of a folder, whose buffers are kept open: one list, curves of those that are marked, and
+how they differ."""
 
 from __future__ import annotations
 
