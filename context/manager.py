@@ -34,6 +34,8 @@ from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, T
 from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained
 
 _Tools = Sequence[Mapping[str, Any]]
+_ROUNDING = 1e-2
+"""Nats by which an engine in 16 bits may round a certain token's log-prob above 0."""
 
 
 class PrefixError(RuntimeError):
@@ -104,7 +106,7 @@ class ContextManager:
         self.problem: str | None = None
         """What the template refused, in words; None unless `stopped` is `unrenderable`."""
 
-    def begin(self, messages: Sequence[Message], tools: _Tools, *, hint: str | None = None) -> None:
+    def begin(self, messages: Sequence[Message], tools: _Tools | None = None, *, hint: str | None = None) -> None:
         """Render the first prompt: any number of messages, few-shot assistant messages among them.
 
         Those of an action author are spoken in the policy's place: trained here if their author is, without
@@ -114,11 +116,11 @@ class ContextManager:
             raise RuntimeError("begin must be called once. Make a ContextManager per episode.")
         if not messages:
             raise ValueError("messages must hold at least one message, got none.")
-        self._tools, self._hint = tools, hint
+        self._tools, self._hint = tools or (), hint
         authors = self._renderer.authors
         given = admitted(messages, authors, opening=True)
         view = shown_messages(given, authors)
-        self._open(view, view if hint is None else self._strategy.hinted(view, hint), "clean", tools)
+        self._open(view, view if hint is None else self._strategy.hinted(view, hint), "clean", self._tools)
         self._view = tuple(self._as_history(view))
         self._messages += given
 
@@ -155,6 +157,10 @@ class ContextManager:
         """
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
+        token_ids, log_probs = (
+            [*map(int, token_ids)],
+            [*map(float, log_probs)],
+        )  # arrays and tensors are equal to nothing
         author, sampled = self._sampled(token_ids, log_probs, policy_version)
         said, ended = self._renderer.said(token_ids)
         reply = self._parser.parse(self._opened + said.text, stopped=ended)
@@ -203,6 +209,11 @@ class ContextManager:
         unknown = sum(map(math.isnan, log_probs))
         if unknown not in (0, n) or any(map(math.isinf, log_probs)):
             raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
+        if min(token_ids) < 0 or (not unknown and max(log_probs) > _ROUNDING):
+            raise ValueError(
+                f"token_ids must not be negative and log_probs not above 0, got {min(token_ids)} and "
+                f"{max(log_probs):g}. Mend what sampled them: log-probs are natural logarithms of probabilities."
+            )
         author, versions = (DEMONSTRATION, np.array(NOT_SAMPLED, np.int32)) if unknown else (LLM, versions)
         tokens = TokenSequence(
             np.array(token_ids, np.int32),

@@ -48,6 +48,11 @@ def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool
     """
     rows = []
     for message in messages:
+        if not isinstance(message, Message):
+            raise ValueError(
+                f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
+                "conversation as OpenAI writes it with read_conversation."
+            )
         if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
             message = replace(message, author=INITIALIZATION)
         author = authors.author(message.author)

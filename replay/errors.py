@@ -85,6 +85,10 @@ class DatabaseRefused(ReplayError):
     """Missing, foreign, of another version, or not accessible; it has not been changed."""
 
 
+class OtherSchema(DatabaseRefused):
+    """Of an older or newer version of this project: waiting does not help."""
+
+
 class DatabaseFailed(ReplayError):
     """It could not be read or written now: its disk, its server, or the way there."""
 

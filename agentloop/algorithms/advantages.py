@@ -184,11 +184,14 @@ def compared_members(
     - leave_one_out: likewise, each without itself
 
     A task's fresh members can be several groups; under `stored`, `split` and `fresh_only` each fresh member is
-    compared with its own. With `whole_batch` the batch is one task and its fresh members one group.
+    compared with its own. With `whole_batch` the batch is one task and its fresh members one group. Nobody is compared
+    with a member without action tokens: the policy did not earn its reward (OpenRLHF does the same).
     """
     same_task: dict[str, list[int]] = {}
     same_group: dict[tuple[str, str], list[int]] = {}
     for position, member in enumerate(members):
+        if not member.num_action_tokens:
+            continue
         task, group = _names(member, whole_batch)
         same_task.setdefault(task, []).append(position)
         if not member.replayed:
@@ -197,15 +200,15 @@ def compared_members(
     for position, member in enumerate(members):
         task, group = _names(member, whole_batch)
         if baseline == "shared":
-            compared.append(tuple(same_task[task]))
+            compared.append(tuple(same_task.get(task, ())))
         elif baseline == "leave_one_out":
-            compared.append(tuple(p for p in same_task[task] if p != position))
+            compared.append(tuple(p for p in same_task.get(task, ()) if p != position))
         elif not member.replayed:
-            compared.append(tuple(same_group[task, group]))
+            compared.append(tuple(same_group.get((task, group), ())))
         elif baseline == "stored":
             compared.append(())
         else:
-            compared.append(tuple(p for p in same_task[task] if members[p].replayed == (baseline == "split")))
+            compared.append(tuple(p for p in same_task.get(task, ()) if members[p].replayed == (baseline == "split")))
     return compared
 
 

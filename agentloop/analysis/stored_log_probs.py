@@ -69,6 +69,7 @@ class Drifted:
     drift_max: float | None
     approx_kl: float | None
     ess: float | None
+    """By the run's `replay.ess.weights`, as its updates measure it."""
 
 
 def weights_of_run(folder: RunFolder) -> dict[int, Path | str]:
@@ -128,7 +129,8 @@ def rescore(
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
     actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
-    drift_sum = drift_max = kl_sum = 0.0
+    drift_sum = drift_max = kl_sum = squares = 0.0
+    kind = folder.config.replay.ess.weights
     tokens, kept, scored = 0, [], 0
     for rows, batch, log_probs in _scored(store, folder, actor, ids):
         store.add_scores(folder.run_id, version, _by_segment(rows, batch, log_probs))
@@ -145,8 +147,9 @@ def rescore(
         drift_sum += float(found.sum[known].sum())
         kl_sum += float(found.kl_sum[known].sum())
         drift_max = max([drift_max, *found.max[known].tolist()])
-        kept += found.weight[known].tolist()
-    weights_known = torch.tensor(kept, dtype=torch.float64)
+        squares += float(found.squares[known].sum())
+        kept += (found.sequence_weight if kind == "sequence" else found.weight)[known].tolist()
+    by_row = effective_sample_size(torch.tensor(kept, dtype=torch.float64)) if kept else None
     return Drifted(
         version,
         scored,
@@ -154,7 +157,7 @@ def rescore(
         drift_mean=drift_sum / tokens if tokens else None,
         drift_max=drift_max if tokens else None,
         approx_kl=kl_sum / tokens if tokens else None,
-        ess=effective_sample_size(weights_known) if kept else None,
+        ess=drift_sum**2 / (tokens * squares) if tokens and kind == "token" else by_row,
     )
 
 

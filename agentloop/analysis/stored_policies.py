@@ -13,6 +13,7 @@ from agentloop.config.config_file import is_config_file, load_config, load_plain
 from agentloop.config.seeds import derive_seed
 from agentloop.engines.local.local_generator import LocalGenerator, StopStrings
 from agentloop.environments import RunEnvironments, open_tasks
+from agentloop.environments.task_source import TaskSource
 from agentloop.errors import UserError
 from agentloop.models.adapters import load_policy
 from agentloop.models.backbone_passes import on_its_device
@@ -49,20 +50,45 @@ def evaluate_run(
     Raises UserError where the environment's source has changed since, unless that is said.
     """
     folder = open_run_folder(run)
-    values = to_plain(folder.config)
+    config = _asked(folder.config, tasks, samples)
+    environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
+    weights = stored_weights(folder, policy)
+    version = iteration_of(folder, weights) if folder.environments else None  # sft publishes nothing
+    whose = Evaluated(str(folder.path), version, str(weights), environments.name, environments.version)
+    return _evaluated(config, environments, source, (config.model.path or folder.start, weights), whose)
+
+
+def evaluate_model(
+    model: str, config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
+) -> EvaluationReport:
+    """The model of a folder or hub id on the held-out tasks of a configuration, as a run that begins with it would."""
+    asked = _asked(load_config(config, [*overrides, f"model.path={json.dumps(model)}"]), tasks, samples)
+    environments, source = open_tasks(asked)
+    whose = Evaluated(model, None, model, environments.name, environments.version)
+    return _evaluated(asked, environments, source, (model, None), whose)
+
+
+def _asked(config: RunConfig, tasks: int | None, samples: int | None) -> RunConfig:
+    values = to_plain(config)
     values["evaluation"] |= {key: value for key, value in (("tasks", tasks), ("samples", samples)) if value is not None}
-    config = load_plain(values, source="evaluate")
+    return load_plain(values, source="evaluate")
+
+
+def _evaluated(
+    config: RunConfig,
+    environments: RunEnvironments,
+    source: TaskSource,
+    weights: tuple[Path | str, Path | None],
+    whose: Evaluated,
+) -> EvaluationReport:
+    """`weights`: the model that comes first, and the weights saved of it since."""
     display = ConsoleDisplay(stderr=True)
     with graceful_stop(display.note, idle="stopped"):
         seed_process(config)
-        factory, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
-        weights = stored_weights(folder, policy)
-        actors = sampling_actors(config, factory, config.model.path or folder.start, saved=weights)
+        actors = sampling_actors(config, environments, weights[0], saved=weights[1])
         progress = partial(display.phase, "evaluate")
-        found = evaluate(actors, source, config, scorer=open_scorer(config, factory), progress=progress)
-    version = iteration_of(folder, weights) if folder.environments else None  # sft publishes nothing
-    evaluated = Evaluated(str(folder.path), version, str(weights), factory.name, factory.version)
-    return report(evaluated, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
+        found = evaluate(actors, source, config, scorer=open_scorer(config, environments), progress=progress)
+    return report(whose, found, seed=derive_seed(config.run.seed, "evaluate", "bootstrap"))
 
 
 def sampling_actors(

@@ -70,7 +70,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        _closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
+        closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
@@ -98,10 +98,16 @@ def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig)
     return [program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
 
 
-def _closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
+def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
     from agentloop.runs.display import percent
 
-    print(f"held-out success: {percent(result.success_before)} -> {percent(result.success_after)}")
+    before, after = percent(result.success_before), percent(result.success_after)
+    if not result.evaluated_after:
+        print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
+    elif result.evaluated_after < result.iterations:
+        print(f"held-out success: {before} -> {after} after iteration {result.evaluated_after} of {result.iterations}")
+    else:
+        print(f"held-out success: {before} -> {after}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
@@ -125,6 +131,13 @@ def _closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, it
 )
 def evaluate(
     run: RunArgument = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate --model on its held-out tasks.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of a model that no run has trained.")
+    ] = None,
+    overrides: Overrides = None,
     policy: Annotated[
         int | None, typer.Option(help="Policy version to evaluate; the last checkpoint's when left out.")
     ] = None,
@@ -136,17 +149,25 @@ def evaluate(
     environment_changed: EnvironmentChanged = False,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out success of a run's policy: pass@k, turns and stop reasons with 95 % confidence intervals."""
-    from agentloop.analysis.stored_policies import evaluate_run, newest_trained_folder
+    """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    found = evaluate_run(
-        run or newest_trained_folder(),
-        policy=policy,
-        tasks=tasks,
-        samples=samples,
-        environment_changed=environment_changed,
-    )
+    if model is not None and config is not None and run is None and policy is None:
+        found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
+    elif model is None and config is None and not overrides:
+        found = stored_policies.evaluate_run(
+            run or stored_policies.newest_trained_folder(),
+            policy=policy,
+            tasks=tasks,
+            samples=samples,
+            environment_changed=environment_changed,
+        )
+    else:
+        raise UserError(
+            "RUN must be given alone, or --config with --model and perhaps --set, got a mixture. Example: agentloop "
+            "evaluate --config configs/model.yaml --model PATH"
+        )
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -207,7 +208,7 @@ def _keys_of(section: KeyPath) -> str:
 def _validated(values: dict[str, Any], place: Place) -> RunConfig:
     # Strict JSON mode: `true` is no number and `128` no text, while lists still become tuples.
     try:
-        text = json.dumps(values, allow_nan=False)
+        text = json.dumps(_at_home(values), allow_nan=False)
     except (TypeError, ValueError) as error:
         problem = shown(str(error))
         raise UserError(f"{place(())}: every value must be plain and finite, got: {problem}.") from None
@@ -265,3 +266,12 @@ def _inside(parts: Sequence[str | int], value: Any) -> Iterator[str]:
 def _quoted(value: object) -> str:
     """Text in quotes, so that `got '128'` is not `got 128`."""
     return repr(shown(value)) if isinstance(value, str) else shown(value)
+
+
+def _at_home(value: Any) -> Any:
+    """`~/` is the user's home in every path: only shells know it otherwise."""
+    if isinstance(value, str):
+        return os.path.expanduser(value) if value.startswith("~/") else value
+    if isinstance(value, Mapping):
+        return {key: _at_home(each) for key, each in value.items()}
+    return [*map(_at_home, value)] if isinstance(value, list) else value

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentloop.config.conflicts import check_conflicts
+from agentloop.config.conflicts import COMPARING, check_conflicts
 from agentloop.config.sections.advantage import AdvantageSection, check_advantages
 from agentloop.config.sections.context import ContextSection
 from agentloop.config.sections.environments import (
@@ -96,6 +96,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"batch.group_size must be at most batch.trajectories ({self.batch.trajectories}), "
                 f"got {self.batch.group_size}."
+            )
+        if self.batch.group_size == 1 and self.algorithm in COMPARING and self.replay.baseline == "stored":
+            raise ValueError(
+                f"batch.group_size must be above 1 when algorithm is {self.algorithm}, by which members of a group are "
+                "compared, got 1: no fresh row would teach anything. Use reinforce or ppo, or larger groups."
             )
         if self.batch.mini_batch < self.batch.group_size:
             raise ValueError(

@@ -20,6 +20,8 @@ from replay.exchange.row_format import read_json
 
 Row = Mapping[str, Any]
 HUGGING_FACE = "hf:"
+_SAVED = ("dataset_dict.json", "state.json")
+"""What `save_to_disk` of data sets leaves in a folder."""
 _PLACEHOLDER = "{split}"
 _FIELD = "split"
 _TRAIN = "train"
@@ -70,7 +72,7 @@ def held_out_by_content(digests: Sequence[str], share: float) -> list[bool]:
 
 def _split(section: TasksSection, name: str | None) -> Sequence[Row]:
     data = section.data or ""
-    if data.startswith(HUGGING_FACE):
+    if data.startswith(HUGGING_FACE) or Path(data).is_dir():
         rows = _hugging_face(section, data.removeprefix(HUGGING_FACE), name or _TRAIN)
     elif _PLACEHOLDER in data:
         rows = _file(data.replace(_PLACEHOLDER, name or _TRAIN))
@@ -113,7 +115,7 @@ class _RowSubset(Sequence[Row]):
 
 def _file(path: str) -> Sequence[Row]:
     with _explained(path):
-        place = Path(path).expanduser()
+        place = Path(path)
         return _parquet(place) if is_parquet(place) else list(_jsonl(place))
 
 
@@ -144,8 +146,9 @@ def _hugging_face(section: TasksSection, name: str, split: str) -> Sequence[Row]
         with needing("datasets", "tasks.data"):
             import datasets
         datasets.disable_progress_bars()
-        if (Path(name) / "dataset_dict.json").is_file():
-            whole = datasets.load_from_disk(name)
+        if Path(name).is_dir() and any((Path(name) / kind).is_file() for kind in _SAVED):
+            found = datasets.load_from_disk(name)
+            whole = found if isinstance(found, datasets.DatasetDict) else {_TRAIN: found}
             if split not in whole:
                 raise ValueError(f"no split {split!r} among {', '.join(whole)}")
             rows: Sequence[Row] = whole[split]
@@ -166,8 +169,13 @@ def _explained(place: str) -> Iterator[None]:
         ) from error
 
 
-def as_text(value: Any) -> str:
-    """A value of a column that JSON does not have. Raises TypeError for what has no obvious text."""
+def as_json(value: Any) -> Any:
+    """A value of a column that JSON does not have: numbers and arrays of NumPy as Python's, dates as texts.
+
+    Raises TypeError for what has no obvious form.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal)):
         return str(value)
     if isinstance(value, bytes):
@@ -177,7 +185,7 @@ def as_text(value: Any) -> str:
 
 def _digest(row: Row, where: str) -> str:
     try:
-        text = json.dumps(row, sort_keys=True, default=as_text)
+        text = json.dumps(row, sort_keys=True, default=as_json)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"tasks.data must hold texts, numbers, dates and lists of them, got {one_line(error)} in {where}. "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentloop.environments.datasets import as_text
+from agentloop.environments.datasets import as_json
 from agentloop.environments.environment import Environment, Task
 from agentloop.environments.tools.tool_schema import ToolSpec, describe_function, with_tools
 from agentloop.errors import UserError
@@ -38,7 +38,7 @@ class RowEnvironment(Environment):
             )
         messages = _messages(row[self._prompt], self._prompt)
         opening = () if self._system is None else (Message("system", self._system),)
-        return Task((*opening, *messages), json.loads(json.dumps(dict(row), default=as_text)))
+        return Task((*opening, *messages), json.loads(json.dumps(dict(row), default=as_json)))
 
     def start(self, task: Task) -> None:
         self.task = task

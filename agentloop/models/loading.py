@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shortened
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
@@ -61,6 +62,7 @@ def load_model(
             f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
             "pip install 'agentloop-replay[peft]'"
         )
+    _check_shards(Path(path) / "model.safetensors.index.json")
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -83,6 +85,20 @@ def load_model(
         tokenizer.chat_template = source_for(template, codec)
     chat = _template(tokenizer, path, template_args)
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
+
+
+def _check_shards(index: Path) -> None:
+    """An index may name any file, and transformers would unpickle it."""
+    if not index.is_file():
+        return
+    with _one_line_errors(index):
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    for name in sorted(names):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"model.path must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
+                f"{index}. Copy the model again."
+            )
 
 
 def _check_weights(found: Mapping[str, Any], path: str | Path) -> None:
@@ -191,3 +207,22 @@ def _stop_ids(
             "model.path must name an end-of-turn token, got none in its tokenizer, template or generation config."
         )
     return stop_ids
+
+
+def check_positions(model: PreTrainedModel, max_tokens: int) -> str | None:
+    """A line where a model is to see more tokens than it was trained with. Raises UserError where it can't see them.
+
+    Rotary positions go on beyond what was trained, mostly into nonsense; learned ones end.
+    """
+    config: Any = model.config.get_text_config()
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None or max_tokens <= most:
+        return None
+    if not any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta", "rope_scaling")):
+        raise UserError(
+            f"context.max_tokens must be at most {most}, the positions of the model, got {max_tokens}. Lower it."
+        )
+    return (
+        f"context.max_tokens {max_tokens:,} is beyond the {most:,} positions of {type(model).__name__}: what it says "
+        "there may be nonsense, unless its config.json scales them (rope_scaling)"
+    )

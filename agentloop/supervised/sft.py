@@ -20,7 +20,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
-from agentloop.models.loading import LoadedModel, muted_libraries
+from agentloop.models.loading import LoadedModel, check_positions, muted_libraries
 from agentloop.models.memory import choose_checkpointing, memory_suffices
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
@@ -132,7 +132,7 @@ def _first_model(folder: RunFolder, display: RunDisplay) -> str:
 
 
 def _data_path(config: RunConfig) -> Path:
-    return Path(str(config.sft.data)).expanduser()
+    return Path(str(config.sft.data))
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,11 @@ class _Data:
 def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | None = None) -> _Data:
     seed_process(config)
     loaded = load_policy(config, first, saved=saved)
+    if (note := check_positions(loaded.model, config.context.max_tokens)) is not None:
+        display.note(note)
     found = read_demonstrations(_data_path(config), config, loaded, key="sft.data")
     if config.sft.held_out is not None:
-        others = read_demonstrations(Path(config.sft.held_out).expanduser(), config, loaded, key="sft.held_out")
+        others = read_demonstrations(Path(config.sft.held_out), config, loaded, key="sft.held_out")
         found.too_long += others.too_long
         found.ignored += others.ignored
         trained, held_out = found.read, others.read

@@ -24,7 +24,7 @@ from agentloop.learning.ranked_trainer import Learner, RankedTrainer, TrainerSpe
 from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
-from agentloop.models.loading import LoadedModel
+from agentloop.models.loading import LoadedModel, check_positions
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
@@ -171,6 +171,8 @@ def _connected(
     checked_parser(config.context, acting.environments, loaded)  # before an engine is waited for
     _keep_tokenizer(loaded, folder)
     display.note(f"chat template: {check_template(loaded).summary()}")
+    if (note := check_positions(loaded.model, config.context.max_tokens)) is not None:
+        display.note(note)
     trainer, weights, gather = _make_trainer(TrainerSpec(config, first, saved, authors), ranks, actor, reference)
     if local is None:
         served = opened.enter_context(_served(folder, first, loaded, display)) if config.engine.serve else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ with warnings.catch_warnings():
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain
-from agentloop.environments.datasets import as_text
+from agentloop.environments.datasets import as_json
 from agentloop.environments.row_environment import ROWS
 from agentloop.errors import UserError, one_line
 from agentloop.models.loading import muted_libraries
@@ -76,7 +77,7 @@ def _train_given(
         "model": _section(model, "path"),
         "environment": environment,
         "reward": _reward(reward),
-        "tasks": _section(tasks, "data"),
+        "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
     given = _given_contents(values)
@@ -109,7 +110,7 @@ def _given_contents(values: Mapping[str, Any]) -> dict[tuple[str, str], Callable
     rows, model = values["tasks"].get("data"), values["model"].get("path")
     given: dict[tuple[str, str], Callable[[Path], object]] = {}
     if rows is not None and not isinstance(rows, str):
-        text = "".join(_json_lines(rows))
+        text = "".join(json_lines(rows))
         given["tasks", "data"] = lambda path: path.write_text(text, encoding="utf-8")
     if model is not None and not isinstance(model, str):
         given["model", "path"] = partial(_save, _checked_pair(model))
@@ -137,6 +138,38 @@ def _section(given: Any, key: str) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}
 
 
+def tasks_section(given: Any) -> dict[str, Any]:
+    """The section `tasks`, of rows in any form that has one meaning."""
+    if isinstance(given, Mapping) and "data" not in given and given:
+        if all(hasattr(split, "column_names") for split in given.values()):
+            names = ", ".join(given)
+            raise UserError(
+                f"tasks must be the rows to train on, got splits {names}. Give one: tasks=data[{next(iter(given))!r}]."
+            )
+        columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
+        if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
+            given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    section = _section(given, "data")
+    if "data" in section:
+        section["data"] = _rows(section["data"])
+    return section
+
+
+def _rows(data: Any) -> Any:
+    """A table of pandas, polars or Arrow as a list of its rows, in which pandas' NaN means that nothing is there."""
+    for method in ("to_pylist", "to_dicts"):
+        if hasattr(data, method):
+            return getattr(data, method)()
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        rows = data.to_dict("records")
+        return [{name: None if _is_nan(value) else value for name, value in row.items()} for row in rows]
+    return data
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _reward(given: Any) -> dict[str, Any]:
     section = dict(given) if isinstance(given, Mapping) else {"functions": given}
     functions = section.get("functions", ())
@@ -149,14 +182,14 @@ def _named(function: Any, what: str) -> str:
     return function if isinstance(function, str) else give_function(function, what=what)
 
 
-def _json_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     lines = []
     for number, row in enumerate(rows, 1):
         try:
-            lines.append(json.dumps(dict(row), default=as_text, allow_nan=False) + "\n")
+            lines.append(json.dumps(dict(row), default=as_json, allow_nan=False) + "\n")
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"tasks must be rows of texts, numbers, dates and lists of them, got {one_line(error)} in row "
-                f"{number}. Leave such columns out."
+                f"tasks must be rows of texts, finite numbers, dates and lists of them, got {one_line(error)} "
+                f"in row {number}. Leave such columns out, or give None for what is not known."
             ) from error
     return lines

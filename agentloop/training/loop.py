@@ -12,7 +12,7 @@ from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
-from agentloop.rollouts.trajectories import Collected, environment_metrics
+from agentloop.rollouts.trajectories import Collected, environment_metrics, why_none_succeeded
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
@@ -92,7 +92,17 @@ class Loop:
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
+        if iteration == 1:
+            self._explain_failure(fresh)
+            self._display.note(parts.folder.expected_disk(buffer=self._store.bytes_on_disk()))
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
+
+    def _explain_failure(self, fresh: Collected) -> None:
+        """Where no episode succeeds there is nothing to learn from: people had better know why at once."""
+        has_tools = any(one.tools for one in self.components.actors.environments.all)
+        why = why_none_succeeded([*fresh.trajectories, *fresh.unused], has_tools=has_tools)
+        if why is not None:
+            self._display.note(why)
 
     def collect(self, planned: IterationPlan) -> Collected:
         try:

@@ -65,6 +65,8 @@ class TrainResult:
     success_before: float
     success_after: float
     report: Path
+    evaluated_after: int
+    """The iteration after which `success_after` was measured; 0: nothing was measured since training began."""
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
 
@@ -138,8 +140,8 @@ def train(
 
 
 def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
-    successes = [success for _, success in state.evaluations]
-    return TrainResult(folder.path, state.iteration, successes[0], successes[-1], report, exit_code)
+    (_, before), (last, after) = state.evaluations[0], state.evaluations[-1]
+    return TrainResult(folder.path, state.iteration, before, after, report, last, exit_code)
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:

@@ -18,7 +18,7 @@ from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.workers.claims import IssuedTasks
 from context.templates.model_files import ModelFiles, load_model_files
-from replay.errors import ReplayError
+from replay.errors import OtherSchema, ReplayError
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
@@ -78,6 +78,8 @@ def _wait_for(path: Path, wait_s: float, note: Callable[[str], None]) -> tuple[R
     while True:
         try:
             return _opened(path)
+        except OtherSchema:
+            raise
         except (_NotThereYet, ReplayError) as problem:
             if time.monotonic() >= deadline:
                 raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import os
 import stat
@@ -120,8 +121,9 @@ def lines(path: Path) -> Iterator[bytes]:
     with opened(path) as raw:
         stream = gzip.GzipFile(fileobj=raw, mode="rb") if is_packed(path) else raw
         try:
+            mark = codecs.BOM_UTF8  # which some editors begin a file with
             while line := stream.readline(MOST_LINE + 1):
-                line = line.removesuffix(b"\n")
+                line, mark = line.removesuffix(b"\n").removeprefix(mark), b""
                 if len(line) > MOST_LINE:
                     raise BadRow(f"line must be at most {MOST_LINE:,} bytes, got more. Leave it out.")
                 yield line

@@ -15,6 +15,9 @@ from replay.errors import ReplayError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+_HALVES = "surrogatepass"
+"""Imported ids may hold half of a surrogate pair, which has no UTF-8 of its own."""
+
 
 class BadQuery(ReplayError):
     """A parameter that breaks its rule."""
@@ -22,7 +25,7 @@ class BadQuery(ReplayError):
 
 def in_path(request: Request, name: str) -> str:
     """A part of the path, which was quoted twice."""
-    return unquote(request.path_params[name])
+    return unquote(request.path_params[name], errors=_HALVES)
 
 
 def text(request: Request, name: str) -> str | None:
@@ -73,9 +76,13 @@ def address(*parts: object, **parameters: object) -> str:
 
     A part is quoted twice, for servers read %2F in a path as a slash.
     """
-    path = "/" + "/".join(quote(quote(str(part), safe=":@,=+$!~*'()"), safe=":@,=+$!~*'()") for part in parts)
+    path = "/" + "/".join(_quoted(_quoted(part, ":@,=+$!~*'()"), ":@,=+$!~*'()") for part in parts)
     pairs = []
     for name, value in parameters.items():
         values = value if isinstance(value, list | tuple) else [value]
-        pairs += [f"{quote(name)}={quote(str(v), safe='')}" for v in values if v is not None and v != ""]
+        pairs += [f"{quote(name)}={_quoted(v)}" for v in values if v is not None and v != ""]
     return _below.get() + path + ("?" + "&".join(pairs) if pairs else "")
+
+
+def _quoted(value: object, safe: str = "") -> str:
+    return quote(str(value), safe=safe, errors=_HALVES)

@@ -22,7 +22,7 @@ def test_clip_fraction_of_a_stream_is_that_of_its_own_tokens() -> None:
     assert metrics["actor/replay/pg_loss"] == pytest.approx(-1.2, abs=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 @pytest.mark.parametrize(
     ("rows", "mini_batch", "ppo_epochs", "expected"),
     [

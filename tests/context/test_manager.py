@@ -115,6 +115,22 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
             assert (context.prompt_ids, context.messages, context.room) == before
 
 
+def test_reply_in_arrays_is_the_one_in_lists() -> None:
+    ids = sampled(family("chatml"), "41")
+    found = []
+    for as_given in (list, np.array):
+        context = manager(family("chatml"))
+        context.begin(START)
+        reply = context.record_reply(as_given(ids), as_given(log_probs(ids)), policy_version=0)
+        found.append((reply, context.prompt_ids))
+    assert found[0] == found[1] and found[0][0].outcome == "final"
+
+
+def test_messages_that_are_none_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
+        manager(family("chatml")).begin([{"role": "user", "content": "x"}])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize(
     ("ids", "values", "version", "complaint"),
     [
@@ -123,6 +139,8 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
         ([30, 31], [-1.0], 0, r"log_probs must have one entry per token \(2\), got 1"),
         ([30, 31], [-1.0, math.nan], 0, "log_probs must be finite, or all NaN"),
         ([30, 31], [-1.0, -math.inf], 0, "log_probs must be finite, or all NaN"),
+        ([30, -1], [-1.0, -1.0], 0, "token_ids must not be negative and log_probs not above 0, got -1 and -1"),
+        ([30, 31], [-1.0, 0.7], 0, "token_ids must not be negative and log_probs not above 0, got 30 and 0.7"),
         ([30, 31], [-1.0, -1.0], (3, 3, 4), r"policy_versions must have one entry per token \(2\), got 3"),
     ],
 )

@@ -125,9 +125,9 @@ def mixed_rows(*, fresh: int = 6, replayed: int = 3) -> list[BatchRow]:
 
 
 def run_config(**sections: dict[str, Any]) -> RunConfig:
-    """Rows here bring their own groups, so the size of fresh ones only has to fit any mini-batch."""
+    """Rows here bring their own groups and advantages, so the size of fresh ones only has to fit any mini-batch."""
     batch = {"group_size": 1, **sections.pop("batch", {})}
-    return RunConfig.model_validate({"batch": batch, **sections})
+    return RunConfig.model_validate({"algorithm": "reinforce", "batch": batch, **sections})
 
 
 def aggregated_by(mode: str) -> dict[str, Any]:

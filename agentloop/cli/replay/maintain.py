@@ -1,4 +1,4 @@
-"""`replay verify | rescore | whatif | prune | forget`: what is checked and kept. Nothing goes without --yes.
+"""`replay verify | rescore | whatif | prune | compact | forget`: what is checked and kept. Nothing goes without --yes.
 
 What needs torch is imported when a model is asked, so that all other commands answer at once.
 """
@@ -229,6 +229,15 @@ def _pruned_text(found: Evicted, *, done: bool) -> str:
     by_rule = ", ".join(f"{rule} {count:,}" for rule, count in found.by_rule.items())
     what = f"{found.rows:,} rows ({found.bytes / 1e6:.1f} MB)" + (f": {by_rule}" if by_rule else "")
     return f"evicted {what}" if done else f"would evict {what}\n{_DRY}"
+
+
+@app.command(epilog="Example: agentloop replay compact runs/quickstart-001")
+def compact(run: Run = None, as_json: AsJson = False) -> None:
+    """Give the disk back what evicted rows took: the database is written again, for which it needs room once more."""
+    with opened(run, read_only=False) as buffer:
+        before, after = buffer.store.compact()
+    answer = {"bytes_before": before, "bytes_after": after}
+    say_json(answer, indent=None) if as_json else say(f"{before / 1e6:,.1f} MB, now {after / 1e6:,.1f} MB")
 
 
 @app.command(epilog="Example: agentloop replay forget --where \"'jane@example.org' in text\"")

@@ -154,7 +154,7 @@ def _on_one_line(text: str) -> str:
 def resolved_hints(method: Callable[..., Any], where: str) -> dict[str, Any]:
     """The types of a function's arguments and result by name. Raises UserError where they name what is not there."""
     try:
-        return typing.get_type_hints(method)
+        return typing.get_type_hints(method, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise UserError(f"{where} must have annotations that can be resolved, got: {error}.") from error
 
@@ -166,8 +166,10 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
             f"{where} must annotate its argument {parameter.name!r} with a type JSON has, "
             f"got {_type_text(hint)}. Use {_PARAMETER_TYPES}."
         )
+    # What the docstring says of it, else what its own annotation does.
+    described: dict[str, Any] = {} if description is None else {"description": description}
     if parameter.default is inspect.Parameter.empty:
-        return Annotated[hint, Field(description=description)]
+        return Annotated[hint, Field(**described)]
     try:
         default = json.loads(json.dumps(parameter.default, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -175,12 +177,14 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None, whe
             f"{where} must have defaults JSON has, got {parameter.default!r} for {parameter.name!r}."
         ) from error
     shown = None if default is None else {"default": default}
-    return NotRequired[Annotated[hint, Field(description=description, json_schema_extra=shown)]]
+    return NotRequired[Annotated[hint, Field(json_schema_extra=shown, **described)]]
 
 
 def _is_json(annotation: Any, *, nested: bool = False) -> bool:
     """True if JSON has the type, so that what a model writes and what the tool gets are the same."""
     origin, parts = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if origin is Annotated:
+        return _is_json(parts[0], nested=nested)
     if origin is Literal:
         return all(type(value) in _SCALARS for value in parts)
     if origin in (Union, types.UnionType):

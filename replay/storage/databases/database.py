@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from replay.errors import ConnectionLost, DamagedDatabase, DatabaseRefused, ReplayError
+from replay.errors import ConnectionLost, DamagedDatabase, DatabaseRefused, OtherSchema, ReplayError
 from replay.storage.format.damage import RAISED_BY_DAMAGE, first_damage
 from replay.storage.format.schema import REVISION, buffer_state, metadata, schema_version
 
@@ -145,7 +145,7 @@ def check_revision(revision: str | None, where: str, *, creates: bool) -> None:
             "Check that it is the right one."
         )
     writer = "a newer" if revision > REVISION else "an older"
-    raise DatabaseRefused(
+    raise OtherSchema(
         f"database must have schema {REVISION}, got {revision} of {writer} agentloop at {where}. "
         "Open it with the agentloop that wrote it, or choose another."
     )

@@ -32,6 +32,8 @@ _SETTINGS = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # Nor is an answer waited for longer that the network has lost, in the middle of a statement (Linux; milliseconds).
+    "tcp_user_timeout": "60000",
 }
 # A writer waits as long as SQLite's busy timeout; one whose machine vanished with the lock loses it.
 _SESSION = "set lock_timeout = '120s'; set idle_in_transaction_session_timeout = '300s'"

@@ -174,7 +174,9 @@ class SqliteDatabase(Database):
         return [str(line) for line in found if line != "ok"]
 
     def size(self, connection: sa.Connection) -> int:
-        return self.path.stat().st_size
+        # The file alone lacks what still stands in its log.
+        pages, bytes = (connection.exec_driver_sql(f"PRAGMA {of}").scalar_one() for of in ("page_count", "page_size"))
+        return int(pages) * int(bytes)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -190,6 +190,15 @@ def test_degenerate_members_have_exactly_zero(algorithm: str, baseline: ReplayBa
     assert measured([same[6]], baseline, algorithm) == [0.0]
 
 
+@pytest.mark.parametrize("baseline", ["stored", "split", "fresh_only", "shared", "leave_one_out"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "opo", "reinforce++"])
+def test_nobody_is_compared_with_a_member_of_whom_nothing_was_sampled(algorithm: str, baseline: ReplayBaseline) -> None:
+    empty = [Member(9.0, 0, group="g", task="a"), Member(-9.0, 0, group="old", task="a", replayed=True)]
+    members = [*FRESH, *REPLAYED]
+    assert measured([*members, *empty], baseline, algorithm)[: len(members)] == measured(members, baseline, algorithm)
+    assert measured(empty[:1], "stored", algorithm) == [0.0]
+
+
 def test_groups_of_one_task_stay_apart_but_where_all_are_compared() -> None:
     first = [Member(reward, group="g1", task="a") for reward in (1.0, 0.0)]
     second = [Member(reward, group="g2", task="a") for reward in (1.0, 1.0)]

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import typer
 
+from agentloop import TrainResult
 from agentloop.cli.main import LateCommand, app
 from agentloop.cli.options import program
+from agentloop.cli.run_commands import closing_words
 from agentloop.config.config_file import to_plain
 from tests.fakes.records import new_store
 from tests.fakes.runs import rows, small_config
@@ -73,7 +75,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     assert shell.type(["--version"], tmp_path) == (0, f"agentloop {version('agentloop-replay')}\n", "")
     found = {" ".join(words) for words in commands()}
     looking = ["stats", "ls", "show", "lineage", "tasks", "mix"]
-    changing = ["import", "prune", "forget", "demonstrations"]
+    changing = ["import", "prune", "compact", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check"}
     running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
@@ -134,6 +136,7 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
         "success_before": evaluations[0],
         "success_after": evaluations[-1],
         "report": "runs/small-001/report.html",
+        "evaluated_after": 3,
         "exit_code": 0,
     }
     # Its progress is plain lines where there is no terminal.
@@ -144,6 +147,22 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
     figures = r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d %  [\d,]+ tokens/s"
     assert re.search(figures + r"  left <= \d+:\d\d$", iterations[1])
     assert "\x1b" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        (0, "12.5 % before training; it was not measured since (evaluation.every)"),
+        (4, "12.5 % -> 75.0 % after iteration 4 of 6"),
+        (6, "12.5 % -> 75.0 %"),
+    ],
+)
+def test_train_says_of_which_iteration_its_success_is(
+    last: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("runs/a-001")
+    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 0), None, 6)
+    assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"
 
 
 @pytest.mark.slow

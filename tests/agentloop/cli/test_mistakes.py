@@ -77,6 +77,7 @@ SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
     "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
+    "elsewhere": lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
     "plain": lambda model: (model / "chat_template.jinja").unlink(),
 }
@@ -110,6 +111,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
+    (
+        training("model.path=elsewhere"),
+        "model.path must have its weights in .safetensors files of its own folder, got '../a.bin' in elsewhere/model",
+    ),
     (training("model.path=blank"), "model.path must have a tokenizer, got none in 'blank'."),
     (training("model.path=plain"), "model.path must have a chat template, got none in 'plain'."),
     (training("context.template=llama3"), "context.template must be one for the model's vocabulary, got llama3 for"),

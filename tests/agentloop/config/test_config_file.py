@@ -118,6 +118,14 @@ def test_reference_file_is_current() -> None:
     assert current == reference_yaml(), "python -m agentloop.config.describe > configs/reference.yaml"
 
 
+def test_home_is_known_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    given = {"run": {"folder": "~/runs"}, "model": {"path": "~/m"}, "reward": {"functions": [{"function": "~/a.py:f"}]}}
+    config = load_plain(given, ["tasks.data=~/rows.jsonl", "environment.name=rows"], source="test")
+    paths = [config.run.folder, config.model.path, config.tasks.data, config.reward.functions[0].function]
+    assert list(map(str, paths)) == [f"/home/me/{name}" for name in ("runs", "m", "rows.jsonl", "a.py:f")]
+
+
 def test_named_model_has_defaults_of_its_own(tmp_path: Path) -> None:
     path = write(tmp_path, "model: {path: mine}\nrollout: {max_turns: 5}\n")
     config = load_config(path, ["batch.mini_batch=16"])

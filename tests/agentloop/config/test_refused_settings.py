@@ -33,6 +33,10 @@ HINDSIGHT = "replay={fraction: 0.5, hindsight: {enable: true}, sources: {hindsig
 
 REFUSED = [
     # without effect
+    (
+        "batch.group_size=1",
+        "batch.group_size must be above 1 when algorithm is grpo, by which members of a group are com",
+    ),
     ("collection.max_staleness=1", "collection.max_staleness must be left at 0 when collection.by is loop, got 1. It"),
     ("advantage.turn_gamma=0.9", "advantage.turn_gamma must be left at 1.0 when advantage.credit is trajectory, got "),
     ("critic.gamma=0.9", "critic.gamma must be left at 1.0 when algorithm is grpo, got 0.9. It would change nothing"),

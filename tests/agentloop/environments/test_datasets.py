@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from collections import Counter
@@ -62,6 +63,8 @@ def refusal(tasks: TasksSection) -> str:
 def test_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
     whole = datasets.DatasetDict({"train": datasets.Dataset.from_list(NUMBERS)})
     whole.save_to_disk(str(tmp_path / "saved"))
+    whole["train"].save_to_disk(str(tmp_path / "one"))
+    (tmp_path / "marked.jsonl").write_bytes(codecs.BOM_UTF8 + jsonl(tmp_path / "b.jsonl", NUMBERS).read_bytes())
     (tmp_path / "folder").mkdir()
     jsonl(tmp_path / "folder" / "train.jsonl", NUMBERS)
     places = [
@@ -71,6 +74,9 @@ def test_rows_are_the_same_from_every_format(tmp_path: Path) -> None:
         tmp_path / "folder" / "{split}.jsonl",
         f"hf:{tmp_path / 'saved'}",
         f"hf:{tmp_path / 'folder'}",
+        tmp_path / "saved",
+        tmp_path / "one",
+        tmp_path / "marked.jsonl",
     ]
     loaded = [load_rows(section(place)) for place in places]
     assert len({found.digest for found in loaded}) == 1

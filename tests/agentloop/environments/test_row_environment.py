@@ -45,6 +45,14 @@ def test_functions_are_called_like_methods_and_those_that_ask_for_the_task_are_g
     assert answer(factory, "apart", key="box") == "a hat"
 
 
+def test_annotated_argument_keeps_its_bound_and_its_description() -> None:
+    factory = loaded("bounded")
+    (shown,) = factory.tools[0]["function"]["parameters"]["properties"].values()
+    assert shown == {"type": "integer", "minimum": 1, "description": "How many.", "default": 3}
+    assert answer(factory, "bounded", top=2) == "2"
+    assert "greater than or equal to 1" in answer(factory, "bounded", top=-5)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.learning.batch import build_batch, cut_micro_batches, plan_mini_batches
+from agentloop.learning.batch import build_batch, cut_micro_batches, plan_mini_batches, reusable_rows
 from tests.fakes.batch_rows import AUTHORS, row, segment
 
 NAN = math.nan
@@ -118,3 +118,10 @@ def test_mini_batches_hold_every_row_once_whole_groups_and_the_split_of_the_batc
     for members, fresh in zip(bins, fresh_counts, strict=True):
         share = len(members) * replayed / len(groups) if all(fresh_counts) else replayed / len(bins)
         assert abs(len(members) - fresh - share) <= 1
+
+
+def test_stored_log_probs_are_reused_of_rows_that_have_all_of_them() -> None:
+    """A message by an author of one's own was sampled by nobody: the weights must score such a row."""
+    rows = [row("whole", segment("uull")), row("partly", segment("uull", [-1.0, math.nan])), row("old", segment("ull"))]
+    flags = [replace(each, scored=number < 2) for number, each in enumerate(rows)]
+    assert reusable_rows(build_batch(flags, AUTHORS)).tolist() == [True, False, False]

@@ -10,6 +10,7 @@ from torch import Tensor
 from agentloop.config import RunConfig
 from agentloop.config.sections.loss import PpoClip
 from agentloop.learning.batch import ScoredBatch
+from agentloop.learning.gradients import corrected
 from agentloop.models.actor import Actor
 from tests.fakes.batch_rows import (
     LOSS,
@@ -159,3 +160,14 @@ def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_
     assert float(found[0].abs().max()) > 1e-4
     torch.testing.assert_close(found[0], found[2])
     torch.testing.assert_close(found[1], found[2])
+
+
+def test_rejected_tokens_have_no_advantage_left_for_any_figure() -> None:
+    actor = tiny_actor()
+    known = scored_rows(actor, [row("a", segment("ulll", [-0.1, -30.0, -0.1]), advantage=2.0)], old=actor)
+    rejection = {"kind": "rejection", "ratio_low": 1e-9, "ratio_high": 1e6}
+    kept, metrics = corrected(known, run_config(loss={"fresh": {"correction": rejection}}).loss)
+    rejected = known.batch.loss_mask & ~kept.batch.loss_mask
+    assert metrics["actor/fresh/rejected"] == pytest.approx(1 / 3) and int(rejected.sum()) == 1
+    assert kept.batch.advantages[rejected].tolist() == [0.0]
+    assert kept.batch.advantages[kept.batch.loss_mask].tolist() == [2.0, 2.0]

@@ -260,7 +260,7 @@ def test_stored_log_probs_of_the_present_weights_need_no_pass_and_change_nothing
     torch.testing.assert_close(weights_of(stored), weights_of(scored), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 def test_stored_log_probs_that_are_off_are_recomputed_in_that_iteration(algorithm: str) -> None:
     settings = run_config(algorithm=algorithm, batch={"mini_batch": 4, "ppo_epochs": 2})
     rows = [stored_off_by(r, -0.01) if r.stream == "fresh" else r for r in sampled_by(tiny_actor(), mixed_rows())]

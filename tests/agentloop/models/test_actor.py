@@ -2,9 +2,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3ForCausalLM
 
+from agentloop.errors import UserError
 from agentloop.models.actor import Actor
+from agentloop.models.loading import check_positions
 from tests.fakes.batch_rows import VOCABULARY, tiny_actor
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 0, 0]])
@@ -84,3 +86,14 @@ def test_model_without_logits_to_keep_gives_the_same_log_probs() -> None:
         strict=True,
     ):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-13)
+
+
+def test_more_tokens_than_a_model_has_positions_are_refused_or_noted_where_they_are_rotary() -> None:
+    rotary = tiny_actor().model
+    most = rotary.config.max_position_embeddings
+    assert check_positions(rotary, most) is None
+    assert f"{most + 1:,} is beyond the {most:,} positions of Qwen" in str(check_positions(rotary, most + 1))
+    learned = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=16, n_embd=4, n_layer=1, n_head=1))
+    assert check_positions(learned, 16) is None
+    with pytest.raises(UserError, match=r"^context\.max_tokens must be at most 16, the positions of the model, got 17"):
+        check_positions(learned, 17)

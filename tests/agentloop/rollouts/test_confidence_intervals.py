@@ -11,6 +11,9 @@ import pytest
 
 from agentloop.rollouts.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, as_table, report
+from agentloop.rollouts.trajectories import why_none_succeeded
+from replay.records import Trajectory
+from tests.fakes.records import trajectory
 
 
 @pytest.mark.parametrize("samples", range(1, 9))
@@ -95,3 +98,24 @@ def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has()
     assert list(kinds) == [*rows, "ended: answered", "ended: truncated", "ended: max_turns"]
     assert kinds.pop("pass@4") == "Wilson"  # both tasks agree
     assert set(kinds.values()) == {"bootstrap over tasks"}
+
+
+# What is said where no episode is a success
+
+
+def failed(stop_reason: str, calls: int) -> Trajectory:
+    return trajectory("a", stop_reason=stop_reason, num_tool_calls=calls, success=False)
+
+
+def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded() -> None:
+    rows = [failed("answered", 0), failed("answered", 0), failed("answered", 2), failed("truncated", 0)]
+    said = why_none_succeeded(rows, has_tools=True)
+    assert said == (
+        'none of 4 episodes succeeded: 1 did not come to an answer (agentloop replay ls --where "stop_reason != '
+        "'answered'\"), 2 answered without a tool call, 1 answered wrong. Show it how first: agentloop sft on "
+        "demonstrations"
+    )
+    assert "episodes succeeded: 3 answered wrong. Show" in str(why_none_succeeded(rows[:3], has_tools=False))
+    assert "Raise rollout.max_tokens_per_turn, rollout.max_turns" in str(why_none_succeeded(rows[3:], has_tools=True))
+    assert why_none_succeeded([*rows, trajectory("b", success=True)], has_tools=True) is None
+    assert why_none_succeeded([], has_tools=True) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -93,6 +95,9 @@ def test_killed_run_that_resumes_ends_like_the_unbroken_one(
     assert_same_weights(resumed.folder, finished[0].folder)
 
 
+_OF_4 = "select id from trajectories where iteration = 4 and state = 'eligible'"
+
+
 def test_rescore_stores_what_a_policy_says(finished: tuple[TrainResult, SilentDisplay], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(finished[0].folder, tmp_path / "copy-001"))
     database, chosen = folder / "replay.sqlite", ("--where", "iteration == 4", "--json")
@@ -107,6 +112,16 @@ def test_rescore_stores_what_a_policy_says(finished: tuple[TrainResult, SilentDi
     assert (answer["version"], answer["trajectories"], answer["tokens"]) == (4, count, tokens)
     assert 0 < answer["ess"] <= 1 and answer["drift_max"] > 1.0
     assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
+    # By `replay.ess.weights`: each token has its own ratio.
+    shown = [ask("show", id, str(folder), "--json")["segments"] for (id,) in rows(database, _OF_4)]
+    ratios = [
+        math.exp(now - then)
+        for segment in itertools.chain.from_iterable(shown)
+        for now, then in zip(segment["current_log_probs"], segment["behavior_log_probs"], strict=True)
+        if now is not None and then is not None
+    ]
+    wanted = sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))
+    assert len(ratios) == tokens and answer["ess"] == pytest.approx(wanted, abs=1e-6)
     # By the policy that sampled them, drift is 1.
     answer = ask("rescore", str(folder), "--policy", "3", *chosen)
     assert (answer["drift_mean"], answer["drift_max"], answer["ess"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)

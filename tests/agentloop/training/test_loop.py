@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
@@ -22,7 +26,7 @@ from context import default_authors
 from replay.mixing.apportion import group_sizes
 from replay.records import BatchRow
 from tests.agentloop.conftest import Finished
-from tests.fakes.processes import assert_same_bits, assert_same_run, assert_sound
+from tests.fakes.processes import assert_same_bits, assert_same_run, assert_sound, write_config
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
 
@@ -157,3 +161,24 @@ def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
     assert not list(ours.folder.glob("*.sqlite*"))
     assert_sound(ours.folder, iterations=3)
     assert_same_run(ours.folder, whole.folder)
+
+
+def test_a_model_that_no_run_has_trained_is_evaluated_as_a_run_would_first(finished: Finished, tmp_path: Path) -> None:
+    result, config, _ = finished
+    file = write_config(config, tmp_path / "config.yaml")
+    words = ["evaluate", "--config", str(file), "--model", str(config.model.path), "--json"]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert found["success"] == result.success_before
+    mixed = CliRunner().invoke(app, ["evaluate", str(result.folder), "--model", "m"])
+    assert "RUN must be given alone, or --config with --model" in str(mixed.exception)
+
+
+def test_disk_that_a_run_will_take_is_told_after_its_first_iteration(finished: Finished) -> None:
+    result, _, display = finished
+    (note,) = [note for note in display.notes if note.startswith("disk: ")]
+    found = re.fullmatch(
+        r"disk: about ([\d.]+) MB in the end \(checkpoints .*, policies .*, buffer .*\), .* free", note
+    )
+    assert found is not None, note
+    taken = sum(path.stat().st_size for path in result.folder.rglob("*") if path.is_file() and not path.is_symlink())
+    assert taken / 3 < float(found[1]) * 1e6 < 5 * taken

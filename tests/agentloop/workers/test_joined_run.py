@@ -12,9 +12,11 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import create_run_folder
 from agentloop.workers.joined_run import join_run
+from replay.errors import ReplayError
 from replay.ticket_records import TicketRecord
 from tests.fakes.engine_server import EngineServer, serving
 from tests.fakes.environments import ENVIRONMENTS
+from tests.fakes.records import sql
 from tests.fakes.runs import save_qwen2, small_config
 from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
 
@@ -97,3 +99,14 @@ def test_a_task_that_the_learner_has_not_is_refused(run: IssuedRun) -> None:
         ticket = TicketRecord(run.id, 0, 0, "0" * 64, 1)
         with pytest.raises(UserError, match="tasks of a worker must be the learner's, got none with the hash 0000"):
             joined.tasks.of([ticket])
+
+
+def test_a_database_of_another_schema_is_refused_without_a_wait(run: IssuedRun) -> None:
+    place = run.store
+    ((revision,),) = sql(place, "select version_num from replay_schema_version")
+    sql(place, "update replay_schema_version set version_num = '0001'")
+    try:
+        with pytest.raises(ReplayError, match="database must have schema .*, got 0001 of an older agentloop"):
+            join_run(run.folder, wait_s=600.0, note=str)
+    finally:
+        sql(place, "update replay_schema_version set version_num = ?", revision)

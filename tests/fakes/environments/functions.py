@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from agentloop import Task, tool
 from agentloop.rollouts.episodes.episode import Episode
@@ -67,6 +69,11 @@ async def awaited(episode: Episode, answer: str) -> float:
     return right(episode, answer)
 
 
+def bounded(top: Annotated[int, Field(ge=1, description="How many.")] = 3) -> str:
+    """Search."""
+    return str(top)
+
+
 def misspelt(episode: Episode, anser: str) -> float:
     return 0.0
 
@@ -124,3 +131,7 @@ def too_short(members: Sequence[Member]) -> list[float]:
 
 def not_a_number(members: Sequence[Member]) -> list[float]:
     return [float("nan")] * len(members)
+
+
+def like_trl(completions, **columns):
+    return [1.0 for _ in completions]

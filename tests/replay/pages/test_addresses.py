@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 import unicodedata
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from xml.etree import ElementTree
@@ -16,6 +19,8 @@ from starlette.requests import Request
 from replay.pages.addresses import BadQuery, address, choice, text, texts, whole
 from replay.pages.reading import typed
 from replay.pages.templating import environment, visible_text
+from tests.fakes.records import group, new_store, task, trajectory
+from tests.replay.pages.serving import inspecting
 
 
 def asked(*pairs: tuple[str, str]) -> Request:
@@ -105,3 +110,12 @@ def test_bars_leave_out_labels_that_would_touch_and_keep_the_others_inside() -> 
     assert min(b - a for a, b in pairwise(places)) >= 55.8
     assert min(places) >= 24.8
     assert max(places) <= 320 - 24.8
+
+
+def test_row_whose_id_is_no_utf_8_is_listed_and_opened(tmp_path: Path) -> None:
+    odd = "x\ud800/y"
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.append([task()], [group()], [trajectory(odd), trajectory("b", slot=1, member=1)])
+    with inspecting(tmp_path / "replay.sqlite") as server:
+        assert address("trajectories", odd) in html.unescape(server.page("/buffer"))
+        assert "U+D800" in server.page(address("trajectories", odd))

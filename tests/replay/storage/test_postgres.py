@@ -43,6 +43,14 @@ def test_order_does_not_depend_on_the_collation_of_the_server(postgres: LocalSer
         assert [row["id"] for row in listed(store)] == sorted(ids, reverse=True)
 
 
+def test_connection_gives_up_a_network_that_is_gone_within_a_minute_in_the_middle_of_a_statement_too(
+    new_database: NewDatabase,
+) -> None:
+    with closing(new_store(new_database())) as store, store.reading() as connection:
+        found = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
+    assert found["tcp_user_timeout"] == "60000"
+
+
 def test_password_is_in_no_text(new_database: NewDatabase) -> None:
     url = sa.make_url(new_database())
     secret = [url.set(password="hunter2"), url.update_query_dict({"password": "hunter2"})]

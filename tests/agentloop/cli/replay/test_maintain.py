@@ -55,6 +55,19 @@ def test_prune_tells_first_and_does_it_with_yes(location: Location) -> None:
     assert ask("prune", str(location), "--where", where, "--yes").output == "evicted 0 rows (0.0 MB)\n"
 
 
+def test_compact_gives_back_what_pruned_rows_took_and_loses_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    with closing(iterated(path)) as store:
+        long = (Message("user", random.Random(0).randbytes(2_000_000).hex()),)
+        store.append([task()], [group("long")], [replace(trajectory("long", group="long"), messages=long)])
+        left = sorted(sql(path, "select id from trajectories where id <> 'long'"))
+        store.prune(rows=schema.trajectories.c.id == "long", dry_run=False)
+    found = json.loads(ask("compact", str(path), "--json").output)
+    assert found["bytes_before"] > 2_000_000 > found["bytes_after"] == path.stat().st_size
+    assert sorted(sql(path, "select id from trajectories")) == left
+    assert ask("compact", str(path)).output.endswith(" MB\n")
+
+
 def test_limits_are_about_the_run_of_the_folder(tmp_path: Path) -> None:
     with closing(iterated(tmp_path / "replay.sqlite")) as store:
         store.add_run(run_record("imported"))
