@@ -198,8 +198,10 @@ def _values(
     columns = (_rows.reward, _rows.num_tokens, age, _rows.uses, groups.c.success_rate, _rows.num_turns)
     query = sa.select(*(sa.cast(column, sa.Double) for column in columns)).where(mine)
     joined = query.join_from(schema.trajectories, groups, groups.c.id == _rows.group, isouter=True)
-    found = [np.array(rows, np.float64) for rows in connection.execute(joined).partitions(_FETCHED)]
-    return np.concatenate([np.empty((0, len(FIELDS_SHOWN))), *found])
+    # By columns: NumPy reads plain tuples several times as fast as rows.
+    parts = connection.execute(joined).partitions(_FETCHED)
+    found = [np.array([*zip(*rows, strict=True)], np.float64) for rows in parts]
+    return np.concatenate([np.empty((len(FIELDS_SHOWN), 0)), *found], axis=1).T
 
 
 def _field(name: str, values: npt.NDArray[np.float64]) -> QueryResult:
