@@ -280,13 +280,9 @@ class ReplayStore:
     def compact(self) -> tuple[int, int]:
         """Give the disk back what evicted and forgotten rows took; bytes before and after. Waits for other writers, and
         raises ReplayError where readers or a full disk keep the database from being written again."""
-        before = self.bytes_on_disk()
+        before = self._database.read(self._database.size)
         self._database.erase(lambda connection: None)
-        return before, self.bytes_on_disk()
-
-    def bytes_on_disk(self) -> int:
-        """Of the whole database."""
-        return self._database.read(self._database.size)
+        return before, self._database.read(self._database.size)
 
     def keep_held_out(self, run: str, episodes: Sequence[HeldOutEpisode], *, evaluations: int) -> None:
         """Episodes of an evaluation, in place of what stood in their places; all but the newest `evaluations` go."""

@@ -153,7 +153,7 @@ def evaluate(
     from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    if model is not None and config is not None and run is None and policy is None:
+    if model is not None and config is not None and run is None and policy is None and not environment_changed:
         found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
     elif model is None and config is None and not overrides:
         found = stored_policies.evaluate_run(

@@ -72,20 +72,6 @@ class RunFolder:
             unfinished.symlink_to((checkpoint / self.model.name).relative_to(self.path))
             os.replace(unfinished, self.model)
 
-    def expected_disk(self, *, buffer: int) -> str:
-        """What the whole run will take on disk, by its first iteration, and what is free. `buffer`: bytes so far."""
-        section, iterations = self.config.checkpoint, self.config.run.iterations
-        kept = {"all": iterations, "none": 1}.get(str(section.keep_policies), section.keep_policies)
-        parts = {
-            "checkpoints": (section.keep + 1) * max(map(_bytes_of, self.checkpoints.glob("*")), default=0),
-            "policies": (int(kept) + 1) * max(map(_bytes_of, self.policies.glob("*")), default=0),
-            "buffer": iterations * buffer,
-        }
-        whole, free = sum(parts.values()), shutil.disk_usage(self.path).free
-        of = ", ".join(f"{name} {_in_words(size)}" for name, size in parts.items())
-        too_much = "" if whole < free else ": too much; lower checkpoint.keep_policies, or set replay.capacity"
-        return f"disk: about {_in_words(whole)} in the end ({of}), {_in_words(free)} are free{too_much}"
-
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
@@ -297,11 +283,3 @@ def check_length(config: RunConfig, done: int, run: Path) -> None:
             f"run.iterations must be at least the {done} iterations that {run} has made, got {config.run.iterations}. "
             "Raise it, or start a new run without --resume."
         )
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _in_words(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

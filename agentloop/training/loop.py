@@ -94,7 +94,6 @@ class Loop:
         self.log(iteration, metrics | later)
         if iteration == 1:
             self._explain_failure(fresh)
-            self._display.note(parts.folder.expected_disk(buffer=self._store.bytes_on_disk()))
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
     def _explain_failure(self, fresh: Collected) -> None:

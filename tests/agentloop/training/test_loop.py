@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,14 +170,3 @@ def test_a_model_that_no_run_has_trained_is_evaluated_as_a_run_would_first(finis
     assert found["success"] == result.success_before
     mixed = CliRunner().invoke(app, ["evaluate", str(result.folder), "--model", "m"])
     assert "RUN must be given alone, or --config with --model" in str(mixed.exception)
-
-
-def test_disk_that_a_run_will_take_is_told_after_its_first_iteration(finished: Finished) -> None:
-    result, _, display = finished
-    (note,) = [note for note in display.notes if note.startswith("disk: ")]
-    found = re.fullmatch(
-        r"disk: about ([\d.]+) MB in the end \(checkpoints .*, policies .*, buffer .*\), .* free", note
-    )
-    assert found is not None, note
-    taken = sum(path.stat().st_size for path in result.folder.rglob("*") if path.is_file() and not path.is_symlink())
-    assert taken / 3 < float(found[1]) * 1e6 < 5 * taken
