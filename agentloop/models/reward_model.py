@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from agentloop.config import ModelSection
 from agentloop.config.sections.reward import RewardModelSection
 from agentloop.errors import UserError, one_line
-from agentloop.models.loading import choose_device, muted_libraries
+from agentloop.models.loading import check_shards, choose_device, muted_libraries
 from context.messages import Message, below, to_template
 
 
@@ -23,6 +23,7 @@ class SequenceClassifier:
     def __init__(self, section: RewardModelSection, policy: ModelSection) -> None:
         """On the policy's device. Raises UserError for what is no sequence classifier."""
         self._section = section
+        check_shards(str(section.path), "reward.model.path")
         origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
         try:
             with muted_libraries():

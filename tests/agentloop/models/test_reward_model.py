@@ -168,3 +168,9 @@ def test_run_stores_what_the_model_says_of_each_whole_episode(tmp_path: Path) ->
     assert len({round(score, 4) for score in scores}) > 8
     assert display.iterations[0]["reward/model"] == pytest.approx(sum(scores) / 16, abs=1e-5)
     assert display.iterations[0]["rollout/success"] == display.iterations[0]["reward/environment"]
+
+
+def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
+    (saved(tmp_path / "model") / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}')
+    with pytest.raises(UserError, match=r"^reward\.model\.path must have its weights in \.safetensors .*'\.\./a\.bin'"):
+        classifier(tmp_path / "model")
