@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from context.authors import DEMONSTRATION, HISTORY, LLM
+from context.authors import HISTORY
 from context.messages import Message, ToolCall, admitted, shown_messages
 from context.parse import Reply, ReplyParser
 from context.strategies import STRATEGIES, Linear, Strategy
@@ -30,12 +29,10 @@ from context.strategies.protocol import (
 from context.templates.chat_template import RenderError
 from context.templates.render import Renderer, Rendering
 from context.templates.rendering.reply_end import Sampled
-from context.tokens.token_sequence import NOT_SAMPLED, Segment, SegmentReason, TokenSequence
-from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained
+from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
+from context.tokens.training_sequence import OpenSegment, TrainingControl, mark_untrained, sampled_tokens
 
 _Tools = Sequence[Mapping[str, Any]]
-_ROUNDING = 1e-2
-"""Nats by which an engine in 16 bits may round a certain token's log-prob above 0."""
 
 
 class PrefixError(RuntimeError):
@@ -157,11 +154,14 @@ class ContextManager:
         """
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
-        token_ids, log_probs = (
-            [*map(int, token_ids)],
-            [*map(float, log_probs)],
-        )  # arrays and tensors are equal to nothing
-        author, sampled = self._sampled(token_ids, log_probs, policy_version)
+        token_ids = [*map(int, token_ids)]  # arrays and tensors are equal to nothing
+        if not 1 <= len(token_ids) <= self.room:
+            raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {len(token_ids)}.")
+        renderer = self._renderer
+        sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
+        author = renderer.authors.name(int(sampled.authors[0]))
+        untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
+        sampled = mark_untrained(sampled, untrained, renderer.authors)
         said, ended = self._renderer.said(token_ids)
         reply = self._parser.parse(self._opened + said.text, stopped=ended)
         if self._asked is not None:
@@ -198,31 +198,6 @@ class ContextManager:
             for index, segment in enumerate(self._segments)
             if segment.has_replies or index == 0
         )
-
-    def _sampled(
-        self, token_ids: Sequence[int], log_probs: Sequence[float], policy_version: int | Sequence[int]
-    ) -> tuple[str, TokenSequence]:
-        """The author and the tokens of a reply; ValueError for what can't have been sampled here."""
-        n, authors, versions = len(token_ids), self._renderer.authors, np.asarray(policy_version, np.int32)
-        if not 1 <= n <= self.room:
-            raise ValueError(f"token_ids must hold 1 to {self.room} tokens (the room left), got {n}.")
-        unknown = sum(map(math.isnan, log_probs))
-        if unknown not in (0, n) or any(map(math.isinf, log_probs)):
-            raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
-        if min(token_ids) < 0 or (not unknown and max(log_probs) > _ROUNDING):
-            raise ValueError(
-                f"token_ids must not be negative and log_probs not above 0, got {min(token_ids)} and "
-                f"{max(log_probs):g}. Mend what sampled them: log-probs are natural logarithms of probabilities."
-            )
-        author, versions = (DEMONSTRATION, np.array(NOT_SAMPLED, np.int32)) if unknown else (LLM, versions)
-        tokens = TokenSequence(
-            np.array(token_ids, np.int32),
-            np.full(n, authors.code(author), np.uint8),
-            np.array(log_probs, np.float32),
-            versions if versions.ndim else np.full(n, versions, np.int32),
-        )
-        at = self._control.untrained(token_ids, self._renderer.codec, self._renderer.end_ids)
-        return author, mark_untrained(tokens, at, authors)
 
     def _calls(self, reply: Reply) -> tuple[ToolCall, ...]:
         """The calls of a reply, numbered where the template needs it and the policy's format has no numbers."""

@@ -113,9 +113,16 @@ class Renderer:
         """The whole first prompt, with the generation prompt."""
         return self.tokens(self.render(messages, tools))
 
-    def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
-        """The text of a prompt; `after` is one of the same conversation, earlier."""
-        given, now = tuple(messages), datetime.now() if after is None else after.now
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: _Tools,
+        *,
+        after: Rendering | None = None,
+        now: datetime | None = None,
+    ) -> Rendering:
+        """The text of a prompt; `after` is one of the same conversation, earlier. `now`: what is today, else."""
+        given, now = tuple(messages), (now or datetime.now()) if after is None else after.now
         shown, rows = [], []
         if after is not None and given[: len(after.given)] == after.given:
             shown, rows = [*after.messages], [*after.rows]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from context.authors import LLM_DO_NOT_TRAIN, AuthorTable, discarded
+from context.authors import DEMONSTRATION, LLM, LLM_DO_NOT_TRAIN, AuthorTable, discarded
 from context.tokens.codec import TokenCodec
-from context.tokens.token_sequence import BehaviorContext, Segment, SegmentReason, TokenSequence, pieces
+from context.tokens.token_sequence import NOT_SAMPLED, BehaviorContext, Segment, SegmentReason, TokenSequence, pieces
+
+_ROUNDING = 1e-2
+"""Nats by which an engine in 16 bits may round a certain token's log-prob above 0."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,35 @@ class TrainingControl:
             start = whole.find(wanted)
             if start >= 0:
                 mask[piece_of[start][0] : piece_of[start + len(wanted) - 1][1]] = True
+
+
+def sampled_tokens(
+    token_ids: Sequence[int],
+    log_probs: Sequence[float],
+    policy_version: int | Sequence[int],
+    *,
+    authors: AuthorTable,
+) -> TokenSequence:
+    """The tokens of a reply with the author of what is sampled; log-probs that are all NaN: of a demonstrator.
+
+    `policy_version`: of all tokens, or one per token. Raises ValueError for what can't have been sampled.
+    """
+    n, nats = len(token_ids), [*map(float, log_probs)]
+    unknown = sum(map(math.isnan, nats))
+    if unknown not in (0, n) or any(map(math.isinf, nats)):
+        raise ValueError("log_probs must be finite, or all NaN, got something between. Mend what sampled them.")
+    if min(token_ids) < 0 or (not unknown and max(nats) > _ROUNDING):
+        raise ValueError(
+            f"token_ids must not be negative and log_probs not above 0, got {min(token_ids)} and {max(nats):g}. "
+            "Mend what sampled them: log-probs are natural logarithms of probabilities."
+        )
+    versions = np.asarray(NOT_SAMPLED if unknown else policy_version, np.int32)
+    return TokenSequence(
+        np.array(token_ids, np.int32),
+        np.full(n, authors.code(DEMONSTRATION if unknown else LLM), np.uint8),
+        np.array(nats, np.float32),
+        versions if versions.ndim else np.full(n, versions, np.int32),
+    )
 
 
 def mark_untrained(tokens: TokenSequence, at: npt.NDArray[np.bool_], authors: AuthorTable) -> TokenSequence:

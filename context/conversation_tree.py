@@ -1,0 +1,290 @@
+"""A session of an agent that sends whole conversations: which exact tokens each of its requests stands for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from context.authors import HISTORY, INITIALIZATION
+from context.messages import Message, canonical_json, content_hash
+from context.parse import Reply, ReplyParser
+from context.templates.render import Renderer, Rendering
+from context.tokens.session_nodes import (
+    Fork,
+    Node,
+    Place,
+    Status,
+    conversation_of,
+    path_of,
+    shared_beginnings,
+    tokens_of,
+)
+from context.tokens.token_sequence import TokenSequence
+from context.tokens.training_sequence import TrainingControl, mark_untrained, sampled_tokens
+
+_Tools = Sequence[Mapping[str, Any]]
+
+
+class _Key(NamedTuple):
+    """What messages are told apart by."""
+
+    role: str
+    content: str
+    name: str | None
+    tool_call_id: str | None
+    calls: str
+    thought: str
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What the policy must see next."""
+
+    ids: Sequence[int]
+    """All of it, exactly."""
+    rest: TokenSequence
+    """What of it follows the tokens that it keeps of its parent's path."""
+    messages: tuple[Message, ...]
+    """What follows the messages that it keeps of its parent's conversation."""
+    place: Place
+    rendering: Rendering
+    repeats: int | None = None
+    """The node whose reply to this very conversation has not been delivered yet; None: there is none."""
+
+
+class ConversationTree:
+    """Messages choose the node, tokens stay what they were: what was sampled is never made from text again.
+
+    A conversation that begins with all of a node's goes on from that node's tokens. Any other is rendered whole, and
+    shares with the tree the tokens that both begin with. All of this follows from the nodes: a tree made of stored
+    ones goes on as the one that made them.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        parser: ReplyParser,
+        *,
+        now: datetime,
+        control: TrainingControl | None = None,
+        nodes: Sequence[Node] = (),
+    ) -> None:
+        """`now`: what templates take for today, all session long."""
+        self._renderer = renderer
+        self._parser = parser
+        self._now = now
+        self._control = control or TrainingControl()
+        self._numbers: dict[_Key, int] = {}
+        """One for all messages that are alike."""
+        self._said: list[npt.NDArray[np.int32]] = []
+        """The numbers of each node's messages."""
+        self._renderings: dict[int, Rendering] = {}
+        """Prompts as the template writes them, by node."""
+        self._ids: set[str] = set()
+        """Of calls, as the template has them."""
+        self.nodes: list[Node] = []
+        for node in nodes:
+            self._append(node)
+
+    def prompt(self, messages: Sequence[Message], tools: _Tools = ()) -> Prompt:
+        """The exact tokens for a conversation. Raises RenderError for one that the template refuses, or cuts."""
+        given, offered = self._read(messages), content_hash(list(tools))
+        numbers = np.array([self._numbers.get(_key(message), -1) for message in given], np.int32)
+        same = shared_beginnings(self.nodes, numbers, self._said, [node.place.kept_messages for node in self.nodes])
+        asked = self._asked(same, len(given), offered)
+        if asked is not None:
+            return self._again(asked, given, tools)
+        at = self._begun(same, len(given))
+        fork = self._why(at, same, given, offered)
+        if at is not None and fork is None:
+            going_on = self._going_on(at, given, tools)
+            if going_on is not None:
+                return going_on
+            fork = Fork.TEMPLATE
+        rendering = self._renderer.render(given, tools, now=self._now)
+        tokens = self._renderer.tokens(rendering)
+        own, kept = [node.tokens.token_ids for node in self.nodes], [node.place.kept_tokens for node in self.nodes]
+        shared = [0, *shared_beginnings(self.nodes, tokens.token_ids, own, kept)]
+        most = max(range(len(shared)), key=shared.__getitem__)
+        parent, messages_kept = (most - 1, same[most - 1]) if most else (None, 0)
+        rest = tokens.part(shared[most], len(tokens))
+        place = Place(parent, shared[most], messages_kept, offered, fork)
+        return Prompt(tokens.token_ids.tolist(), rest, given[messages_kept:], place, rendering)
+
+    def add(
+        self,
+        prompt: Prompt,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float],
+        *,
+        policy_version: int | Sequence[int],
+        agent: str = "",
+        status: Status = Status.UNDELIVERED,
+    ) -> tuple[Node, Reply]:
+        """A node with what the policy sampled for a prompt, verbatim, and the reply as it is read."""
+        renderer = self._renderer
+        sampled = sampled_tokens(token_ids, log_probs, policy_version, authors=renderer.authors)
+        untrained = self._control.untrained(token_ids, renderer.codec, renderer.end_ids)
+        sampled = mark_untrained(sampled, untrained, renderer.authors)
+        reply = self._parsed(prompt.rendering, token_ids)
+        if self._renderer.template.needs_call_ids:
+            first = sum(len(message.tool_calls) for node in self.nodes for message in node.messages)
+            calls = [
+                replace(call, id=call.id or f"call{number:05d}")
+                for number, call in enumerate(reply.message.tool_calls, first)
+            ]
+            reply = replace(reply, message=replace(reply.message, tool_calls=tuple(calls)))
+        node = self._node(prompt, sampled, (reply.message,), agent=agent, status=status)
+        self._append(node)
+        self._renderings[node.number] = prompt.rendering
+        return node, reply
+
+    def refuse(self, prompt: Prompt, *, agent: str = "") -> Node:
+        """A node for a prompt that got no reply."""
+        node = self._node(prompt, TokenSequence.concatenate([]), (), agent=agent, status=Status.REFUSED)
+        self._append(node)
+        return node
+
+    def delivered(self, number: int) -> None:
+        """The agent has been given a node's reply."""
+        if self.nodes[number].status == Status.UNDELIVERED:
+            self.nodes[number] = replace(self.nodes[number], status=Status.TRAINED)
+
+    def ended(self, number: int) -> bool:
+        """True: a stop token ended a node's reply, not a limit."""
+        node = self.nodes[number]
+        return node.num_sampled > 0 and self._renderer.said(_sampled_ids(node))[1]
+
+    def call_ids(self, number: int) -> list[str]:
+        """What an agent is told the calls of a node's reply by: an id each, even where the model's format has none."""
+        calls = self.nodes[number].messages[-1].tool_calls
+        return [call.id or f"{_GIVEN_ID}{number}_{place}" for place, call in enumerate(calls)]
+
+    def _read(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages as the template is to have them: by their authors, results with their tool's name, and ids only
+        where the model's format has any."""
+        names = {call.id: call.name for message in messages for call in message.tool_calls}
+        said = {numbers[-1] for node, numbers in zip(self.nodes, self._said, strict=True) if node.num_sampled}
+        found = []
+        for message in messages:
+            calls = tuple(replace(call, id=self._id(call.id)) for call in message.tool_calls)
+            name = message.name or (names.get(message.tool_call_id) if message.role == "tool" else None)
+            message = replace(message, tool_calls=calls, name=name, tool_call_id=self._id(message.tool_call_id))
+            if message.role == "assistant":
+                message = replace(
+                    message, author=HISTORY if self._numbers.get(_key(message)) in said else INITIALIZATION
+                )
+            found.append(message)
+        return tuple(found)
+
+    def _id(self, given: str | None) -> str | None:
+        known = given in self._ids
+        if given is None or known or not self._renderer.template.needs_call_ids:
+            return given if known else None
+        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[
+            :9
+        ]  # in the form that Mistral's takes
+
+    def _begun(self, same: Sequence[int], count: int) -> int | None:
+        """The node whose whole conversation is the longest beginning of one of `count` messages; the latest one."""
+        whole = [
+            node.number for node in self.nodes if node.num_sampled and same[node.number] == _num_messages(node) < count
+        ]
+        return max(whole, key=lambda number: (same[number], number), default=None)
+
+    def _why(self, at: int | None, same: Sequence[int], given: Sequence[Message], offered: str) -> Fork | None:
+        """Why a conversation can't go on from node `at`; None: it can, as far as messages tell."""
+        if at is not None:
+            if self.nodes[at].place.tools != offered:
+                return Fork.TOOLS
+            return None if self.ended(at) else Fork.CUT
+        nearest = max(range(len(same)), key=same.__getitem__, default=None)
+        if nearest is None or not same[nearest]:
+            return Fork.NEW
+        if same[nearest] == len(given):
+            return Fork.RETRY if self.nodes[nearest].place.tools == offered else Fork.TOOLS
+        ours, theirs = (_key(said[same[nearest]]) for said in (conversation_of(self.nodes, nearest), given))
+        return Fork.THINKING if ours.thought and ours._replace(thought=theirs.thought) == theirs else Fork.EDITED
+
+    def _asked(self, same: Sequence[int], count: int, offered: str) -> int | None:
+        """The node of an equal request: one whose reply has not been delivered, or else the latest."""
+        equal = [
+            node
+            for node in self.nodes
+            if same[node.number] == count == _num_messages(node) - bool(node.num_sampled)
+            and node.place.tools == offered
+        ]
+        best = max(equal, key=lambda node: (node.status == Status.UNDELIVERED, node.number), default=None)
+        return None if best is None else best.number
+
+    def _again(self, asked: int, given: tuple[Message, ...], tools: _Tools) -> Prompt:
+        node = self.nodes[asked]
+        path = tokens_of(self.nodes, path_of(self.nodes, asked))
+        end = len(path) - node.num_sampled
+        repeats = asked if node.status == Status.UNDELIVERED else None
+        place = Place(asked, end, len(given), node.place.tools, Fork.RETRY)
+        rendering = self._renderings.get(asked) or self._renderer.render(given, tools, now=self._now)
+        return Prompt(path.token_ids[:end].tolist(), path.part(end, end), (), place, rendering, repeats)
+
+    def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
+        """The prompt behind a node's reply; None where the template rewrites what stands there."""
+        node, said = self.nodes[at], _num_messages(self.nodes[at])
+        before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
+        grown = self._renderer.render(given, tools, after=before)
+        reply, _ = self._renderer.said(_sampled_ids(node))
+        rest = self._renderer.increment(before, grown, reply)
+        if rest is None:
+            return None
+        path = tokens_of(self.nodes, path_of(self.nodes, at))
+        place = Place(at, len(path), said, node.place.tools, None)
+        return Prompt([*path.token_ids.tolist(), *rest.token_ids.tolist()], rest, given[said:], place, grown)
+
+    def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
+        said, ended = self._renderer.said(token_ids)
+        return self._parser.parse(rendering.opened_thought + said.text, stopped=ended)
+
+    def _node(
+        self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
+    ) -> Node:
+        tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
+        return Node(len(self.nodes), prompt.place, tokens, len(sampled), messages, status, agent)
+
+    def _append(self, node: Node) -> None:
+        self.nodes.append(node)
+        keys = map(_key, node.messages)
+        self._said.append(np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32))
+        self._ids |= {call.id for message in node.messages for call in message.tool_calls if call.id is not None}
+
+
+_GIVEN_ID = "call_"
+
+
+def _key(message: Message) -> _Key:
+    calls = canonical_json([[call.name, dict(call.arguments)] for call in message.tool_calls])
+    return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
+
+
+def _sampled_ids(node: Node) -> list[int]:
+    ids: list[int] = node.tokens.token_ids[len(node.tokens) - node.num_sampled :].tolist()
+    return ids
+
+
+def _length(node: Node) -> int:
+    """Tokens of a node's path."""
+    return node.place.kept_tokens + len(node.tokens)
+
+
+def _num_asked(node: Node) -> int:
+    """Messages that it was asked with."""
+    return _num_messages(node) - bool(node.num_sampled)
+
+
+def _num_messages(node: Node) -> int:
+    """Messages of a node's conversation."""
+    return node.place.kept_messages + len(node.messages)

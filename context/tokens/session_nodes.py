@@ -1,0 +1,161 @@
+"""An agent's session at rest: a tree of exact tokens, and the training sequences that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from context.authors import HISTORY, AuthorTable
+from context.messages import Message
+from context.tokens.token_sequence import Segment, SegmentReason, TokenSequence
+
+
+class Status(StrEnum):
+    """What became of a reply."""
+
+    TRAINED = "trained"  # the agent was given it
+    UNDELIVERED = "undelivered"  # the agent had gone before it was there, and never asked again
+    ASIDE = "aside"  # the agent asked for it beside its task: answered, and never trained
+    REFUSED = "refused"  # there is none: the prompt had no room for it, or the engine failed
+
+
+class Fork(StrEnum):
+    """Why a prompt does not go on from a reply that ended its turn."""
+
+    NEW = "new"  # it has nothing in common with what was asked before
+    RETRY = "retry"  # the same was asked again
+    EDITED = "edited"  # an earlier message is another one now
+    THINKING = "thinking"  # the agent left out what a reply had thought
+    TOOLS = "tools"  # other tools are offered
+    CUT = "cut"  # the reply that it goes on from reached its limit on tokens
+    TEMPLATE = "template"  # the chat template writes otherwise what stood there before
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a request stands in the tree: it shares the beginning of its parent's path, and goes on from there."""
+
+    parent: int | None
+    """The node that it shares its beginning with; None: it shares it with none."""
+    kept_tokens: int
+    """How many of the parent's path are the beginning of its own."""
+    kept_messages: int
+    """How many of the parent's conversation are the beginning of its own."""
+    tools: str
+    """Hash of the tools that the prompt shows."""
+    fork: Fork | None
+    """None: it goes on behind its parent's reply."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One request of an agent with the reply to it."""
+
+    number: int
+    """Its index in the session, in the order of time."""
+    place: Place
+    tokens: TokenSequence
+    """What follows the kept tokens: the rest of the prompt, and the reply."""
+    num_sampled: int
+    """How many of these, the last ones, are the reply."""
+    messages: tuple[Message, ...]
+    """What follows the kept messages, the reply last if there is one."""
+    status: Status
+    agent: str = ""
+    """Who asked, as the agent calls itself; empty where it does not say."""
+
+    @property
+    def is_trained(self) -> bool:
+        return self.status == Status.TRAINED
+
+
+Path = Sequence[tuple[int, int]]
+"""Which nodes a path is made of, and how much of each, from the root on."""
+
+
+def path_of(nodes: Sequence[Node], number: int) -> Path:
+    """Tokens that the policy had seen and said once it had given a node's reply."""
+    return _walk(nodes, number, lambda node: (node.place.kept_tokens, len(node.tokens)))
+
+
+def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
+    return TokenSequence.concatenate(nodes[number].tokens.part(0, count) for number, count in path)
+
+
+def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
+    """The messages behind the path of a node."""
+    path = _walk(nodes, number, lambda node: (node.place.kept_messages, len(node.messages)))
+    return tuple(message for part, count in path for message in nodes[part].messages[:count])
+
+
+def _walk(nodes: Sequence[Node], number: int, measure: Callable[[Node], tuple[int, int]]) -> Path:
+    found, at = [], number
+    kept, count = measure(nodes[at])
+    limit = kept + count
+    while True:
+        if limit > kept:
+            found.append((at, limit - kept))
+        parent, limit = nodes[at].place.parent, min(limit, kept)
+        if parent is None or not limit:
+            return found[::-1]
+        at = parent
+        kept, _ = measure(nodes[at])
+
+
+def shared_beginnings(
+    nodes: Sequence[Node], given: npt.NDArray[np.int32], own: Sequence[npt.NDArray[np.int32]], kept: Sequence[int]
+) -> list[int]:
+    """How many of `given` the path of each node begins with, which is `kept` of its parent's and its `own`."""
+    found: list[int] = []
+    for node, held, start in zip(nodes, own, kept, strict=True):
+        if node.place.parent is not None and found[node.place.parent] < start:
+            found.append(found[node.place.parent])
+        else:
+            there = given[start : start + len(held)]
+            differ = np.flatnonzero(there != held[: len(there)])
+            found.append(min(start, len(given)) + (int(differ[0]) if len(differ) else len(there)))
+    return found
+
+
+def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
+    """The training sequences: the paths that no longer one holds, in the order of time.
+
+    Each delivered reply is trained once, in the first of them that holds all of it. Elsewhere what was sampled is
+    shown again: author `history`, without log-probs.
+    """
+    paths = {node.number: path_of(nodes, node.number) for node in nodes if node.is_trained}
+    held = {
+        part
+        for number, path in paths.items()
+        for part, count in path
+        if part != number and count == len(nodes[part].tokens)
+    }
+    trained: set[int] = set()
+    segments: list[Segment] = []
+    for number, path in paths.items():
+        if number not in held:
+            tokens = TokenSequence.concatenate(_shown(nodes, path, trained, authors))
+            segments.append(Segment(tokens, _reason(nodes[number], first=not segments)))
+    return tuple(segments)
+
+
+def _shown(nodes: Sequence[Node], path: Path, trained: set[int], authors: AuthorTable) -> Iterator[TokenSequence]:
+    for number, count in path:
+        node, tokens = nodes[number], nodes[number].tokens.part(0, count)
+        prompt = len(node.tokens) - node.num_sampled
+        if node.is_trained and count == len(node.tokens) and number not in trained:
+            trained.add(number)
+        elif count > prompt:
+            shown = TokenSequence.constant(tokens.token_ids[prompt:].tolist(), authors.code(HISTORY))
+            tokens = TokenSequence.concatenate([tokens.part(0, prompt), shown])
+        yield tokens
+
+
+def _reason(node: Node, *, first: bool) -> SegmentReason:
+    if first:
+        return "clean"
+    return "template_rewrite" if node.place.fork == Fork.TEMPLATE else "fork"
