@@ -36,7 +36,8 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
 
 def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
     message = reply.message
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    nothing = None if message.tool_calls and not message.content else ""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": nothing}]
     if message.reasoning:
         deltas.append({"reasoning_content": message.reasoning})
     if message.content:
