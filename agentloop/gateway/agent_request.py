@@ -81,19 +81,15 @@ class Session(Protocol):
 
         It is awaited to its end even if the agent has gone meanwhile.
         """
-        ...
 
     def delivered(self, reply: AgentReply) -> None:
         """The agent was there when all of the reply had been sent. Called before anything else that it asks is read."""
-        ...
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""
-        ...
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
         """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
-        ...
 
 
 class Sessions(Protocol):
@@ -101,4 +97,3 @@ class Sessions(Protocol):
 
     async def authorize(self, episode: str, key: str) -> Session:
         """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
-        ...

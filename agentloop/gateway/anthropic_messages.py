@@ -21,13 +21,10 @@ _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    rows = [
-        row for index, message in enumerate(list_of("messages", body.get("messages"))) for row in _rows(index, message)
-    ]
+    given = list_of("messages", body.get("messages"))
+    rows = [row for index, message in enumerate(given) for row in _rows(index, message)]
     if rows and rows[-1][1]["role"] == "assistant":
-        raise wrong(
-            f"messages[{rows[-1][0]}].role", "user for the last message: no reply is begun by the agent", "assistant"
-        )
+        raise wrong(f"messages[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     if rows and body.get("system"):
         rows.insert(0, (0, {"role": "system", "content": _texts("system", body["system"])}))
     tools = tools_of(body.get("tools"), [None, "custom"], "input_schema")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -16,24 +16,18 @@ from context.parse.reply import Malformed
 MAX_BODY_BYTES = 32 * 2**20
 
 
-async def body_parts(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
-    while more:
-        message = await receive()
-        more = message.get("more_body", False)
-        yield message.get("body", b"")
-
-
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, *, most: int = MAX_BODY_BYTES) -> bytes:
     """A request's body. One that is too large is read to its end, else its sender would not see the answer."""
     parts: list[bytes] = []
-    size = 0
-    async for part in body_parts(receive):
+    size, more = 0, True
+    while more:
+        message = await receive()
+        part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
-        if size <= MAX_BODY_BYTES:
+        if size <= most:
             parts.append(part)
-    if size > MAX_BODY_BYTES:
-        raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got {size}.")
+    if size > most:
+        raise BadRequest(413, f"The body must have at most {most} bytes, got {size}.")
     return b"".join(parts)
 
 

@@ -32,6 +32,7 @@ class ScriptedSession:
     log: list[str] = field(default_factory=list)
     rewards: list[tuple[dict[str, float], bool]] = field(default_factory=list)
     asked: threading.Event = field(default_factory=threading.Event)
+    stored: threading.Event = field(default_factory=threading.Event)
     free: threading.Event = field(default_factory=threading.Event)
     """Replies wait until it is set."""
 
@@ -48,6 +49,7 @@ class ScriptedSession:
         if isinstance(self.says, Exception):
             raise self.says
         self.log.append(f"stored {number}")
+        self.stored.set()
         finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
         return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
 

@@ -161,7 +161,8 @@ def test_usage_counts_the_tokens_of_prompt_and_reply(gateway: Gateway) -> None:
 def test_results_of_parallel_calls_and_a_text_behind_them_are_messages_of_their_own(gateway: Gateway) -> None:
     gateway.session.says = said("I look.", CALL, ToolCall("look", {}, "call_1_1"))
     results = [("call_1_0", "granite"), ("call_1_1", "basalt")]
-    expected = [*(Message("tool", text, "env", tool_call_id=call) for call, text in results), Message("user", "And now?")]
+    expected = [Message("tool", text, "env", tool_call_id=call) for call, text in results]
+    expected.append(Message("user", "And now?"))
     text = {"role": "user", "content": "And now?"}
     _, chat = _chat(gateway, [])
     _chat(gateway, [*chat, *({"role": "tool", "tool_call_id": call, "content": said} for call, said in results), text])
@@ -171,14 +172,15 @@ def test_results_of_parallel_calls_and_a_text_behind_them_are_messages_of_their_
     _responses(gateway, [*items, *outputs, text])
     assert list(gateway.session.requests[-1].messages[2:]) == expected
     _, turn = _messages(gateway, [])
+    ephemeral = {"type": "ephemeral"}
     blocks: list[Any] = [
-        {"type": "tool_result", "tool_use_id": "call_1_0", "content": "granite", "cache_control": {"type": "ephemeral"}},
+        {"type": "tool_result", "tool_use_id": "call_1_0", "content": "granite", "cache_control": ephemeral},
         {"type": "tool_result", "tool_use_id": "call_1_1", "content": [{"type": "text", "text": "basalt"}]},
         {"type": "text", "text": "And "},
         {"type": "text", "text": "now?"},
     ]
     messages = [QUESTION, *turn, {"role": "user", "content": blocks}]
-    system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}}]
+    system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief.", "cache_control": ephemeral}]
     anthropic_client(gateway).messages.create(model=MODEL, messages=messages, system=system, max_tokens=9)
     read = gateway.session.requests[-1]
     assert list(read.messages[3:]) == expected
@@ -199,8 +201,8 @@ def test_items_of_several_replies_in_a_row_stay_several_messages(gateway: Gatewa
         {"role": "developer", "content": [{"type": "input_text", "text": "Stop."}]},
     ]
     openai_client(gateway).responses.create(model=MODEL, input=items, instructions="Be brief.")
-    found = [(message.role, message.content, len(message.tool_calls)) for message in gateway.session.requests[-1].messages]
-    assert found == [
+    messages = gateway.session.requests[-1].messages
+    assert [(message.role, message.content, len(message.tool_calls)) for message in messages] == [
         ("system", "Be brief.", 0),
         ("user", "Which stone?", 0),
         ("assistant", "Here.", 2),
@@ -208,7 +210,7 @@ def test_items_of_several_replies_in_a_row_stay_several_messages(gateway: Gatewa
         ("assistant", "Nowhere.", 0),
         ("system", "Stop.", 0),
     ]
-    assert gateway.session.requests[-1].messages[2].reasoning == "Where?"
+    assert messages[2].reasoning == "Where?"
 
 
 def test_asynchronous_clients_are_answered_all_at_once(gateway: Gateway) -> None:
