@@ -83,7 +83,7 @@ class Session(Protocol):
         """
 
     def delivered(self, reply: AgentReply) -> None:
-        """The agent was there when all of the reply had been sent. Called before anything else that it asks is read."""
+        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""

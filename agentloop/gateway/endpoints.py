@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -25,10 +24,10 @@ from context.templates.chat_template import RenderError
 
 PING_SECONDS = 15.0
 """Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
-_OVERRULED = b"x-agentloop-overruled"
-"""The header that names the fields of a request that did not count."""
 
 
+_TURNS = 4
+"""Of the event loop: until the end of a connection that has been noticed in writing or reading is received."""
 _ANSWERED = (BadRequest, RenderError, GenerationFailed)
 """What a client may be told of a request that has no reply."""
 
@@ -115,37 +114,39 @@ class _Replies:
         request = protocol.read(body)
         gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
         asked = asyncio.ensure_future(session.reply(request))
-        begin = partial(_begin, send, request)
-        begun = False
+        begun, end = False, b""
         try:
             while request.stream and not (await asyncio.wait([asked], timeout=self.ping_seconds))[0]:
                 if not begun:
-                    await begin()
+                    await _begin(send, request)
                 begun = True
                 await _more(send, protocol.PING)
             reply = await asked
+            if request.stream:  # before the last part a client knows that more follows
+                *parts, end = protocol.events(request, reply)
+            else:
+                parts = [json_bytes(protocol.answer(request, reply))]
             if not begun:
-                await begin()
-            parts = protocol.events(request, reply) if request.stream else [json_bytes(protocol.answer(request, reply))]
+                await _begin(send, request)
             await _more(send, b"".join(parts))
             await _more(send, b"")  # returns once the client has taken most of it, or has gone
-            for _ in range(2):  # turns of the event loop until `gone` hears of that; nothing new is answered in them
+            for _ in range(_TURNS):
                 await asyncio.sleep(0)
             if not gone.done():
                 session.delivered(reply)
         except _ANSWERED as error:
             if not begun:
                 raise
-            await _more(send, protocol.error_event(_answered(error)))
+            end = protocol.error_event(_answered(error))
         finally:
             gone.cancel()
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": end})
 
 
 async def _begin(send: Send, request: AgentRequest) -> None:
     headers = [(b"content-type", b"text/event-stream" if request.stream else b"application/json")]
     if request.overruled:
-        headers.append((_OVERRULED, ", ".join(request.overruled).encode()))
+        headers.append((b"x-agentloop-overruled", ", ".join(request.overruled).encode()))
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
@@ -194,12 +195,7 @@ async def _reward(sessions: Sessions, request: Request) -> Response:
 
 async def _opened(sessions: Sessions, request: Request) -> tuple[Session, dict[str, Any]]:
     """The session that a request asks, and its body."""
-    try:
-        session = await _session(sessions, request)
-    except BadRequest:
-        with suppress(BadRequest):
-            await read_body(request.receive, most=0)  # whoever still sends would not see the answer
-        raise
+    session = await _session(sessions, request)
     return session, json_object(await read_body(request.receive))
 
 

@@ -16,19 +16,16 @@ from context.parse.reply import Malformed
 MAX_BODY_BYTES = 32 * 2**20
 
 
-async def read_body(receive: Receive, *, most: int = MAX_BODY_BYTES) -> bytes:
-    """A request's body. One that is too large is read to its end, else its sender would not see the answer."""
-    parts: list[bytes] = []
-    size, more = 0, True
+async def read_body(receive: Receive) -> bytes:
+    """A request's body. The server reads and forgets what is left of one that is refused."""
+    body, more = bytearray(), True
     while more:
         message = await receive()
-        part, more = message.get("body", b""), message.get("more_body", False)
-        size += len(part)
-        if size <= most:
-            parts.append(part)
-    if size > most:
-        raise BadRequest(413, f"The body must have at most {most} bytes, got {size}.")
-    return b"".join(parts)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more.")
+    return bytes(body)
 
 
 def json_object(body: bytes) -> dict[str, Any]:

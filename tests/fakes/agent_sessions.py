@@ -35,6 +35,8 @@ class ScriptedSession:
     stored: threading.Event = field(default_factory=threading.Event)
     free: threading.Event = field(default_factory=threading.Event)
     """Replies wait until it is set."""
+    blocks: bool = False
+    """True: they wait on the event loop, which notices nothing meanwhile."""
 
     def __post_init__(self) -> None:
         self.free.set()
@@ -44,7 +46,9 @@ class ScriptedSession:
         number = len(self.requests)
         self.log.append(f"asked {number}")
         self.asked.set()
-        if not self.free.is_set():
+        if self.blocks:
+            self.free.wait()
+        elif not self.free.is_set():
             await asyncio.to_thread(self.free.wait)
         if isinstance(self.says, Exception):
             raise self.says

@@ -66,6 +66,15 @@ def test_reply_to_a_client_that_has_hung_up_is_stored_and_not_delivered(gateway:
             assert settled(gateway) == ["asked 1", "stored 1", "asked 2", "stored 2", "delivered 2"]
 
 
+def test_end_of_a_connection_that_the_server_sees_only_as_it_answers_counts(gateway: Gateway) -> None:
+    gateway.session.blocks = True
+    gateway.session.free.clear()
+    with sent(gateway, CHAT, BODIES[CHAT]):
+        pass
+    gateway.session.free.set()
+    assert settled(gateway) == ["asked 1", "stored 1"]
+
+
 def test_long_reply_is_not_delivered_to_a_client_that_leaves_in_the_middle_of_it(gateway: Gateway) -> None:
     gateway.session.says = said("stone " * 4_000_000)
     with sent(gateway, CHAT, BODIES[CHAT]) as connection:
@@ -79,7 +88,9 @@ def test_long_reply_is_not_delivered_to_a_client_that_leaves_in_the_middle_of_it
 def test_streams_show_pings_until_the_reply_is_there_and_the_same_reply_then(path: str) -> None:
     with scripted_gateway(ping_seconds=0.01) as gateway:
         body = {**BODIES[path], "stream": True, "temperature": 0}
+        gateway.session.says = said("Stone: 石, line:\u2028\x85")
         at_once = post(gateway, path, body)
+        assert at_once.content.isascii()
         gateway.session.requests.clear()
         gateway.session.free.clear()
         with httpx2.stream("POST", gateway.url + path, json=body, headers=gateway.headers) as response:
@@ -143,6 +154,12 @@ def test_keys_open_one_attempt_of_one_episode_and_follow_from_a_secret_that_noth
     assert key not in repr(keys) + str(vars(keys))
 
 
+def test_wrong_key_is_refused_though_a_large_body_follows(gateway: Gateway) -> None:
+    headers = {"x-api-key": gateway.sessions.key("quarry-2")}
+    response = httpx2.post(gateway.url + CHAT, content=b" " * 2**24, headers=headers)
+    assert refusal(response, 403)[1] == "The key must be this episode's and its latest attempt's, got another."
+
+
 def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str], gateway: Gateway) -> None:
     gateway.session.says = RuntimeError("a mistake of ours")
     assert post(gateway, f"/v1/nothing?key={gateway.sessions.key()}", {}).status_code == 404
@@ -153,7 +170,7 @@ def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str], gateway: 
     assert gateway.sessions.key() not in written + repr(gateway.session.requests)
 
 
-def test_server_ends_while_a_client_waits_and_its_port_is_free_again() -> None:
+def test_server_ends_with_its_block_and_its_port_is_free_again() -> None:
     sessions = ScriptedSessions()
     with serving(create_app(sessions), host="127.0.0.1", port=0) as port:
         gateway = Gateway(port, sessions)
