@@ -58,8 +58,7 @@ def checked(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(model: type[BaseModel]) -> str:
     """What a provider's type of event writes as its `type`."""
-    name: str = get_args(model.model_fields["type"].annotation)[0]
-    return name
+    return str(get_args(model.model_fields["type"].annotation)[0])
 
 
 def sse(value: Any, event: str | None = None) -> bytes:

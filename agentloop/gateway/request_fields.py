@@ -90,6 +90,7 @@ def agent_request(
 
 
 def wrong(field: str, rule: str, value: Any) -> BadRequest:
+    field = excerpt(field, 80)
     return BadRequest(400, f"{field} must be {rule}, got {_shown(value)}.", field)
 
 

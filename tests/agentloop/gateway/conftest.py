@@ -4,10 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.agent_sessions import Gateway, scripted_gateway
+from tests.fakes.agent_sessions import Gateway, ScriptedSession, scripted_gateway
+
+
+@pytest.fixture(scope="session")
+def _running() -> Iterator[Gateway]:
+    with scripted_gateway() as running:
+        yield running
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    with scripted_gateway() as running:
-        yield running
+def gateway(_running: Gateway) -> Gateway:
+    """A gateway with a new session."""
+    _running.sessions.session = ScriptedSession()
+    return _running

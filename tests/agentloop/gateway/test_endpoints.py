@@ -160,11 +160,11 @@ def test_wrong_key_is_refused_though_a_large_body_follows(gateway: Gateway) -> N
     assert refusal(response, 403)[1] == "The key must be this episode's and its latest attempt's, got another."
 
 
-def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str], gateway: Gateway) -> None:
-    gateway.session.says = RuntimeError("a mistake of ours")
-    assert post(gateway, f"/v1/nothing?key={gateway.sessions.key()}", {}).status_code == 404
-    assert post(gateway, CHAT, BODIES[CHAT]).status_code == 500
-    settled(gateway)
+def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str]) -> None:
+    with scripted_gateway() as gateway:
+        gateway.session.says = RuntimeError("a mistake of ours")
+        assert post(gateway, f"/v1/nothing?key={gateway.sessions.key()}", {}).status_code == 404
+        assert post(gateway, CHAT, BODIES[CHAT]).status_code == 500
     written = "".join(capfd.readouterr())
     assert "a mistake of ours" in written
     assert gateway.sessions.key() not in written + repr(gateway.session.requests)

@@ -160,6 +160,7 @@ HOSTILE: list[tuple[bytes, int, str]] = [
     (b"[" * 200_000, 400, "it is nested too deeply"),
     (b'{"\x1b[31m\\u202e": 1, "model": "policy"}', 400, "it is not valid JSON"),
     (b'{"\\u001b[31m\\u202e": 1, "model": "policy"}', 400, "<U+001B>[31m<U+202E> must be left out"),
+    (b'{"model": "policy", "' + b"x" * 10**6 + b'": 1}', 400, "xxx... must be left out, got 1."),
     (b'{"model": 5}', 404, "model must be policy, policy/NAME or aside, got 5."),
     (b'{"model": "policy/a b"}', 404, "model must be policy, policy/NAME or aside"),
     (b'{"model": "policy/' + b"x" * 65 + b'"}', 404, "model must be policy, policy/NAME or aside"),
