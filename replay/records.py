@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from context.messages import Message
+from context.tokens.session_nodes import Node
 from context.tokens.token_sequence import Segment
 
 T = TypeVar("T")
@@ -229,6 +230,8 @@ class Trajectory:
     record: TrajectoryRecord
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    """The requests of an agent's session, from which `segments` follow, and whose messages `messages` are in turn."""
 
     @property
     def id(self) -> str:
