@@ -194,7 +194,9 @@ class ConversationTree:
     def _begun(self, same: Sequence[int], count: int) -> int | None:
         """The node whose whole conversation is the longest beginning of one of `count` messages; the latest one."""
         whole = [
-            node.number for node in self.nodes if node.num_sampled and same[node.number] == _num_messages(node) < count
+            node.number
+            for node in self.nodes
+            if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
         return max(whole, key=lambda number: (same[number], number), default=None)
 
@@ -217,7 +219,7 @@ class ConversationTree:
         equal = [
             node
             for node in self.nodes
-            if same[node.number] == count == _num_messages(node) - bool(node.num_sampled)
+            if same[node.number] == count == node.num_path_messages - bool(node.num_sampled)
             and node.place.tools == offered
         ]
         best = max(equal, key=lambda node: (node.status == Status.UNDELIVERED, node.number), default=None)
@@ -234,7 +236,7 @@ class ConversationTree:
 
     def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
         """The prompt behind a node's reply; None where the template rewrites what stands there."""
-        node, said = self.nodes[at], _num_messages(self.nodes[at])
+        node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
         reply, _ = self._renderer.said(_sampled_ids(node))
@@ -275,16 +277,6 @@ def _sampled_ids(node: Node) -> list[int]:
     return ids
 
 
-def _length(node: Node) -> int:
-    """Tokens of a node's path."""
-    return node.place.kept_tokens + len(node.tokens)
-
-
 def _num_asked(node: Node) -> int:
     """Messages that it was asked with."""
-    return _num_messages(node) - bool(node.num_sampled)
-
-
-def _num_messages(node: Node) -> int:
-    """Messages of a node's conversation."""
-    return node.place.kept_messages + len(node.messages)
+    return node.num_path_messages - bool(node.num_sampled)

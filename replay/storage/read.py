@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message
-from context.tokens.session_nodes import segments_of
+from context.tokens.session_nodes import checked_nodes, segments_of
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state
@@ -128,7 +128,7 @@ def _whole(
     blobs = stored.nodes or stored.segments
     if record.state == EVICTED and not blobs:
         return Trajectory(record, (), said)
-    session = tuple(rows.nodes_of(stored.nodes, said))
+    session = checked_nodes(rows.nodes_of(stored.nodes, said))
     parts = segments_of(session, authors(record.run)) if session else tuple(map(rows.segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:

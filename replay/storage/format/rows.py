@@ -167,16 +167,13 @@ def node_rows(trajectory: str, session: Sequence[Node]) -> Iterator[Row]:
 
 
 def nodes_of(rows: Iterable[Sequence[Any]], messages: Sequence[Message]) -> Iterator[Node]:
-    """From the values of NODE_COLUMNS and the messages of all. Raises BlobError where a blob is not what was written,
-    ValueError for what nobody wrote."""
+    """From the values of NODE_COLUMNS and the messages of all. Raises BlobError where a blob is another one."""
     start = 0
-    for number, (at, *place, fork, status, agent, num_messages, num_sampled, num_tokens, tokens) in enumerate(rows):
-        parent, kept_tokens, kept_messages, tools = place
-        if at != number or not (parent is None or 0 <= parent < at) or not 0 <= num_sampled <= num_tokens:
-            raise BlobError("a node that nobody wrote")
+    for number, parent, kept_tokens, kept_messages, tools, fork, *reply, num_sampled, num_tokens, tokens in rows:
+        status, agent, num_messages = reply
         where = Place(parent, kept_tokens, kept_messages, tools, None if fork is None else Fork(fork))
         said, start = tuple(messages[start : start + num_messages]), start + num_messages
-        yield Node(at, where, decode_tokens(tokens, num_tokens), num_sampled, said, Status(status), agent)
+        yield Node(number, where, decode_tokens(tokens, num_tokens), num_sampled, said, Status(status), agent)
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:

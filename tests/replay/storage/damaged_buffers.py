@@ -27,7 +27,7 @@ from replay.storage.format.encoding import content_hash
 from replay.storage.retention import Capacity
 from replay.storage.sessions import OpenSession
 from replay.ticket_records import PlannedBatch
-from tests.fakes.random_agents import TODAY, random_session
+from tests.fakes.random_agents import TODAY
 from tests.fakes.records import (
     RUN,
     SHORT,
@@ -38,6 +38,7 @@ from tests.fakes.records import (
     policy,
     request,
     run_record,
+    session_row,
     sql,
     task,
     trajectory,
@@ -70,12 +71,10 @@ def fill(location: Location) -> None:
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
         cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
-        session = tuple(random_session(5).tree.nodes)
-        said = tuple(message for node in session for message in node.messages)
-        agent = replace(trajectory("agent", slot=11, messages=said, source="gateway", **place), nodes=session)
+        agent = session_row("agent", slot=11, **place)
         store.append([], [], [agent])
         store.sessions.open(OpenSession("under way", RUN, TODAY.isoformat()))
-        store.sessions.add([("under way", node) for node in session])
+        store.sessions.add([("under way", node) for node in agent.nodes])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], redact=lambda said: said[:2])
         FreshRows(4, attempt=1).append_to(store)
