@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -69,13 +69,14 @@ class ConversationTree:
     def __init__(
         self,
         renderer: Renderer,
-        parser: ReplyParser,
+        parser: Callable[[_Tools], ReplyParser],
         *,
         now: datetime,
         control: TrainingControl | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
-        """`now`: what templates take for today, all session long."""
+        """`parser` makes what reads replies, of the tools that are offered; `now`: what templates take for today, all
+        session long."""
         self._renderer = renderer
         self._parser = parser
         self._now = now
@@ -249,7 +250,7 @@ class ConversationTree:
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._renderer.said(token_ids)
-        return self._parser.parse(rendering.opened_thought + said.text, stopped=ended)
+        return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
     def _node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status

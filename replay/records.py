@@ -62,6 +62,7 @@ class StopReason(StrEnum):
     OVERTIME = "overtime"
     MAX_TURNS = "max_turns"
     ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
+    AGENT_FAILED = "agent_failed"  # a program of its own, whose exit code or function said so
     CALLED_LAST = "tool_calls"  # by the last reply of an imported conversation
 
 

@@ -13,6 +13,7 @@ from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError
+from agentloop.rollouts.episodes.agent_episode import AgentGateway
 from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
 from context.messages import shown_messages
@@ -57,6 +58,8 @@ class Actors:
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
+    gateway: AgentGateway | None = None
+    """Where agents that are programs ask the policy; None: there are none."""
     memory: ToolMemory | None = None
     """What deterministic tools answered; None: every call is run."""
 

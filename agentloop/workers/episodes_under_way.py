@@ -85,9 +85,9 @@ class EpisodesUnderWay:
 
     async def _play(self, claim: Claim, task: Task) -> None:
         run = self._run
-        ask = partial(self._turns[claim.ticket.purpose].ask, next(self._numbers))
+        ask, number = self._turns[claim.ticket.purpose].ask, next(self._numbers)
         try:
-            episode = await play_episode(run.actors, task, run.config, ask, self._threads)
+            episode = await play_episode(run.actors, task, run.config, ask=ask, number=number, threads=self._threads)
         except CodeInterrupted:
             return  # another worker plays it
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason

@@ -129,8 +129,9 @@ def shared_beginnings(
     return found
 
 
-def checked_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """The nodes of a session; raises ValueError where one does not stand on those before it."""
+def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple[Node, ...]:
+    """The nodes of a session, which came without their messages or with them; raises ValueError where one does not
+    stand on those before it."""
     found: list[Node] = []
     for node in nodes:
         at, number, sampled = node.place, len(found), node.num_sampled
@@ -140,8 +141,9 @@ def checked_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
             "number": node.number != number,
             "parent": at.parent is not None and parent is None,
             "kept_tokens": not 0 <= at.kept_tokens <= tokens,
-            "kept_messages": not 0 <= at.kept_messages <= messages,
-            "num_sampled": not 0 <= sampled <= len(node.tokens) or (sampled > 0 and not node.messages),
+            "kept_messages": with_messages and not 0 <= at.kept_messages <= messages,
+            "num_sampled": not 0 <= sampled <= len(node.tokens)
+            or (with_messages and bool(sampled) > len(node.messages)),
         }
         if any(wrong.values()):
             raise ValueError(f"nodes[{number}].{next(filter(wrong.get, wrong))} must fit the nodes before it.")

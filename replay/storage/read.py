@@ -128,7 +128,7 @@ def _whole(
     blobs = stored.nodes or stored.segments
     if record.state == EVICTED and not blobs:
         return Trajectory(record, (), said)
-    session = checked_nodes(rows.nodes_of(stored.nodes, said))
+    session = checked_nodes(rows.nodes_of(stored.nodes, said), with_messages=messages_of_rows is not None)
     parts = segments_of(session, authors(record.run)) if session else tuple(map(rows.segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:

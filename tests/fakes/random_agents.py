@@ -119,7 +119,8 @@ Asked = Callable[[RandomSession, Sequence[Message], Any], None]
 
 
 def tree_of(model: Family, **given: Any) -> ConversationTree:
-    return ConversationTree(model.renderer(), choose_parser(PARSERS[model.name], model.template), now=TODAY, **given)
+    parser = choose_parser(PARSERS[model.name], model.template)
+    return ConversationTree(model.renderer(), lambda tools: parser, now=TODAY, **given)
 
 
 def random_session(seed: int, *, asked: Asked = lambda *_: None) -> RandomSession:

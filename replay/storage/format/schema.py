@@ -245,7 +245,9 @@ nodes = sa.Table(
 )
 
 # Sessions that have not ended: see `replay.storage.sessions`.
-sessions = sa.Table("sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"))
+sessions = sa.Table(
+    "sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"), _text("place")
+)
 
 session_nodes = sa.Table(
     "session_nodes",

@@ -13,6 +13,7 @@ from replay import ReplayError, ReplayStore
 from replay.records import Trajectory
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
+from replay.storage.read import load
 from replay.storage.sessions import OpenSession
 from tests.fakes.random_agents import TODAY, random_session
 from tests.fakes.records import AUTHORS, RUN, group, new_store, sql, task, trajectory
@@ -58,6 +59,9 @@ def test_a_session_that_ended_is_a_row_whose_training_sequences_follow_from_its_
         assert same(found.nodes, NODES)
         assert [s.tokens.equals(w.tokens) for s, w in zip(found.segments, segments_of(NODES, AUTHORS), strict=True)]
         assert found.messages == row().messages
+        with store.reading() as connection:
+            (unread,) = load(connection, ["row-1"], with_messages=False).in_order(["row-1"])
+        assert [len(segment.tokens) for segment in unread.segments] == [len(s.tokens) for s in found.segments]
         assert store.verify().damage == [] and store.verify().corrupt == {}
     sampled = sum(node.num_sampled for node in NODES if node.status == Status.TRAINED)
     assert sql(location, "select num_action_tokens, policy_version_max from trajectories") == [

@@ -1,0 +1,93 @@
+"""OpenAI's chat completions. Thinking travels in `reasoning_content`, as vLLM and others write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from openai.types import Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.http_json import arguments_text, checked, openai_error, sse
+from agentloop.gateway.request_fields import agent_request, list_of, tools_of
+
+PING = b": ping\n\n"
+error = openai_error
+
+
+def read(body: Mapping[str, Any]) -> AgentRequest:
+    rows = list(enumerate(list_of("messages", body.get("messages"))))
+    tools = tools_of(body.get("tools"), ["function"])
+    return agent_request(body, rows, tools, limits=["max_tokens", "max_completion_tokens"])
+
+
+def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
+    message = reply.message
+    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        said["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        said["content"] = message.content or None
+        said["tool_calls"] = _calls(reply)
+    choice = {"index": 0, "message": said, "finish_reason": reply.finish, "logprobs": None}
+    return checked(ChatCompletion, {**_head(request, reply, "chat.completion"), "choices": [choice], **_usage(reply)})
+
+
+def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
+    message = reply.message
+    nothing = None if message.tool_calls and not message.content else ""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": nothing}]
+    if message.reasoning:
+        deltas.append({"reasoning_content": message.reasoning})
+    if message.content:
+        deltas.append({"content": message.content})
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply))]
+    finishes = [None] * len(deltas) + [reply.finish]
+    for delta, finish in zip([*deltas, {}], finishes, strict=True):
+        yield _chunk(request, reply, choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
+    options = request.body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage"):
+        yield _chunk(request, reply, choices=[], **_usage(reply))
+    yield b"data: [DONE]\n\n"
+
+
+def model(name: str) -> dict[str, Any]:
+    return checked(Model, {"id": name, "object": "model", "created": 0, "owned_by": "agentloop"})
+
+
+def model_list(names: Sequence[str]) -> dict[str, Any]:
+    return {"object": "list", "data": [model(name) for name in names]}
+
+
+def error_event(bad: BadRequest) -> bytes:
+    return sse(error(bad))
+
+
+def _chunk(request: AgentRequest, reply: AgentReply, **fields: Any) -> bytes:
+    return sse(checked(ChatCompletionChunk, {**_head(request, reply, "chat.completion.chunk"), **fields}))
+
+
+def _head(request: AgentRequest, reply: AgentReply, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": reply.created, "model": request.model}
+
+
+def _calls(reply: AgentReply) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_text(call.arguments)},
+        }
+        for call in reply.message.tool_calls
+    ]
+
+
+def _usage(reply: AgentReply) -> dict[str, Any]:
+    usage = {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }
+    return {"usage": usage}

@@ -1,0 +1,184 @@
+"""OpenAI's responses, without a state: the whole conversation is the input, in items.
+
+Thinking travels as the summary of a reasoning item, which clients send back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openai.types import responses as types
+from pydantic import BaseModel
+
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest
+from agentloop.gateway.http_json import arguments_text, checked, kind_of, openai_error, sse
+from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, tools_of, wrong
+
+PING = b": ping\n\n"
+error = openai_error
+_ASSISTANT = ("reasoning", "message", "function_call")
+"""The items of one reply, in their order; there may be several calls."""
+
+
+def read(body: Mapping[str, Any]) -> AgentRequest:
+    return agent_request(
+        body,
+        _rows(body.get("instructions"), body.get("input")),
+        tools_of(body.get("tools"), ["function"]),
+        limits=["max_output_tokens"],
+        read=["input", "instructions"],
+        field="input",
+    )
+
+
+def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
+    """Messages in OpenAI's older form: the items of a reply are one."""
+    if instructions is not None and not isinstance(instructions, str):
+        raise wrong("instructions", "text", instructions)
+    rows: list[tuple[int, dict[str, Any]]] = []
+    if instructions:
+        rows.append((0, {"role": "system", "content": instructions}))
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of("input", given)
+    last = -1
+    for index, item in enumerate(items):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise wrong(where, "an object", item)
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            row, place = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}, -1
+        elif kind == "message" and item.get("role") != "assistant":
+            row, place = item, -1
+        elif kind in _ASSISTANT:
+            row, place = _part(where, kind, item), _ASSISTANT.index(kind)
+        else:
+            raise wrong(f"{where}.type", "message, reasoning, function_call or function_call_output", kind)
+        if 0 <= last < place:
+            rows[-1][1].update(row)
+        elif last == place == _ASSISTANT.index("function_call"):
+            rows[-1][1]["tool_calls"] += row["tool_calls"]
+        else:
+            rows.append((index, {**row, "role": "assistant"} if place >= 0 else row))
+        last = place
+    return rows
+
+
+def _part(where: str, kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """What an item of a reply is in its message."""
+    if kind == "message":
+        return {"content": item.get("content")}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        return {"tool_calls": [{"id": item.get("call_id"), "function": function}]}
+    parts = blocks_of(f"{where}.content", item.get("content")) or blocks_of(f"{where}.summary", item.get("summary"))
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise wrong(where, "of text parts", parts)
+    return {"reasoning_content": "".join(part["text"] for part in parts) or None}
+
+
+def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
+    whole = reply.finish != "length"
+    usage = {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+    return _response(
+        request,
+        reply,
+        status="completed" if whole else "incomplete",
+        incomplete_details=None if whole else {"reason": "max_output_tokens"},
+        output=_items(reply),
+        usage=usage,
+    )
+
+
+def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[str, Any]:
+    head = {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": reply.created,
+        "model": request.model,
+        "error": None,
+        "instructions": request.body.get("instructions"),
+        "parallel_tool_calls": True,
+        "tool_choice": "auto" if request.tools else "none",
+        "tools": [
+            {"type": "function", "parameters": None, "strict": False, **tool["function"]} for tool in request.tools
+        ],
+        "previous_response_id": None,
+    }
+    return checked(types.Response, {**head, **fields})
+
+
+def _items(reply: AgentReply) -> list[dict[str, Any]]:
+    message = reply.message
+    status = "incomplete" if reply.finish == "length" else "completed"
+    items: list[dict[str, Any]] = []
+    if message.reasoning:
+        summary = [{"type": "summary_text", "text": message.reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{reply.id}", "summary": summary})
+    if message.content or not message.tool_calls:
+        content = [{"type": "output_text", "text": message.content, "annotations": []}]
+        items.append(
+            {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": content, "status": status}
+        )
+    for place, call in enumerate(message.tool_calls):
+        called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}
+        items.append({"type": "function_call", "id": f"fc_{reply.id}_{place}", **called, "status": "completed"})
+    return items
+
+
+def events(request: AgentRequest, reply: AgentReply) -> Iterator[bytes]:
+    begun = _response(request, reply, status="in_progress", output=[])
+    response = answer(request, reply)
+    steps: list[tuple[type[BaseModel], dict[str, Any]]] = [
+        (types.ResponseCreatedEvent, {"response": begun}),
+        (types.ResponseInProgressEvent, {"response": begun}),
+    ]
+    for index, item in enumerate(response["output"]):
+        steps += _item_steps(item, {"output_index": index, "item_id": item["id"]})
+    ended = types.ResponseIncompleteEvent if reply.finish == "length" else types.ResponseCompletedEvent
+    steps.append((ended, {"response": response}))
+    for number, (event, fields) in enumerate(steps):
+        kind = kind_of(event)
+        yield sse(checked(event, {"type": kind, "sequence_number": number, **fields}), kind)
+
+
+def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[BaseModel], dict[str, Any]]]:
+    """The events that build an item up."""
+    if item["type"] == "function_call":
+        start = {**item, "arguments": "", "status": "in_progress"}
+        steps: list[tuple[type[BaseModel], dict[str, Any]]] = [
+            (types.ResponseFunctionCallArgumentsDeltaEvent, {**place, "delta": item["arguments"]}),
+            (types.ResponseFunctionCallArgumentsDoneEvent, {**place, "arguments": item["arguments"]}),
+        ]
+    elif item["type"] == "message":
+        start, part = {**item, "content": [], "status": "in_progress"}, item["content"][0]
+        at = {**place, "content_index": 0}
+        steps = [
+            (types.ResponseContentPartAddedEvent, {**at, "part": {**part, "text": ""}}),
+            (types.ResponseTextDeltaEvent, {**at, "delta": part["text"], "logprobs": []}),
+            (types.ResponseTextDoneEvent, {**at, "text": part["text"], "logprobs": []}),
+            (types.ResponseContentPartDoneEvent, {**at, "part": part}),
+        ]
+    else:
+        start, part = {**item, "summary": []}, item["summary"][0]
+        at = {**place, "summary_index": 0}
+        steps = [
+            (types.ResponseReasoningSummaryPartAddedEvent, {**at, "part": {**part, "text": ""}}),
+            (types.ResponseReasoningSummaryTextDeltaEvent, {**at, "delta": part["text"]}),
+            (types.ResponseReasoningSummaryTextDoneEvent, {**at, "text": part["text"]}),
+            (types.ResponseReasoningSummaryPartDoneEvent, {**at, "part": part}),
+        ]
+    where = {"output_index": place["output_index"]}
+    added = (types.ResponseOutputItemAddedEvent, {**where, "item": start})
+    return [added, *steps, (types.ResponseOutputItemDoneEvent, {**where, "item": item})]
+
+
+def error_event(bad: BadRequest) -> bytes:
+    event = {"type": "error", "sequence_number": 0, "message": str(bad), "code": bad.code, "param": bad.field}
+    return sse({**checked(types.ResponseErrorEvent, event), **error(bad)}, "error")

@@ -1,0 +1,221 @@
+"""The fields of requests: which are read, which the run's settings stand above, and which are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentloop.gateway.agent_request import AgentRequest, BadRequest
+from context.conversation_file import read_message
+from context.messages import Message
+from context.templates.chat_template import RenderError
+from context.templates.rendering.contents import checked_name
+from context.wording import excerpt
+
+MODEL = "policy"
+ASIDE = "aside"
+_MODEL = re.compile(rf"{MODEL}(?:/(?P<agent>[A-Za-z0-9._:-]{{1,64}}))?|{ASIDE}")
+
+OVERRULED = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"}
+    | {"frequency_penalty", "presence_penalty", "repetition_penalty"}
+    | {"reasoning", "reasoning_effort", "thinking", "verbosity", "text.verbosity", "output_config.effort"}
+    | {"context_management"}
+)
+"""They say how to sample, or how a provider is to shorten the prompt: the run's settings do."""
+_UNLESS = {"parallel_tool_calls": True, "tool_choice.disable_parallel_tool_use": False}
+"""Overruled but for these values: a reply may always hold several calls."""
+_HARMLESS = frozenset(
+    {"user", "metadata", "store", "stream_options", "service_tier", "safety_identifier", "prediction", "max_tool_calls"}
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "client_metadata"}
+    | {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
+)
+"""They change nothing of a reply."""
+_TEXT = {"type": "text"}
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "response_format": (_TEXT,),
+    "text.format": (_TEXT,),
+    "tool_choice": ("auto", "none"),
+    "tool_choice.type": ("auto", "none"),
+    "modalities": (["text"],),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "stop": ([],),
+    "stop_sequences": ([],),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "include": ([], ["reasoning.encrypted_content"]),
+}
+"""Fields that have one meaning here, by the values that ask for it."""
+_OBJECTS = ("text", "output_config", "tool_choice")
+_WHOLE = " No response is kept here: send the whole conversation as input."
+_ADVICE = {"previous_response_id": _WHOLE, "conversation": _WHOLE}
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
+_NOT_READ = ("function_call", "audio", "refusal")
+
+
+def agent_request(
+    body: Mapping[str, Any],
+    rows: Sequence[tuple[int, Any]],
+    tools: list[dict[str, Any]],
+    *,
+    limits: Collection[str] = (),
+    read: Collection[str] = (),
+    field: str = "messages",
+) -> AgentRequest:
+    """The request of a body.
+
+    `rows` are its messages in OpenAI's form, each with its index in `field`; `limits` the fields that limit the
+    reply's tokens, and `read` what else its protocol has.
+    """
+    overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read})
+    agent, aside = agent_of(body.get("model"))
+    if not rows:
+        raise wrong(field, "a list of at least one message", body.get(field))
+    return AgentRequest(
+        model=body["model"],
+        agent=agent,
+        aside=aside,
+        messages=tuple(_message(f"{field}[{index}]", index, row) for index, row in rows),
+        tools=[] if _no_tools(body.get("tool_choice")) else tools,
+        max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
+        stream=flag("stream", body.get("stream")),
+        overruled=overruled,
+        body=body,
+    )
+
+
+def wrong(field: str, rule: str, value: Any) -> BadRequest:
+    return BadRequest(400, f"{field} must be {rule}, got {_shown(value)}.", field)
+
+
+def list_of(field: str, value: Any) -> list[Any]:
+    """A field that may be left out."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise wrong(field, "a list", value)
+    return value
+
+
+def blocks_of(field: str, content: Any) -> list[dict[str, Any]]:
+    """A content's parts; a text is one."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    blocks = list_of(field, content)
+    for index, block in enumerate(blocks):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise wrong(f"{field}[{index}]", "an object with a type", block)
+    return blocks
+
+
+def tools_of(value: Any, kinds: Collection[str | None], schema: str = "parameters") -> list[dict[str, Any]]:
+    """Tools in OpenAI's form, by what the model sees of them. `kinds`: the types that are functions of the agent's."""
+    return [_tool(f"tools[{index}]", tool, kinds, schema) for index, tool in enumerate(list_of("tools", value))]
+
+
+def _tool(where: str, tool: Any, kinds: Collection[str | None], schema: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") not in kinds:
+        got = tool.get("type") if isinstance(tool, dict) else tool
+        raise wrong(f"{where}.type", "that of a function, which the agent calls itself", got)
+    given = tool.get("function", tool)
+    if not isinstance(given, dict):
+        raise wrong(f"{where}.function", "an object", given)
+    named: dict[str, Any] = {"name": _name(f"{where}.name", given.get("name"))}
+    for key, taken, kind in (("description", "description", str), ("parameters", schema, dict)):
+        value = given.get(taken)
+        if value is not None and not isinstance(value, kind):
+            raise wrong(f"{where}.{taken}", "text" if kind is str else "an object", value)
+        if value is not None:
+            named[key] = value
+    return {"type": "function", "function": named}
+
+
+def _message(where: str, index: int, row: Any) -> Message:
+    role = row.get("role") if isinstance(row, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        raise wrong(f"{where}.role", "system, developer, user, assistant or tool", role)
+    for key in _NOT_READ:
+        if row.get(key) is not None:
+            raise wrong(f"{where}.{key}", "left out", row[key])
+    kept = {key: row.get(key) for key in _OF_ROLE.get(_ROLES[role], ("content",))}
+    try:
+        message = read_message(index, {"role": _ROLES[role], **kept})
+    except RenderError as problem:
+        text = str(problem).replace(f"messages[{index}]", where, 1)
+        raise BadRequest(400, text, text.partition(" must ")[0]) from None
+    for place, call in enumerate(message.tool_calls):
+        _name(f"{where}.tool_calls[{place}].name", call.name)
+    if message.name is not None:
+        _name(f"{where}.name", message.name)
+    return message
+
+
+def _name(field: str, name: Any) -> str:
+    try:
+        return checked_name(field, name)
+    except ValueError as problem:
+        raise BadRequest(400, str(problem), field) from None
+
+
+def agent_of(model: Any) -> tuple[str, bool]:
+    found = _MODEL.fullmatch(model) if isinstance(model, str) else None
+    if found is None:
+        raise BadRequest(
+            404,
+            f"model must be {MODEL}, {MODEL}/NAME or {ASIDE}, got {_shown(model)}. NAME is what the agent is called: "
+            "at most 64 letters, digits and . _ : -",
+            "model",
+            "model_not_found",
+        )
+    return found["agent"] or "", model == ASIDE
+
+
+def _checked_fields(body: Mapping[str, Any], read: Collection[str]) -> tuple[str, ...]:
+    """The fields that are overruled. Raises BadRequest for one that the reply could not keep to."""
+    overruled = []
+    for name, value in _fields(body):
+        if name in OVERRULED or (name in _UNLESS and value is not _UNLESS[name]):
+            overruled.append(name)
+        elif name in _ONLY:
+            if not any(value == one and type(value) is type(one) for one in _ONLY[name]):
+                raise wrong(name, " or ".join(map(_shown, _ONLY[name])) + ", or left out", value)
+        elif name not in read and name not in _HARMLESS and name not in _UNLESS:
+            raise BadRequest(
+                400, f"{name} must be left out, got {_shown(value)}: not supported.{_ADVICE.get(name, '')}", name
+            )
+    return tuple(sorted(overruled))
+
+
+def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields that say something, those of objects among them by both names."""
+    for name, value in body.items():
+        if name in _OBJECTS and isinstance(value, dict):
+            yield from ((f"{name}.{inner}", one) for inner, one in value.items() if one is not None)
+        elif value is not None:
+            yield name, value
+
+
+def _no_tools(choice: Any) -> bool:
+    return (choice.get("type") if isinstance(choice, dict) else choice) == "none"
+
+
+def _limit(field: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise wrong(field, "an integer above 0", value)
+    return value
+
+
+def flag(field: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise wrong(field, "true or false", value)
+    return bool(value)
+
+
+def _shown(value: Any) -> str:
+    return excerpt(json.dumps(value, ensure_ascii=False), 80)
