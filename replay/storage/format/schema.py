@@ -245,9 +245,7 @@ nodes = sa.Table(
 )
 
 # Sessions that have not ended: see `replay.storage.sessions`.
-sessions = sa.Table(
-    "sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"), _text("place")
-)
+sessions = sa.Table("sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"))
 
 session_nodes = sa.Table(
     "session_nodes",
