@@ -29,7 +29,6 @@ from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
-from agentloop.rollouts.episodes.run_gateway import with_gateway
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
 from agentloop.rollouts.stored.hindsight import Hindsight
 from agentloop.rollouts.stored.stored_episodes import StoredEpisodes, stored_turn_rewards
@@ -188,7 +187,6 @@ def _connected(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    actors = opened.enter_context(with_gateway(actors, config))
     penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
     return Components(
         config=config,

@@ -23,6 +23,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.episodes.run_gateway import with_gateway
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -120,6 +121,11 @@ def run_episodes(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    with with_gateway(actors, config) as actors:
+        yield from _in_parts(actors, tasks, config, progress)
+
+
+def _in_parts(actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress) -> Iterator[Episode]:
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
