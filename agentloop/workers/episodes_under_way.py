@@ -13,9 +13,9 @@ from functools import partial
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
+from agentloop.rollouts.actors import with_gateway
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
-from agentloop.rollouts.episodes.run_gateway import with_gateway
 from agentloop.workers.joined_run import JoinedRun
 from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
 

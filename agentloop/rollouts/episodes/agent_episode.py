@@ -21,28 +21,21 @@ from replay.records import StopReason
 
 
 class OpenedAgent(Protocol):
-    """The session of one episode."""
-
-    address: AgentAddress
-    ended: Future[None]
-    """Done once somebody has said that the episode is over."""
+    """The session of one episode: see `agentloop.gateway.run_gateway`."""
 
     @property
-    def rewards(self) -> Mapping[str, float]:
-        """What was posted, by agent; the whole episode's under the empty name."""
-        ...
-
+    def url(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def ended(self) -> Future[None]: ...
+    @property
+    def rewards(self) -> Mapping[str, float]: ...
     @property
     def entropies(self) -> Sequence[float]: ...
-
     @property
-    def problem(self) -> str | None:
-        """Why the engine gave no reply, where it gave none."""
-        ...
-
-    def close(self) -> tuple[Node, ...]:
-        """It answers no more; what was asked of it."""
-        ...
+    def problem(self) -> str | None: ...
+    def close(self) -> tuple[Node, ...]: ...
 
 
 class AgentGateway(Protocol):
@@ -64,7 +57,8 @@ async def play_agent(
     """A finished episode; one in which the policy was asked nothing, or whose engine failed it, says nothing of it."""
     opened = gateway.open(ask)
     stop_reason, end = StopReason.ANSWERED, AgentEnd()
-    running = asyncio.ensure_future(run_agent(agent, task, opened.address, threads, timeout_s=limits.episode_timeout_s))
+    address = AgentAddress(opened.url, opened.key)
+    running = asyncio.ensure_future(run_agent(agent, task, address, threads, timeout_s=limits.episode_timeout_s))
     over = asyncio.ensure_future(_done(opened.ended))
     try:
         await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)

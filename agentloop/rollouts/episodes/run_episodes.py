@@ -20,10 +20,9 @@ from agentloop.engines import (
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.rollouts.actors import Actors
+from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
-from agentloop.rollouts.episodes.run_gateway import with_gateway
 from context import ContextManager
 
 _MOMENT_S = 0.02
