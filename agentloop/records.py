@@ -44,3 +44,19 @@ def kl_metrics(penalties: Iterable[KlPenalty]) -> dict[str, float]:
     found = list(penalties)
     tokens = sum(penalty.tokens for penalty in found)
     return {"actor/reward_kl": sum(penalty.kl for penalty in found) / tokens} if tokens else {}
+
+
+@dataclass(frozen=True)
+class Completion:
+    token_ids: tuple[int, ...]
+    """As sampled, the stop token included when one was sampled."""
+    log_probs: tuple[float, ...]
+    """Nats, one per token, over the whole vocabulary at the sampling temperature (at 1 when greedy)."""
+    policy_version: int | tuple[int, ...]
+    """Publishes before the tokens were sampled: of all of them, or one number per token."""
+    entropies: tuple[float, ...] | None = None
+    """Nats, of the distribution each token was sampled from; None where the engine does not say."""
+
+
+class GenerationFailed(Exception):
+    """There is no usable reply, and why, in words. The episode ends; nothing of the reply is kept."""

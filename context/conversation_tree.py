@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -69,13 +69,14 @@ class ConversationTree:
     def __init__(
         self,
         renderer: Renderer,
-        parser: ReplyParser,
+        parser: Callable[[_Tools], ReplyParser],
         *,
         now: datetime,
         control: TrainingControl | None = None,
         nodes: Sequence[Node] = (),
     ) -> None:
-        """`now`: what templates take for today, all session long."""
+        """`parser` makes what reads replies, of the tools that are offered; `now`: what templates take for today, all
+        session long."""
         self._renderer = renderer
         self._parser = parser
         self._now = now
@@ -194,7 +195,9 @@ class ConversationTree:
     def _begun(self, same: Sequence[int], count: int) -> int | None:
         """The node whose whole conversation is the longest beginning of one of `count` messages; the latest one."""
         whole = [
-            node.number for node in self.nodes if node.num_sampled and same[node.number] == _num_messages(node) < count
+            node.number
+            for node in self.nodes
+            if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
         return max(whole, key=lambda number: (same[number], number), default=None)
 
@@ -217,7 +220,7 @@ class ConversationTree:
         equal = [
             node
             for node in self.nodes
-            if same[node.number] == count == _num_messages(node) - bool(node.num_sampled)
+            if same[node.number] == count == node.num_path_messages - bool(node.num_sampled)
             and node.place.tools == offered
         ]
         best = max(equal, key=lambda node: (node.status == Status.UNDELIVERED, node.number), default=None)
@@ -234,7 +237,7 @@ class ConversationTree:
 
     def _going_on(self, at: int, given: tuple[Message, ...], tools: _Tools) -> Prompt | None:
         """The prompt behind a node's reply; None where the template rewrites what stands there."""
-        node, said = self.nodes[at], _num_messages(self.nodes[at])
+        node, said = self.nodes[at], self.nodes[at].num_path_messages
         before = self._renderings.get(at) or self._renderer.render(given[: said - 1], tools, now=self._now)
         grown = self._renderer.render(given, tools, after=before)
         reply, _ = self._renderer.said(_sampled_ids(node))
@@ -247,7 +250,7 @@ class ConversationTree:
 
     def _parsed(self, rendering: Rendering, token_ids: Sequence[int]) -> Reply:
         said, ended = self._renderer.said(token_ids)
-        return self._parser.parse(rendering.opened_thought + said.text, stopped=ended)
+        return self._parser(rendering.tools).parse(rendering.opened_thought + said.text, stopped=ended)
 
     def _node(
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
@@ -275,16 +278,6 @@ def _sampled_ids(node: Node) -> list[int]:
     return ids
 
 
-def _length(node: Node) -> int:
-    """Tokens of a node's path."""
-    return node.place.kept_tokens + len(node.tokens)
-
-
 def _num_asked(node: Node) -> int:
     """Messages that it was asked with."""
-    return _num_messages(node) - bool(node.num_sampled)
-
-
-def _num_messages(node: Node) -> int:
-    """Messages of a node's conversation."""
-    return node.place.kept_messages + len(node.messages)
+    return node.num_path_messages - bool(node.num_sampled)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from context.messages import Message
+from context.tokens.session_nodes import Node
 from context.tokens.token_sequence import Segment
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class StopReason(StrEnum):
     OVERTIME = "overtime"
     MAX_TURNS = "max_turns"
     ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
+    AGENT_FAILED = "agent_failed"  # a program of its own, whose exit code or function said so
     CALLED_LAST = "tool_calls"  # by the last reply of an imported conversation
 
 
@@ -229,6 +231,8 @@ class Trajectory:
     record: TrajectoryRecord
     segments: tuple[Segment, ...]
     messages: tuple[Message, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    """The requests of an agent's session, from which `segments` follow, and whose messages `messages` are in turn."""
 
     @property
     def id(self) -> str:

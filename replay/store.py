@@ -39,6 +39,7 @@ from replay.storage.draws import ResumeReport
 from replay.storage.format.rows import RUN_COLUMNS, run_of
 from replay.storage.format.schema import runs
 from replay.storage.retention import Capacity, Evicted
+from replay.storage.sessions import Sessions
 from replay.storage.tombstones import Forgotten
 from replay.storage.verify import Verification, verify
 from replay.storage.write import AppendReport, Redactor
@@ -66,6 +67,7 @@ class ReplayStore:
         """The runs that this store began or resumed: nobody else may have resumed them since when it writes them."""
         self.tickets = Tickets(database, self._write, self._author_table)
         self.roles = Roles(database)
+        self.sessions = Sessions(database)
 
     @classmethod
     def create(cls, location: Location) -> ReplayStore:

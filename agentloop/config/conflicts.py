@@ -173,6 +173,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
     ("reward.model.path", _NULL, "collection.by", _WORKERS, _LOOP),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
+    ("tasks.data", _SET, "environment.agent", _SET, "Its rows are the agent's tasks."),
     ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
     ("reward.environment", _one_of(1.0), "environment.name", _ROWS, "Rows have no score of their own: remove it."),
     ("engine.urls", _one_of(()), "engine.serve", _SERVE, "The run starts its own: remove one of them."),

@@ -31,6 +31,7 @@ from agentloop.config.sections.rollout import (
     CollectionSection,
     EngineSection,
     EvaluationSection,
+    GatewaySection,
     RolloutSection,
     check_collection,
     check_engine,
@@ -69,6 +70,9 @@ class RunConfig(Section):
     context: ContextSection = Field(default_factory=ContextSection, description="What the policy sees.")
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How episodes are run.")
     engine: EngineSection = Field(default_factory=EngineSection, description="Servers that sample (engine vllm).")
+    gateway: GatewaySection = Field(
+        default_factory=GatewaySection, description="Where agents with a base URL ask the policy."
+    )
     collection: CollectionSection = Field(default_factory=CollectionSection, description="Who collects, how far ahead.")
     batch: BatchSection = Field(default_factory=BatchSection, description="What one iteration learns from.")
     compute: ComputeSection = Field(

@@ -1,14 +1,13 @@
 """Engines that sample from the published policy."""
 
 from agentloop.engines.generator import (
-    Completion,
     ConcurrentGenerator,
-    GenerationFailed,
     GenerationRequest,
     Generator,
     recordable,
     replies,
 )
+from agentloop.records import Completion, GenerationFailed
 
 __all__ = [
     "Completion",

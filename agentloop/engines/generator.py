@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from agentloop.records import Completion, GenerationFailed
+
 
 @dataclass(frozen=True)
 class GenerationRequest:
@@ -15,22 +17,6 @@ class GenerationRequest:
     prompt_ids: Sequence[int]
     """The whole prompt, exactly; extends the episode's previous prompt and reply unless history was rewritten."""
     max_new_tokens: int
-
-
-@dataclass(frozen=True)
-class Completion:
-    token_ids: tuple[int, ...]
-    """As sampled, the stop token included when one was sampled."""
-    log_probs: tuple[float, ...]
-    """Nats, one per token, over the whole vocabulary at the sampling temperature (at 1 when greedy)."""
-    policy_version: int | tuple[int, ...]
-    """Publishes before the tokens were sampled: of all of them, or one number per token."""
-    entropies: tuple[float, ...] | None = None
-    """Nats, of the distribution each token was sampled from; None where the engine does not say."""
-
-
-class GenerationFailed(Exception):
-    """There is no usable reply, and why, in words. The episode ends; nothing of the reply is kept."""
 
 
 class SamplingEngine(Protocol):

@@ -30,7 +30,7 @@ from agentloop.environments.check import (
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.row_environment import ROWS, RowEnvironment, rows_with_tools
+from agentloop.environments.row_environment import AGENT, ROWS, AgentEnvironment, RowEnvironment, rows_with_tools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentloop.environments.mcp.attached import McpServers
 
 BUILT_IN: Mapping[str, type[Environment]] = {
+    AGENT: AgentEnvironment,
     "gymnasium": GymnasiumText,
     "lookup_chain": LookupChain,
     "openenv": OpenEnv,
@@ -73,6 +74,11 @@ class EnvironmentFactory:
     """MCP servers, some of whose tools are the environment's; None: it has all of its tools itself."""
     is_one_of_several: bool = False
     """True: its tasks say that they are of it, by its name."""
+
+    @property
+    def agent(self) -> str | None:
+        """The program or function that acts, and asks the policy by itself; None: episodes are turns of the policy."""
+        return self.options["agent"] if self.environment is AgentEnvironment else None
 
     def named(self, name: str) -> EnvironmentFactory:
         """As one of several, whose rows have this name."""

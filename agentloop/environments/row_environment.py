@@ -16,8 +16,8 @@ from agentloop.user_code import load_function
 from context.messages import Message
 from context.wording import suggest
 
-ROWS = "rows"
-"""What environment.name calls it."""
+ROWS, AGENT = "rows", "agent"
+"""What environment.name calls them."""
 _ROLES = ("system", "user", "assistant")
 
 
@@ -45,6 +45,23 @@ class RowEnvironment(Environment):
 
     def reward(self, task: Task, messages: Sequence[Message]) -> float:
         return 0.0
+
+
+class AgentEnvironment(RowEnvironment):
+    """The policy acts through an agent that is a program, or a function, and asks it at a base URL.
+
+    Its reward is what the agent says, or the first of `reward.functions`.
+    """
+
+    def __init__(self, agent: str, prompt: str = "prompt") -> None:
+        """`agent`: a command, or `path/to/file.py:function`; `prompt` is the column that stands for a task on pages."""
+        super().__init__(prompt)
+        self.agent = agent
+
+    def task_from_row(self, row: Mapping[str, Any]) -> Task:
+        payload = json.loads(json.dumps(dict(row), default=as_json))
+        shown = payload.get(self._prompt)
+        return Task((Message("user", shown if isinstance(shown, str) else json.dumps(payload)),), payload)
 
 
 def _messages(shown: Any, column: str) -> tuple[Message, ...]:

@@ -12,6 +12,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
+from agentloop.environments.row_environment import AGENT
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
 from context.messages import content_hash
@@ -110,10 +111,11 @@ def load_environments(
     by_name = {}
     for part in config.parts:
         section = part.environment
+        agent = {} if section.agent is None else {"agent": section.agent}
         try:
             factory = load_environment(
-                section.name,
-                {**section.options, **(options or {})},
+                AGENT if agent else section.name,
+                {**section.options, **agent, **(options or {})},
                 config.context.registered_authors(),
                 row=rows.get(part.name),
                 servers=section.mcp_servers,

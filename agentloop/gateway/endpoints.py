@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.engines.generator import GenerationFailed
 from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Session, Sessions
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
+from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
 
 PING_SECONDS = 15.0

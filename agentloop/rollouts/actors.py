@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
 from agentloop.engines import ConcurrentGenerator, Generator
 from agentloop.environments import EnvironmentFactory, RunEnvironments
+from agentloop.environments.check import needing
 from agentloop.environments.tools.tool_memory import ToolMemory
 from agentloop.errors import UserError
+from agentloop.rollouts.episodes.agent_episode import AgentGateway
 from agentloop.user_code import failing_as, guarded, load_class
 from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, ReplyParser, choose_parser
-from context.messages import shown_messages
+from context.messages import canonical_json, shown_messages
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
@@ -24,6 +29,8 @@ from context.tokens.training_sequence import TrainingControl
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
+_MOST_PARSERS = 64
+"""Sets of tools whose parser is kept."""
 
 
 class Warnings:
@@ -57,6 +64,8 @@ class Actors:
     strategy: Strategy = field(default_factory=Linear)
     control: TrainingControl = field(default_factory=TrainingControl)
     warnings: Warnings = field(default_factory=Warnings)
+    gateway: AgentGateway | None = None
+    """Where agents that are programs ask the policy; None: there are none."""
     memory: ToolMemory | None = None
     """What deterministic tools answered; None: every call is run."""
 
@@ -84,6 +93,28 @@ def make_actors(
         section.training_control(),
         memory=tool_memory(config, environments),
     )
+
+
+@contextmanager
+def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
+    """The actors with where their agents ask the policy, within the block; raises UserError where that can't be."""
+    if not any(factory.agent for factory in actors.environments.all):
+        yield actors
+        return
+    with needing("gateway", "environment.agent"):
+        from agentloop.gateway.run_gateway import run_gateway
+        from agentloop.gateway.sessions import Policy
+
+    @lru_cache(_MOST_PARSERS)
+    def made(tools: str) -> ReplyParser:
+        return make_parser(config.context.parser, actors.renderer.template, tools=json.loads(tools))
+
+    def parser(tools: Sequence[Mapping[str, Any]]) -> ReplyParser:
+        return made(canonical_json(list(tools)))
+
+    limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
+    with run_gateway(config.gateway, Policy(actors.renderer, parser, actors.control, *limits)) as gateway:
+        yield replace(actors, gateway=gateway)
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:

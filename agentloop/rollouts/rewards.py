@@ -208,9 +208,9 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
 
 def open_scorer(config: RunConfig, environments: RunEnvironments, *, model: RewardModel | None = None) -> RewardScorer:
     """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
-    scorer = RewardScorer(
-        config.reward, max_tokens=config.context.max_tokens, model=model, judges=config.parts[0].environment.is_rows
-    )
+    section = config.parts[0].environment
+    judges = section.is_rows or (section.agent is not None and bool(config.reward.functions))
+    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens, model=model, judges=judges)
     for example in (one.example for one in environments.all if one.example is not None):
         scorer.check(example)
     return scorer

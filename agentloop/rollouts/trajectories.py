@@ -123,8 +123,9 @@ def trajectory_of(
         mean_entropy=float(np.mean(episode.entropies)) if episode.entropies else None,
         environment=factory.name,
         environment_version=factory.version,
+        source="gateway" if episode.nodes else "self",
     )
-    (row,) = summarised([Trajectory(record, episode.segments, episode.messages)], actors.authors)
+    (row,) = summarised([Trajectory(record, episode.segments, episode.messages, episode.nodes)], actors.authors)
     return row
 
 

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
+from agentloop.rollouts.actors import with_gateway
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
@@ -36,6 +38,8 @@ class EpisodesUnderWay:
     """Each goes on by itself; those that ended meanwhile are scored together."""
 
     def __init__(self, run: JoinedRun) -> None:
+        self._opened = ExitStack()
+        self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
         self._run = run
         self._threads = WorkerThreads(run.config.rollout.tool_threads)
         engines = {TRAIN: run.engine, EVALUATION: run.engine.at_temperature(run.config.evaluation.temperature)}
@@ -80,14 +84,15 @@ class EpisodesUnderWay:
         self.cancel(list(self._running))
         if waited:
             await asyncio.wait(waited, timeout=_TO_END_S)
+        self._opened.close()
         self._threads.close()
         await self._run.engine.close()
 
     async def _play(self, claim: Claim, task: Task) -> None:
         run = self._run
-        ask = partial(self._turns[claim.ticket.purpose].ask, next(self._numbers))
+        ask, number = self._turns[claim.ticket.purpose].ask, next(self._numbers)
         try:
-            episode = await play_episode(run.actors, task, run.config, ask, self._threads)
+            episode = await play_episode(self._actors, task, run.config, ask=ask, number=number, threads=self._threads)
         except CodeInterrupted:
             return  # another worker plays it
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -69,6 +69,14 @@ class Node:
     """Who asked, as the agent calls itself; empty where it does not say."""
 
     @property
+    def num_path_tokens(self) -> int:
+        return self.place.kept_tokens + len(self.tokens)
+
+    @property
+    def num_path_messages(self) -> int:
+        return self.place.kept_messages + len(self.messages)
+
+    @property
     def is_trained(self) -> bool:
         return self.status == Status.TRAINED
 
@@ -119,6 +127,28 @@ def shared_beginnings(
             differ = np.flatnonzero(there != held[: len(there)])
             found.append(min(start, len(given)) + (int(differ[0]) if len(differ) else len(there)))
     return found
+
+
+def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple[Node, ...]:
+    """The nodes of a session, which came without their messages or with them; raises ValueError where one does not
+    stand on those before it."""
+    found: list[Node] = []
+    for node in nodes:
+        at, number, sampled = node.place, len(found), node.num_sampled
+        parent = None if at.parent is None or not 0 <= at.parent < number else found[at.parent]
+        tokens, messages = (0, 0) if parent is None else (parent.num_path_tokens, parent.num_path_messages)
+        wrong = {
+            "number": node.number != number,
+            "parent": at.parent is not None and parent is None,
+            "kept_tokens": not 0 <= at.kept_tokens <= tokens,
+            "kept_messages": with_messages and not 0 <= at.kept_messages <= messages,
+            "num_sampled": not 0 <= sampled <= len(node.tokens)
+            or (with_messages and bool(sampled) > len(node.messages)),
+        }
+        if any(wrong.values()):
+            raise ValueError(f"nodes[{number}].{next(filter(wrong.get, wrong))} must fit the nodes before it.")
+        found.append(node)
+    return tuple(found)
 
 
 def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:

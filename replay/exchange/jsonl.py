@@ -44,7 +44,8 @@ def read(path: Path) -> Iterator[Bundle | BadRow]:
 
 def encode(bundle: Bundle) -> bytes:
     row = to_plain(bundle)
-    row["segments"] = [{**part, **{name: _numbers(part[name]) for name in ARRAYS}} for part in row["segments"]]
+    for parts in ("segments", "nodes"):
+        row[parts] = [{**part, **{name: _numbers(part[name]) for name in ARRAYS}} for part in row[parts]]
     text = _dumps(row)
     try:
         return text.encode()

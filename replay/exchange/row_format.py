@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import count, islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -30,13 +31,14 @@ from pydantic import (
 
 from context.authors import Author, AuthorTable
 from context.messages import Message, ToolCall, canonical_json
+from context.tokens.session_nodes import Fork, Node, Place, Status, checked_nodes, segments_of
 from context.tokens.token_sequence import Segment, TokenSequence
 from context.wording import nearest
 from replay.errors import first_problem, shortened
 from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
 
-FORMAT = 2
+FORMAT = 3
 """Raised when a column changes its meaning, or one is added or goes."""
 
 _BYTES_OF_TOKEN = 13
@@ -183,9 +185,12 @@ _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
 _CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
 _ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
+_NODE = {"number": int, **column_types(Place), "fork": str | None, "status": str, "agent": str}
+_NODE |= {"num_messages": int, "num_sampled": int}
 _PARTS = {
     "policies": _list(_part("PolicyColumns", {name: column_types(PolicyRecord)[name] for name in _POLICY})),
     "segments": _list(_part("SegmentColumns", {"reason": str, "behavior_context": str} | _ARRAYS)),
+    "nodes": _list(_part("NodeColumns", _NODE | _ARRAYS)),
     "messages": _list(_part("MessageColumns", _MESSAGE | {"tool_calls": _list(_CALL)})),
 }
 _HEAD = {"format": Literal[FORMAT]}
@@ -210,7 +215,13 @@ def to_plain(bundle: Bundle) -> PlainRow:
     row["segments"] = [
         {"reason": part.reason, "behavior_context": part.behavior_context}
         | {name: getattr(part.tokens, name) for name in ARRAYS}
-        for part in bundle.trajectory.segments
+        for part in ([] if bundle.trajectory.nodes else bundle.trajectory.segments)
+    ]
+    row["nodes"] = [
+        {"number": node.number, **vars(node.place), "status": node.status, "agent": node.agent}
+        | {"num_messages": len(node.messages), "num_sampled": node.num_sampled}
+        | {name: getattr(node.tokens, name) for name in ARRAYS}
+        for node in bundle.trajectory.nodes
     ]
     return row | {"messages": messages}
 
@@ -247,8 +258,10 @@ def from_plain(row: PlainRow) -> Bundle:
     run = RunRecord(id=record.run, **{name.removeprefix("run_"): columns[name] for name in _RUN})
     # A snapshot's path would be looked for in the folder of a run that is not this one.
     policies = tuple(PolicyRecord(run=record.run, checkpoint=None, **vars(policy)) for policy in given.policies)
-    segments = tuple(_segment(part, f"segments[{i}]") for i, part in enumerate(given.segments))
-    trajectory = Trajectory(record, segments, tuple(map(_message, given.messages)))
+    segments, said = tuple(map(_segment, count(), given.segments)), tuple(map(_message, given.messages))
+    trajectory = Trajectory(record, segments, said, _nodes(given.nodes, said))
+    if trajectory.nodes:
+        trajectory = replace(trajectory, segments=segments_of(trajectory.nodes, author_table(given.run_authors)))
     task = TaskRecord(record.task, given.task_environment, given.task_payload)
     return Bundle(trajectory, group, task, run, policies)
 
@@ -265,9 +278,31 @@ def author_table(text: str) -> AuthorTable:
     return table
 
 
-def _segment(part: Any, where: str) -> Segment:
+def _segment(position: int, part: Any) -> Segment:
+    return Segment(_tokens(part, f"segments[{position}]"), part.reason, part.behavior_context)
+
+
+def _nodes(parts: Sequence[Any], messages: Sequence[Message]) -> tuple[Node, ...]:
+    """The nodes of a session, which share out the messages in turn."""
+    said = iter(messages)
+
+    def node(part: Any) -> Node:
+        fork = None if part.fork is None else Fork(part.fork)
+        place = Place(part.parent, part.kept_tokens, part.kept_messages, part.tools, fork)
+        tokens, own = _tokens(part, f"nodes[{part.number}]"), tuple(islice(said, max(0, part.num_messages)))
+        return Node(part.number, place, tokens, part.num_sampled, own, Status(part.status), part.agent)
+
     try:
-        return Segment(TokenSequence(*(getattr(part, name) for name in ARRAYS)), part.reason, part.behavior_context)
+        return checked_nodes(map(node, parts))
+    except BadRow:
+        raise
+    except ValueError as error:
+        raise BadRow(str(error)) from None
+
+
+def _tokens(part: Any, where: str) -> TokenSequence:
+    try:
+        return TokenSequence(*(getattr(part, name) for name in ARRAYS))
     except ValueError as error:
         raise BadRow(f"{where}.{error}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +13,20 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message
+from context.tokens.session_nodes import checked_nodes, segments_of
 from replay.errors import ContentGone, CorruptTrajectory, ReplayError
 from replay.records import EVICTED, QUARANTINED, TaskRecord, Trajectory
 from replay.storage.counters import set_state
 from replay.storage.format import rows
 from replay.storage.format.encoding import BlobError, content_hash
-from replay.storage.format.schema import messages, runs, segments, tasks, trajectories
+from replay.storage.format.schema import messages, nodes, runs, segments, tasks, trajectories
 from replay.storage.statements import rows_by_key, selected
 from replay.storage.tombstones import reasons
 
 _RECORDS = (*rows.CHECKED_COLUMNS, trajectories.c.record_checksum, trajectories.c.state_reason)
 _SEGMENTS = (segments.c.trajectory, *rows.SEGMENT_COLUMNS)
+_NODES = (nodes.c.trajectory, *rows.NODE_COLUMNS)
+_NODE_ORDER = (nodes.c.trajectory, nodes.c.number)
 _SEGMENT_ORDER = (segments.c.trajectory, segments.c.position)
 _NUM_MESSAGES, _SEGMENTS_CHECKSUM = (
     rows.CHECKED_COLUMNS.index(trajectories.c[name]) for name in ("num_messages", "segments_checksum")
@@ -59,16 +62,16 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
     row's checksum is over its record and over the checksums of the frames that its tokens stand in."""
     loaded = Loaded()
     for chunk in rows.chunked(list(dict.fromkeys(ids))):
-        parts: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for id, *part in rows_by_key(connection, _SEGMENTS, chunk, key=segments.c.trajectory, order_by=_SEGMENT_ORDER):
-            parts[id].append(tuple(part))
+        parts = _grouped(connection, _SEGMENTS, chunk, order_by=_SEGMENT_ORDER)
+        sessions = _grouped(connection, _NODES, [id for id in chunk if id not in parts], order_by=_NODE_ORDER)
         said: dict[str, Sequence[Any]] | None = None
         if with_messages:
             found = rows_by_key(connection, tuple(messages.c), chunk, key=messages.c.trajectory)
             said = {id: conversation for id, *conversation in found}
         for row in rows_by_key(connection, _RECORDS, chunk, key=trajectories.c.id):
             try:
-                whole = _whole(row, parts.get(row[0], ()), said)
+                stored = _Stored(parts.get(row[0], ()), sessions.get(row[0], ()))
+                whole = _whole(row, stored, said, lambda run: author_table(connection, run))
             except (TypeError, ValueError, ArithmeticError, struct.error) as error:  # BlobError is a ValueError
                 loaded.corrupt[row[0]] = str(error) if isinstance(error, BlobError) else "values that nobody wrote"
                 continue
@@ -81,8 +84,33 @@ def load(connection: sa.Connection, ids: Sequence[str], *, with_messages: bool =
     return loaded
 
 
+def _grouped(
+    connection: sa.Connection,
+    columns: tuple[sa.Column[Any], ...],
+    ids: Sequence[str],
+    *,
+    order_by: tuple[sa.Column[Any], ...],
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Values of `columns` but for the first, the trajectory, by that."""
+    found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for id, *part in rows_by_key(connection, columns, ids, key=columns[0], order_by=order_by):
+        found[id].append(tuple(part))
+    return found
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the tokens of a row stand in: one of the two."""
+
+    segments: Sequence[tuple[Any, ...]]
+    nodes: Sequence[tuple[Any, ...]]
+
+
 def _whole(
-    row: Sequence[Any], blobs: Sequence[tuple[Any, ...]], messages_of_rows: Mapping[str, Sequence[Any]] | None
+    row: Sequence[Any],
+    stored: _Stored,
+    messages_of_rows: Mapping[str, Sequence[Any]] | None,
+    authors: Callable[[str], AuthorTable],
 ) -> Trajectory:
     """Raises BlobError where it is not what was written. `messages_of_rows` None: they are not asked for."""
     *values, checksum, _ = row
@@ -97,15 +125,17 @@ def _whole(
         said = () if conversation is None else rows.messages_of(*conversation)
         if is_checked and len(said) != (values[_NUM_MESSAGES] or 0):
             raise BlobError(f"{len(said)} messages where {values[_NUM_MESSAGES]} were written")
+    blobs = stored.nodes or stored.segments
     if record.state == EVICTED and not blobs:
         return Trajectory(record, (), said)
-    parts = tuple(map(rows.segment_of, blobs))
+    session = checked_nodes(rows.nodes_of(stored.nodes, said), with_messages=messages_of_rows is not None)
+    parts = segments_of(session, authors(record.run)) if session else tuple(map(rows.segment_of, blobs))
     expected = values[_SEGMENTS_CHECKSUM] if is_checked else None
     if expected is None and content_hash(parts) != record.content_hash:
         raise BlobError("tokens of another content hash")
-    if expected is not None and rows.segments_checksum(blobs) != expected:
+    if expected is not None and rows.tokens_checksum(blobs) != expected:
         raise BlobError("other segments than were written")
-    return Trajectory(record, parts, said)
+    return Trajectory(record, parts, said, session)
 
 
 def quarantine(connection: sa.Connection, reasons: Mapping[str, str]) -> None:

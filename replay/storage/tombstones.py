@@ -19,6 +19,7 @@ from replay.storage.format.schema import (
     draws,
     groups,
     messages,
+    nodes,
     reclaimed,
     segments,
     tasks,
@@ -83,7 +84,7 @@ def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = 
         named = connection.scalars(sa.select(_rows.task).where(mine).distinct()).all()
         left = reclaimed.insert().from_select([*FACTS, "state_reason", "changed"], sa.select(*columns).where(mine))
         connection.execute(left)
-        for table in (segments, messages, token_scores):
+        for table in (segments, nodes, messages, token_scores):
             connection.execute(table.delete().where(table.c.trajectory.in_(chunk)))
         connection.execute(trajectories.delete().where(mine))
         _remove_unused_tasks(connection, named)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
+from context.tokens.session_nodes import segments_of
 from replay.records import EVICTED, REDACTED, REMOVED_TASK, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.counters import next_number
 from replay.storage.format import schema
@@ -26,11 +27,13 @@ from replay.storage.format.rows import (
     chunked,
     conversation_row,
     known,
+    node_rows,
+    node_values,
     now,
     record_checksum,
     segment_rows,
     segment_values,
-    segments_checksum,
+    tokens_checksum,
     without_nan,
 )
 from replay.storage.statements import insert, selected
@@ -57,6 +60,7 @@ class PreparedRow:
     derived: Row
     """Columns that follow from its tokens and messages."""
     segments: list[Row]
+    nodes: list[Row]
     messages: Row | None
     is_redacted: bool
     """Its messages were changed. Tokens can't be, and still be what the policy sampled: none is stored."""
@@ -90,12 +94,16 @@ def prepare(
     for row in checked(group_records, "group", "id"):
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
     for run in dict.fromkeys(row.record.run for row in rows):
-        mine = [row for row in rows if row.record.run == run]
+        mine = [_with_segments(row, authors[run]) for row in rows if row.record.run == run]
         for trajectory, (found, segments) in zip(mine, validate(mine, authors[run]), strict=True):
             made = _prepared(replace(trajectory, segments=segments), found, redact, compress_text)
             _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
             prepared.trajectories[trajectory.id] = made
     return prepared
+
+
+def _with_segments(row: Trajectory, authors: AuthorTable) -> Trajectory:
+    return replace(row, segments=segments_of(row.nodes, authors)) if row.nodes else row
 
 
 def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compress_text: bool) -> PreparedRow:
@@ -105,16 +113,18 @@ def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compr
     if is_redacted:
         # With the rest of a text known, a hash gives away what was taken out of it.
         record["content_hash"] = ""
-    parts = [] if is_redacted else list(segment_rows(trajectory.id, trajectory.segments))
+    session = [] if is_redacted else list(node_rows(trajectory.id, trajectory.nodes))
+    parts = [] if is_redacted or session else list(segment_rows(trajectory.id, trajectory.segments))
     row, said_bytes = conversation_row(trajectory.id, said, compressed=compress_text)
-    checksum = segments_checksum(map(as_read, map(segment_values, parts)))
+    stored = [*map(segment_values, parts), *map(node_values, session)]
+    checksum = tokens_checksum(map(as_read, stored))
     derived: Row = {
-        "num_bytes": sum(len(part["tokens"]) for part in parts) + (said_bytes if said else 0),
+        "num_bytes": sum(len(tokens) for *_, tokens in stored) + (said_bytes if said else 0),
         "num_messages": len(said),
         "segments_checksum": None if is_redacted else checksum,
     }
     derived["record_checksum"] = record_checksum(as_read(checked_of({**record, **derived})))
-    return PreparedRow(record, derived, parts, row if said else None, is_redacted)
+    return PreparedRow(record, derived, parts, session, row if said else None, is_redacted)
 
 
 def _json(task: TaskRecord) -> str:
@@ -143,6 +153,7 @@ def append(connection: sa.Connection, prepared: Prepared) -> AppendReport:
     rows = [{**row.record, **row.derived, **stamp, **state} for row, state in zip(new, states, strict=True)]
     insert(connection, schema.trajectories, rows)
     insert(connection, schema.segments, [part for row in new for part in row.segments])
+    insert(connection, schema.nodes, [node for row in new for node in row.nodes])
     insert(connection, schema.messages, [row.messages for row in new if row.messages is not None])
     return AppendReport(
         inserted=len(new),

@@ -14,8 +14,7 @@ from agentloop.gateway.episode_keys import EpisodeKeys
 from agentloop.gateway.server_thread import serving
 from context import Message, ToolCall
 
-EPISODE, OTHER_EPISODE = "quarry-1", "quarry-2"
-_FENCE = 3
+EPISODE = "quarry-1"
 CALL = ToolCall("look", {"depth": 2}, "call_1_0")
 
 
@@ -69,17 +68,17 @@ class ScriptedSession:
 
 
 class ScriptedSessions:
-    """One session, and an episode of somebody else."""
+    """One session, whatever the episode is called."""
 
     def __init__(self) -> None:
         self.session = ScriptedSession()
         self._keys = EpisodeKeys()
 
-    def key(self, episode: str = EPISODE, fence: int = _FENCE) -> str:
-        return self._keys.key(episode, fence)
+    def key(self, episode: str = EPISODE) -> str:
+        return self._keys.key(episode)
 
     async def authorize(self, episode: str, key: str) -> ScriptedSession:
-        self._keys.check(episode, _FENCE, key)
+        self._keys.check(episode, key)
         return self.session
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
 
-from context import Message, ToolCall
+from context import Message, RenderError, ToolCall, choose_parser
+from context.conversation_tree import ConversationTree
+from tests.fakes.families import Family, family
 
-TOOLS = [
+PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "mistral": "mistral"}
+TODAY = datetime(2026, 1, 1)
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -29,28 +34,34 @@ class RandomAgent:
     rng: random.Random
     conversations: list[list[Message]] = field(default_factory=list)
 
-    def request(self) -> tuple[list[Message], list[dict[str, object]], int]:
-        """Messages, tools, and which conversation they are of."""
+    def request(self) -> tuple[list[Message], list[dict[str, Any]], int]:
+        """Messages, tools, and the number of their conversation."""
         rng = self.rng
-        if not self.conversations or rng.random() < 0.08:  # another agent, or a title
-            system = rng.choice(["You look things up.", "You plan.", "Say a title."])
-            opening = [Message("system", system), Message("user", rng.choice(["Find pearl.", "Find coral."]))]
-            if rng.random() < 0.2:  # an example that nobody sampled
-                opening += [Message("assistant", "For example so."), Message("user", "Go on.")]
-            self.conversations.append(opening)
+        if not self.conversations or rng.random() < 0.08:
+            self._begin()
         number = rng.randrange(len(self.conversations))
         said = self.conversations[number]
         if said[-1].role == "assistant":
             self._go_on(said)
         if rng.random() < 0.1:
             self._tamper(said)
-        tools = [] if rng.random() < 0.04 else TOOLS
-        return list(said), tools, number
+        return list(said), [] if rng.random() < 0.04 else TOOLS, number
+
+    def forget(self, number: int) -> None:
+        """Begin a conversation again that nobody can answer."""
+        del self.conversations[number][2:]
+
+    def _begin(self) -> None:
+        system = self.rng.choice(["You look things up.", "You plan.", "Say a title."])
+        said = [Message("system", system), Message("user", self.rng.choice(["Find pearl.", "Find coral."]))]
+        if self.rng.random() < 0.2:  # an example that nobody sampled
+            said += [Message("assistant", "For example so."), Message("user", "Go on.")]
+        self.conversations.append(said)
 
     def _go_on(self, said: list[Message]) -> None:
         calls = said[-1].tool_calls
         results = [Message("tool", self.rng.choice(["78", '{"next": "arrow"}', ""]), tool_call_id=c.id) for c in calls]
-        if len(results) > 1 and self.rng.random() < 0.3:
+        if self.rng.random() < 0.3:
             self.rng.shuffle(results)
         said += results or [Message("user", self.rng.choice(["And then?", "Go on.", "Are you sure?"]))]
 
@@ -59,7 +70,7 @@ class RandomAgent:
         ours = [at for at, message in enumerate(said) if message.role == "assistant"]
         if way == "edit":
             at = self.rng.choice([at for at, message in enumerate(said) if message.role == "user"])
-            said[at] = replace(said[at], content=said[at].content + " (edited)")
+            said[at] = replace(said[at], content=f"{said[at].content} (edited)")
         elif way == "inject":
             said += [Message("assistant", "Let me think."), Message("user", "Yes.")]
         elif way == "strip" and ours:
@@ -69,14 +80,71 @@ class RandomAgent:
         elif way == "back" and len(ours) > 1:
             del said[ours[-1] :]
         elif way == "reorder" and ours:
-            calls = [
-                replace(call, arguments=dict(reversed(list(call.arguments.items())))) for call in said[ours[-1]].tool_calls
-            ]
+            calls = [_reordered(call) for call in said[ours[-1]].tool_calls]
             said[ours[-1]] = replace(said[ours[-1]], tool_calls=tuple(calls))
 
 
-def random_reply(rng: random.Random, call: str) -> tuple[str, bool]:
-    """What a policy may say, and whether it comes to its end; `call` spells a call in the model's format."""
+def _reordered(call: ToolCall) -> ToolCall:
+    return replace(call, arguments=dict(reversed(list(call.arguments.items()))))
+
+
+@dataclass(frozen=True)
+class SampledReply:
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    version: int
+
+
+def sampled_reply(rng: random.Random, model: Family, prompt_ids: Sequence[int], version: int) -> SampledReply:
+    """Whatever a policy may say: calls, several of them, answers, thoughts, broken calls, nothing, too much."""
     thought = rng.choice(["", "", "<think>\nhm, pearl\n</think>\n\n"])
-    said = rng.choice([call, f"{call}\n{call}", "The code is 78.", "I look. " + call, '<tool_call>{"oops', " spaced  out ", ""])
-    return thought + said, rng.random() > 0.05
+    deep = model.call.replace('"pearl"', '"coral", "depth": 3')
+    calls = [model.call, deep, f"{model.call}\n{deep}", f"I look. {deep}"]
+    ids = model.codec.encode(thought + rng.choice([*calls, "It is 78.", '<tool_call>{"oops', " a  b ", ""]))
+    ids = [*ids, model.end_id] if rng.random() > 0.05 or not ids else ids
+    return SampledReply(prompt_ids, ids, [-rng.random() for _ in ids], version)
+
+
+@dataclass
+class RandomSession:
+    """A session of one agent with what was sampled in it, by node."""
+
+    model: Family
+    tree: ConversationTree
+    sampled: dict[int, SampledReply] = field(default_factory=dict)
+
+
+Asked = Callable[[RandomSession, Sequence[Message], Any], None]
+
+
+def tree_of(model: Family, **given: Any) -> ConversationTree:
+    parser = choose_parser(PARSERS[model.name], model.template)
+    return ConversationTree(model.renderer(), lambda tools: parser, now=TODAY, **given)
+
+
+def random_session(seed: int, *, asked: Asked = lambda *_: None) -> RandomSession:
+    """`asked` is called with the session, the messages and the tools of each request before it is answered."""
+    rng, model = random.Random(seed), family(tuple(PARSERS)[seed % len(PARSERS)])
+    agent, session = RandomAgent(rng), RandomSession(model, tree_of(model))
+    tree = session.tree
+    for version in range(rng.randint(1, 14)):
+        messages, tools, conversation = agent.request()
+        try:
+            prompt = tree.prompt(messages, tools)
+        except RenderError:  # Mistral's knows no two assistants in a row
+            agent.forget(conversation)
+            continue
+        asked(session, messages, tools)
+        number = prompt.repeats
+        if number is None:
+            reply = sampled_reply(rng, model, prompt.ids, version)
+            node, _ = tree.add(prompt, reply.token_ids, reply.log_probs, policy_version=version)
+            session.sampled[node.number], number = reply, node.number
+        if rng.random() < 0.1:
+            continue  # the agent has hung up
+        tree.delivered(number)
+        said, ids = tree.nodes[number].messages[-1], tree.call_ids(number)
+        calls = [replace(call, id=id) for call, id in zip(said.tool_calls, ids, strict=True)]
+        agent.conversations[conversation].append(replace(said, tool_calls=tuple(calls)))
+    return session

@@ -16,6 +16,7 @@ import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
+from context.tokens.session_nodes import segments_of
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick
@@ -32,6 +33,7 @@ from replay.records import (
 )
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
+from tests.fakes.random_agents import random_session
 
 AUTHORS = default_authors()
 RUN = "run-1"
@@ -123,6 +125,14 @@ def trajectory(
     given = {**place, **outcome, **counts, **sampling, "mean_entropy": 0.25, "environment_version": "1"}
     record = TrajectoryRecord(id=id, **given)
     return Trajectory(replace(record, **changes), segments, messages)
+
+
+def session_row(id: str, seed: int = 5, **changes: Any) -> Trajectory:
+    """The row of an agent's session."""
+    nodes = tuple(random_session(seed).tree.nodes)
+    said = tuple(message for node in nodes for message in node.messages)
+    given = trajectory(id, segments=segments_of(nodes, AUTHORS), messages=said, source="gateway", **changes)
+    return replace(given, nodes=nodes)
 
 
 def group(id: str = "group-1", **changes: Any) -> GroupRecord:

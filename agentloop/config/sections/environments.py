@@ -52,6 +52,11 @@ class EnvironmentSection(TaskPool, Section):
     )
     tools: tuple[str, ...] = Field((), description="Functions that `rows` offers as tools: `path/to/file.py:name`.")
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+    agent: str | None = Field(
+        None,
+        description="An agent of its own that asks the policy at a base URL: a command, or `path/to/file.py:function`; "
+        "each row of tasks.data is a task of it. See docs/gateway.md.",
+    )
     mcp_servers: dict[Name, McpServerSection] = Field(
         default_factory=dict,
         description="MCP servers by name, whose tools are offered with the environment's own; for example {notes: "

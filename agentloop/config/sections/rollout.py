@@ -107,6 +107,14 @@ class EvaluationSection(Section):
     keep_episodes: int = Field(10, ge=0, description="Newest evaluations whose episodes are kept to be looked at.")
 
 
+class GatewaySection(Section):
+    host: str = Field("127.0.0.1", description="Address to listen on, for environments with an agent of their own.")
+    port: int = Field(0, ge=0, lt=65536, description="Port to listen on; 0: any that is free.")
+    public_url: str | None = Field(
+        None, pattern="^https?://[^@]+$", description="Where agents on other machines find it; null: at host and port."
+    )
+
+
 class CollectionSection(Section):
     by: Literal["loop", "workers"] = Field(
         "loop",

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentloop.config.sections.model import ComputeSection
-from agentloop.engines.generator import Completion, GenerationRequest
+from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.local.cache import EpisodeCache, KeyValueCache
 from agentloop.engines.local.fixed_cache import FixedCache
 from agentloop.errors import TrainingStopped
+from agentloop.records import Completion
 from context.parse.reply import before_stop
 from context.tokens.token_sequence import MOST_TOKENS_OF_A_CHARACTER, Decoder
 

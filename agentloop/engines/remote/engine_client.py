@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from agentloop.engines.generator import Completion, GenerationFailed, GenerationRequest
+from agentloop.engines.generator import GenerationRequest
 from agentloop.engines.remote.server_facts import (
     CONNECT_TIMEOUT_S,
     ServerFacts,
@@ -33,6 +33,7 @@ from agentloop.engines.remote.vllm_protocol import (
     read_reply,
 )
 from agentloop.errors import one_line, shortened
+from agentloop.records import Completion, GenerationFailed
 
 _LOOK_AGAIN_S = 0.05
 _LONGEST_PAUSE_S = 4.0

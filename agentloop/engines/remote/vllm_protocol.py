@@ -11,9 +11,10 @@ from enum import StrEnum
 from operator import index
 from typing import Any, NamedTuple
 
-from agentloop.engines.generator import Completion, GenerationRequest, reply_problem
+from agentloop.engines.generator import GenerationRequest, reply_problem
 from agentloop.engines.remote.serving_urls import Weights
 from agentloop.errors import one_line
+from agentloop.records import Completion
 
 GENERATE = "/inference/v1/generate"
 

@@ -39,7 +39,7 @@ _POLL_S = 0.01
 _STDERR_LINES, _STDERR_BYTES = 5, 4096
 # The kernel ends the program when this process is gone, however it went. Not `preexec_fn`: Python code between fork and
 # exec may wait for ever for a lock that another thread held.
-_ENDS_WITH_PARENT = """\
+ENDS_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
@@ -65,7 +65,7 @@ class ServerProgram:
         whole = {name: os.environ[name] for name in _INHERITED if name in os.environ} | dict(env)
         if shutil.which(command[0], path=whole.get("PATH")) is None:
             raise FileNotFoundError(f"there is no program {command[0]!r}")
-        before = [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid())]
+        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
         process = await asyncio.create_subprocess_exec(
             *(before if sys.platform == "linux" else ()),
             *command,

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, shorten
 from agentloop.user_code import failing_as
 from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
+from context.tokens.session_nodes import Node
 from replay.records import StopReason
 
 MALFORMED = "malformed"
@@ -33,6 +34,8 @@ _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReaso
 
 Ask = Callable[[Sequence[int], int], Awaitable[Completion]]
 """Called with a prompt and the most new tokens; raises GenerationFailed."""
+AskAny = Callable[[int, Sequence[int], int], Coroutine[Any, Any, Completion]]
+"""Called with a number that prompts have in common of which each goes on from the reply to the one before, too."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Episode:
     """Seconds for which it waited for its tools."""
     reply_seconds: float = 0.0
     """Seconds for which it waited for its replies."""
+    nodes: tuple[Node, ...] = ()
+    """Of an agent that is a program of its own: what it asked, from which the segments follow."""
     close_problem: str | None = None
     """What went wrong when the environment was closed; None: nothing did."""
 

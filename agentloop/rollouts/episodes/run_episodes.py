@@ -20,9 +20,13 @@ from agentloop.engines import (
 from agentloop.environments import Task, ToolLimits
 from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
-from agentloop.rollouts.actors import Actors
-from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.actors import Actors, with_gateway
+from agentloop.rollouts.episodes.agent_episode import play_agent
+from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
 from context import ContextManager
+
+_MOMENT_S = 0.02
+"""For how long requests of agents are gathered: far less than it takes to answer them."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,10 @@ class TogetherTurns:
         """Nobody asks any more on this event loop."""
 
     def _answer_all(self) -> None:
-        if not self._waiting or len(self._waiting) < self._running:
-            return
+        if self._waiting and len(self._waiting) >= self._running:
+            self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
         asked = [self._waiting[episode] for episode in sorted(self._waiting)]
         self._waiting.clear()
         given = replies(self._generator, [request for request, _ in asked], vocab_size=self._vocab_size)
@@ -86,6 +92,26 @@ class TogetherTurns:
                 future.set_result(reply)
 
 
+class GatheredTurns(TogetherTurns):
+    """Agents ask when they will, several times at once, or for long not at all: what comes together is answered
+    together."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def _answer_all(self) -> None:
+        if self._waiting and len(self._waiting) < self._running:
+            self._timer = self._timer or asyncio.get_running_loop().call_later(_MOMENT_S, self._answer_waiting)
+        else:
+            super()._answer_all()
+
+    def _answer_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            super()._answer_waiting()
+
+
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
 
@@ -94,6 +120,11 @@ def run_episodes(
     actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    with with_gateway(actors, config) as actors:
+        yield from _in_parts(actors, tasks, config, progress)
+
+
+def _in_parts(actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress) -> Iterator[Episode]:
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
@@ -102,7 +133,8 @@ def run_episodes(
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
         ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
-        together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
+        turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
+        together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, chunk, config, together, ended))
 
 
@@ -121,7 +153,7 @@ async def _run(
         nonlocal ended
         async with places:
             try:
-                episode = await play_episode(actors, task, config, partial(turns.ask, number), threads)
+                episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
             finally:
                 turns.ended()
         ended += 1
@@ -143,21 +175,29 @@ async def _run(
     return episodes
 
 
-async def play_episode(actors: Actors, task: Task, config: RunConfig, ask: Ask, threads: WorkerThreads) -> Episode:
-    """One episode of a new instance of the environment, in a context of its own."""
+async def play_episode(
+    actors: Actors, task: Task, config: RunConfig, *, ask: AskAny, number: int, threads: WorkerThreads
+) -> Episode:
+    """One episode of a new instance of the environment, in a context of its own; `number` is no other episode's."""
     factory = actors.environments.of(task)
+    if factory.agent is not None:
+        assert actors.gateway is not None
+        limits, authors = config.rollout, actors.authors
+        return await play_agent(
+            factory.agent, task, actors.gateway, ask=ask, authors=authors, limits=limits, threads=threads
+        )
     environment = factory.create()
     own = WorkerThreads(1) if environment.one_thread else threads
     hooks = EpisodeHooks(environment, task, own, config.rollout)
-    limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
+    tool_limits = ToolLimits(config.rollout.tool_timeout_s, config.rollout.tool_output_chars)
     memory = None
     if actors.memory is not None:
-        memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(limits.max_chars))
+        memory = TaskMemory(actors.memory, factory.task_hash(task), factory.tools_hash(tool_limits.max_chars))
     try:
         with factory.connected(environment) as servers:
             await asyncio.wrap_future(servers)
-            tools = EpisodeTools(environment, limits, own, memory)
-            episode = await rollout(hooks, new_context(actors, config), tools=tools, ask=ask)
+            tools = EpisodeTools(environment, tool_limits, own, memory)
+            episode = await rollout(hooks, new_context(actors, config), tools=tools, ask=partial(ask, number))
     finally:
         if own is not threads:
             own.close()

@@ -94,7 +94,7 @@ class PostgresDatabase(Database):
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         with self._explained("What was deleted is gone for every reader."), engine.connect() as connection:
             # Constant text: the tables are this project's own.
-            connection.execute(sa.text("vacuum (full) segments, messages, token_scores, tasks, trajectories"))
+            connection.execute(sa.text("vacuum (full) segments, nodes, messages, token_scores, tasks, trajectories"))
         return answer
 
     def size(self, connection: sa.Connection) -> int:

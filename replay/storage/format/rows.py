@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from context.messages import Message, ToolCall
+from context.tokens.session_nodes import Fork, Node, Place, Status
 from context.tokens.token_sequence import Segment
 from replay.errors import DamagedDatabase
 from replay.records import GroupRecord, RunRecord, TrajectoryRecord
@@ -29,7 +30,7 @@ from replay.storage.format.encoding import (
     decompress_text,
     encode_tokens,
 )
-from replay.storage.format.schema import groups, runs, segments, trajectories
+from replay.storage.format.schema import groups, nodes, runs, segments, trajectories
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -56,6 +57,8 @@ SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "
 _OPTIONAL_PARTS = ("name", "tool_call_id", "reasoning")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
+NODE_COLUMNS = [column for column in nodes.c if column.key != "trajectory"]
+node_values = itemgetter(*(column.key for column in NODE_COLUMNS))
 
 
 def now() -> str:
@@ -111,12 +114,12 @@ def record_checksum(values: Sequence[Any]) -> int:
     return zlib.crc32(others.encode("utf-8", "surrogatepass"), zlib.crc32(_REALS.pack(*reals)))
 
 
-def segments_checksum(rows: Iterable[Sequence[Any]]) -> int:
-    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order; of tokens, their frame's own
-    checksum alone, which whoever opens the frame compares."""
+def tokens_checksum(rows: Iterable[Sequence[Any]]) -> int:
+    """CRC-32 of the values of SEGMENT_COLUMNS of a trajectory's segments, in order, or of NODE_COLUMNS; of tokens,
+    their frame's own checksum alone, which whoever opens the frame compares."""
     found = 0
-    for reason, behavior_context, num_tokens, tokens in rows:
-        text = _BETWEEN.join((reason, behavior_context, str(num_tokens)))
+    for *facts, tokens in rows:
+        text = _BETWEEN.join(map(str, facts))
         found = zlib.crc32(text.encode("utf-8", "surrogatepass") + tokens[-FRAME_CHECKSUM_BYTES:], found)
     return found
 
@@ -146,6 +149,31 @@ def segment_of(row: Sequence[Any]) -> Segment:
     """From the values of SEGMENT_COLUMNS. Raises BlobError where a blob is not what was written."""
     reason, behavior_context, count, blob = row
     return Segment(decode_tokens(blob, count), reason, behavior_context)
+
+
+def node_rows(trajectory: str, session: Sequence[Node]) -> Iterator[Row]:
+    for node in session:
+        yield {
+            "trajectory": trajectory,
+            "number": node.number,
+            **vars(node.place),
+            "status": node.status,
+            "agent": node.agent,
+            "num_messages": len(node.messages),
+            "num_sampled": node.num_sampled,
+            "num_tokens": len(node.tokens),
+            "tokens": encode_tokens(node.tokens),
+        }
+
+
+def nodes_of(rows: Iterable[Sequence[Any]], messages: Sequence[Message]) -> Iterator[Node]:
+    """From the values of NODE_COLUMNS and the messages of all. Raises BlobError where a blob is another one."""
+    start = 0
+    for number, parent, kept_tokens, kept_messages, tools, fork, *reply, num_sampled, num_tokens, tokens in rows:
+        status, agent, num_messages = reply
+        where = Place(parent, kept_tokens, kept_messages, tools, None if fork is None else Fork(fork))
+        said, start = tuple(messages[start : start + num_messages]), start + num_messages
+        yield Node(number, where, decode_tokens(tokens, num_tokens), num_sampled, said, Status(status), agent)
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:

@@ -69,6 +69,24 @@ def _fields(record: type, names: Sequence[str] = (), **given: sa.Column[Any]) ->
     return [given[name] if name in given else column(name) for name in names or kinds]
 
 
+def _node() -> list[sa.Column[Any]]:
+    """A request of a session, but for what was said in it."""
+    return [
+        _number("number"),
+        _integer("parent", null=True),
+        _integer("kept_tokens"),
+        _integer("kept_messages"),
+        _text("tools"),
+        _text("fork", null=True),
+        _text("status"),
+        _text("agent"),
+        _integer("num_messages"),
+        _integer("num_sampled"),
+        _integer("num_tokens"),
+        _blob("tokens"),
+    ]
+
+
 def _run_key() -> sa.Column[str]:
     return _key("run", "runs.id", primary_key=True)
 
@@ -215,6 +233,26 @@ segments = sa.Table(
     _text("behavior_context"),
     _integer("num_tokens"),
     _blob("tokens"),
+)
+
+# The requests of an agent's session, from which the training sequences of its trajectory follow: it has no `segments`.
+# See `context.tokens.session_nodes`.
+nodes = sa.Table(
+    "nodes",
+    metadata,
+    _key("trajectory", "trajectories.id", primary_key=True),
+    *_node(),
+)
+
+# Sessions that have not ended: see `replay.storage.sessions`.
+sessions = sa.Table("sessions", metadata, _key("id", primary_key=True), _key("run", "runs.id"), _text("opened_at"))
+
+session_nodes = sa.Table(
+    "session_nodes",
+    metadata,
+    _key("session", "sessions.id", primary_key=True),
+    *_node(),
+    *_said()[1:],
 )
 
 messages = sa.Table("messages", metadata, _key("trajectory", "trajectories.id", primary_key=True), *_said())

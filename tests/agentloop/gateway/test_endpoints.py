@@ -142,22 +142,22 @@ def test_addresses_that_are_not_served_are_refused_as_the_clients_provider_does(
         assert (claude.status_code, claude.json()["type"]) == (status, "error")
 
 
-def test_keys_open_one_attempt_of_one_episode_and_follow_from_a_secret_that_nothing_shows() -> None:
+def test_keys_open_one_episode_and_follow_from_a_secret_that_nothing_shows() -> None:
     keys, others = EpisodeKeys(), EpisodeKeys()
-    keys.check("12", 1, key := keys.key("12", 1))
-    for episode, fence, given in [("12", 2, key), ("2", 11, key), ("13", 1, key), ("12", 1, others.key("12", 1))]:
+    keys.check("12", key := keys.key("12"))
+    for episode, given in [("13", key), ("12", others.key("12"))]:
         with pytest.raises(BadRequest, match="The key must be this episode's"):
-            keys.check(episode, fence, given)
+            keys.check(episode, given)
     for given in ("", "é", "\udcff", key.upper(), key[:-1]):
         with pytest.raises(BadRequest):
-            keys.check("12", 1, given)
+            keys.check("12", given)
     assert key not in repr(keys) + str(vars(keys))
 
 
 def test_wrong_key_is_refused_though_a_large_body_follows(gateway: Gateway) -> None:
     headers = {"x-api-key": gateway.sessions.key("quarry-2")}
     response = httpx2.post(gateway.url + CHAT, content=b" " * 2**24, headers=headers)
-    assert refusal(response, 403)[1] == "The key must be this episode's and its latest attempt's, got another."
+    assert refusal(response, 403)[1] == "The key must be this episode's, got another."
 
 
 def test_no_key_is_written_anywhere(capfd: pytest.CaptureFixture[str]) -> None:

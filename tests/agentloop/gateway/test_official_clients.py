@@ -11,8 +11,8 @@ import anthropic
 import openai
 import pytest
 
-from agentloop.engines.generator import GenerationFailed
 from agentloop.gateway.agent_request import BadRequest, NoRoom
+from agentloop.records import GenerationFailed
 from context import Message, RenderError, ToolCall
 from tests.fakes.agent_sessions import CALL, Gateway, plain, said, scripted_gateway
 
@@ -296,7 +296,7 @@ def test_failure_of_a_stream_that_has_begun_is_raised_with_its_reason(protocol: 
 
 def test_key_of_nobody_or_of_another_episode_raises_what_clients_know(gateway: Gateway) -> None:
     sessions = gateway.sessions
-    for key in ("no key", sessions.key("quarry-2"), sessions.key(fence=2)):
+    for key in ("no key", sessions.key("quarry-2")):
         with pytest.raises(openai.PermissionDeniedError, match="The key must be this episode's"):
             openai_client(gateway, key).models.list()
         with pytest.raises(anthropic.PermissionDeniedError, match="The key must be this episode's"):

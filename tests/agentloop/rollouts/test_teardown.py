@@ -94,12 +94,13 @@ def test_environment_of_a_cancelled_episode_is_closed(factory: EnvironmentFactor
     actors = scripted_actors(factory, [])
 
     async def cancelled() -> None:
-        async def never(prompt_ids: Sequence[int], most: int) -> Completion:
+        async def never(number: int, prompt_ids: Sequence[int], most: int) -> Completion:
             await asyncio.Event().wait()
             raise AssertionError
 
         threads = WorkerThreads(2)
-        playing = asyncio.ensure_future(play_episode(actors, faulty(""), config(), never, threads))
+        episode = play_episode(actors, faulty(""), config(), ask=never, number=0, threads=threads)
+        playing = asyncio.ensure_future(episode)
         while not counts(factory)["started"]:
             await asyncio.sleep(0.01)
         playing.cancel()

@@ -31,6 +31,7 @@ from tests.fakes.records import (
     new_store,
     policy,
     run_record,
+    session_row,
     sql,
     task,
     tokens,
@@ -58,13 +59,14 @@ def filled(store: ReplayStore) -> ReplayStore:
 def test_export_import_export_is_byte_equal(location: Location, tmp_path: Path) -> None:
     with closing(new_store(location)) as store:
         filled(store)
+        store.append([], [], [session_row("agent")])
         rows = []
         for ending in ("jsonl", "jsonl.gz", "parquet"):
             first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
-            assert export_file(store, first).rows == 20
+            assert export_file(store, first).rows == 21
             with closing(ReplayStore.create(tmp_path / f"{ending}.sqlite")) as other:
                 report = import_file(other, first, name=None)
-                assert (report.inserted, report.duplicates, report.bad, report.runs) == (20, 0, 0, [RUN])
+                assert (report.inserted, report.duplicates, report.bad, report.runs) == (21, 0, 0, [RUN])
                 export_file(other, second)
             assert first.read_bytes() == second.read_bytes()
             rows.append([jsonl.encode(row) for row in (parquet if ending == "parquet" else jsonl).read(first)])

@@ -25,7 +25,9 @@ from replay.sampling.samplers import make_sampler
 from replay.storage.databases import Location, open_database
 from replay.storage.format.encoding import content_hash
 from replay.storage.retention import Capacity
+from replay.storage.sessions import OpenSession
 from replay.ticket_records import PlannedBatch
+from tests.fakes.random_agents import TODAY
 from tests.fakes.records import (
     RUN,
     SHORT,
@@ -36,6 +38,7 @@ from tests.fakes.records import (
     policy,
     request,
     run_record,
+    session_row,
     sql,
     task,
     trajectory,
@@ -68,6 +71,10 @@ def fill(location: Location) -> None:
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
         cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
+        agent = session_row("agent", slot=11, **place)
+        store.append([], [], [agent])
+        store.sessions.open(OpenSession("under way", RUN, TODAY.isoformat()))
+        store.sessions.add([("under way", node) for node in agent.nodes])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], redact=lambda said: said[:2])
         FreshRows(4, attempt=1).append_to(store)

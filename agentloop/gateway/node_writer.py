@@ -1,0 +1,72 @@
+"""Stores what is sampled for agents: all that waits at one moment in one transaction, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from context.tokens.session_nodes import Node
+from replay.storage.sessions import Sessions
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A node to be stored, or where the reply of one has been delivered; with neither: the end."""
+
+    session: str = ""
+    node: Node | None = None
+    delivered: int | None = None
+    done: Future[None] = field(default_factory=Future)
+
+
+class NodeWriter:
+    """Commits are shared: a disk that takes 10 ms for one takes no longer for thirty."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="nodes", daemon=True)
+        self._thread.start()
+
+    async def store(self, session: str, node: Node) -> None:
+        """Returns once the node is on disk. Raises what the database raised."""
+        job = _Job(session, node)
+        self._jobs.put(job)
+        await asyncio.wrap_future(job.done)
+
+    def delivered(self, session: str, number: int) -> None:
+        """Stored with what comes next: after a crash an equal request is given the same reply again."""
+        self._jobs.put(_Job(session, delivered=number))
+
+    def close(self) -> None:
+        """Returns once all is stored."""
+        self._jobs.put(_Job())
+        self._thread.join()
+
+    def _work(self) -> None:
+        waiting: list[_Job] = []
+        while True:
+            waiting.append(self._jobs.get())
+            while not self._jobs.empty():
+                waiting.append(self._jobs.get())
+            last = any(not job.session for job in waiting)
+            # A delivery alone is worth no commit of its own.
+            if last or any(job.node is not None for job in waiting):
+                self._store([job for job in waiting if job.session])
+                waiting = []
+            if last:
+                return
+
+    def _store(self, jobs: list[_Job]) -> None:
+        nodes = [(job.session, job.node) for job in jobs if job.node is not None]
+        try:
+            self._sessions.add(nodes, [(job.session, job.delivered) for job in jobs if job.delivered is not None])
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            for job in jobs:
+                job.done.set_exception(error)
+        else:
+            for job in jobs:
+                job.done.set_result(None)

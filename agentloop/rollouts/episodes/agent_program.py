@@ -1,0 +1,150 @@
+"""Runs somebody's agent for one episode: a program, or a function, that asks the policy at a base URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.environments import Task
+from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
+from agentloop.environments.tools.worker_threads import WorkerThreads
+from agentloop.errors import UserError
+from agentloop.user_code import load_function
+
+_TAIL = 4_000
+"""Characters of a program's output that are kept: its last ones."""
+_PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class AgentAddress:
+    """Where an agent finds the policy."""
+
+    url: str
+    """Of its episode; below it stand /v1 for OpenAI's clients, and what Anthropic's ask."""
+    key: str
+
+    def variables(self, task: Path) -> dict[str, str]:
+        """What clients and agents read from their environment."""
+        return {
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+            "OPENAI_API_KEY": self.key,
+            "OPENAI_MODEL": "policy",
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": self.key,
+            "ANTHROPIC_MODEL": "policy",
+            "ANTHROPIC_SMALL_FAST_MODEL": "aside",
+            "AGENTLOOP_URL": self.url,
+            "AGENTLOOP_TASK": str(task),
+        }
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How an agent's run ended."""
+
+    reward: float | None = None
+    """What it says of itself; None: nothing."""
+    problem: str | None = None
+    """What went wrong, in words; None: nothing did."""
+    output: str = ""
+    """The end of what it wrote."""
+
+
+async def run_agent(
+    agent: str, task: Task, address: AgentAddress, threads: WorkerThreads, *, timeout_s: float
+) -> AgentEnd:
+    """Its end. Raises TimeoutError where it takes longer; whatever it started has ended then, too.
+
+    A function is called with the payload, the base URL and the key. A program is given the payload as a line of JSON
+    on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}.
+    """
+    if ".py:" in agent and " " not in agent:
+        function = load_function(agent, what="environment.agent")
+        asked = (dict(task.payload), f"{address.url}/v1", address.key)
+        given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
+        return AgentEnd(None if given is None else _number(given, agent))
+    return await _run_program(shlex.split(agent), task, address, timeout_s)
+
+
+def _number(given: Any, agent: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise UserError(f"environment.agent must return a finite number or None, got {given!r} from {agent}. Mend it.")
+    return float(given)
+
+
+async def _run_program(command: list[str], task: Task, address: AgentAddress, timeout_s: float) -> AgentEnd:
+    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
+        path = Path(folder) / "task.json"
+        path.write_text(json.dumps(task.payload), encoding="utf-8")
+        before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
+        # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+        output_end, input_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(before if sys.platform == "linux" else ()),
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=input_end,
+                stderr=input_end,
+                env={**os.environ, **address.variables(path)},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(output_end)
+            raise
+        finally:
+            os.close(input_end)
+        reading = asyncio.ensure_future(_tail(output_end))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _answered(process, json.dumps(task.payload).encode() + b"\n")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
+            await process.wait()
+            output = await reading
+    problem = None if process.returncode == 0 else f"exit code {process.returncode}"
+    return AgentEnd(_last_reward(output), problem, output)
+
+
+async def _answered(process: asyncio.subprocess.Process, task: bytes) -> None:
+    assert process.stdin is not None
+    with suppress(ConnectionError):  # it reads no task
+        process.stdin.write(task)
+        await process.stdin.drain()
+    process.stdin.close()
+    await process.wait()
+
+
+async def _tail(pipe: int) -> str:
+    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
+    kept = b""
+    while piece := await reader.read(_PIECE):
+        kept = (kept + piece)[-4 * _TAIL :]
+    return kept.decode(errors="replace")[-_TAIL:]
+
+
+def _last_reward(output: str) -> float | None:
+    """The number of a last line {"reward": number}; None where there is none."""
+    last = output.strip().rpartition("\n")[2]
+    try:
+        said = json.loads(last)
+    except (ValueError, RecursionError):
+        return None
+    reward = said.get("reward") if isinstance(said, Mapping) else None
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        return None
+    return float(reward)

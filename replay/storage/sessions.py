@@ -1,0 +1,103 @@
+"""Sessions of agents that are under way: what was sampled is stored before the agent is given it. Once a session has
+ended it is a trajectory, and no more is left of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from context.tokens.session_nodes import Node, Status
+from replay.errors import ReplayError
+from replay.storage.databases import Database
+from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
+from replay.storage.format.schema import session_nodes, sessions
+from replay.storage.statements import insert, rows_by_key
+
+_SAID = ("said", "checksum")
+_nodes = session_nodes.c
+_COLUMNS = tuple(_nodes[column.name] for column in NODE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class OpenSession:
+    id: str
+    run: str
+    opened_at: str
+    """What its templates take for today, in ISO format."""
+
+
+class Sessions:
+    """A part of the store. Every method is one transaction: done when it returns, not begun when it raises. All may be
+    done again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self, session: OpenSession) -> OpenSession:
+        """The session of that id as it was opened first."""
+
+        def work(connection: sa.Connection) -> OpenSession:
+            found = _session(connection, session.id)
+            if found is None:
+                connection.execute(sessions.insert().values(vars(session)))
+            return found or session
+
+        return self._database.write(work)
+
+    def opened(self, run: str) -> list[OpenSession]:
+        """Those of a run that have not ended."""
+        query = sa.select(*sessions.c).where(sessions.c.run == run).order_by(sessions.c.opened_at, sessions.c.id)
+        return self._database.read(lambda connection: [OpenSession(*row) for row in connection.execute(query)])
+
+    def add(self, given: Sequence[tuple[str, Node]], delivered: Sequence[tuple[str, int]] = ()) -> None:
+        """Nodes of sessions, each with the id of its session, and whose replies have been delivered meanwhile."""
+        rows = []
+        for id, node in given:
+            (row,) = node_rows(id, [node])
+            said, _ = conversation_row(id, node.messages, compressed=self._database.compresses_text)
+            rows.append({**{_name(name): value for name, value in row.items()}, **{name: said[name] for name in _SAID}})
+
+        def work(connection: sa.Connection) -> None:
+            for row in rows:
+                here = (_nodes.session == row["session"]) & (_nodes.number == row["number"])
+                connection.execute(session_nodes.delete().where(here))  # of a transaction that was done again
+            insert(connection, session_nodes, rows)
+            for id, number in delivered:
+                here = (_nodes.session == id) & (_nodes.number == number) & (_nodes.status == Status.UNDELIVERED)
+                connection.execute(session_nodes.update().where(here).values(status=Status.TRAINED))
+
+        self._database.write(work)
+
+    def nodes(self, id: str) -> list[Node]:
+        """What is stored of a session. Raises ReplayError for one that was not opened, or has ended."""
+
+        def found(connection: sa.Connection) -> list[Node]:
+            if _session(connection, id) is None:
+                raise ReplayError(f"session must be one that is under way, got {id!r}.")
+            columns = (*_COLUMNS, *(_nodes[name] for name in _SAID))
+            stored = list(rows_by_key(connection, columns, [id], key=_nodes.session, order_by=(_nodes.number,)))
+            place = NODE_COLUMNS.index(next(column for column in NODE_COLUMNS if column.key == "num_messages"))
+            said = [m for *node, text, checksum in stored for m in messages_of(node[place], text, checksum)]
+            return list(nodes_of([row[: -len(_SAID)] for row in stored], said))
+
+        return self._database.read(found)
+
+    def end(self, ids: Sequence[str]) -> None:
+        """Leave nothing of them here."""
+        self._database.write(lambda connection: remove(connection, ids))
+
+
+def remove(connection: sa.Connection, ids: Sequence[str]) -> None:
+    connection.execute(session_nodes.delete().where(_nodes.session.in_(ids)))
+    connection.execute(sessions.delete().where(sessions.c.id.in_(ids)))
+
+
+def _session(connection: sa.Connection, id: str) -> OpenSession | None:
+    row = connection.execute(sa.select(*sessions.c).where(sessions.c.id == id)).one_or_none()
+    return None if row is None else OpenSession(*row)
+
+
+def _name(column: str) -> str:
+    return "session" if column == "trajectory" else column

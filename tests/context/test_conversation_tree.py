@@ -1,0 +1,177 @@
+"""Whole conversations in, exact tokens out: what an agent's requests stand for, and what of them is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from context import Message, ToolCall, default_authors
+from context.conversation_tree import ConversationTree, Prompt
+from context.tokens.session_nodes import Fork, Node, Status, conversation_of, path_of, segments_of, tokens_of
+from tests.fakes.families import family
+from tests.fakes.random_agents import TOOLS, RandomSession, random_session, tree_of
+
+AUTHORS = default_authors()
+LLM = AUTHORS.code("llm")
+ASKED = [Message("system", "You look things up."), Message("user", "Find pearl.")]
+
+
+def answered(tree: ConversationTree, prompt: Prompt, text: str, *, ended: bool = True, **given: Any) -> Node:
+    """A node with this reply, delivered."""
+    model = family("chatml")
+    ids = [*model.codec.encode(text), *([model.end_id] if ended else [])]
+    node, _ = tree.add(prompt, ids, [-0.5] * len(ids), policy_version=0, **given)
+    tree.delivered(node.number)
+    return tree.nodes[node.number]
+
+
+@pytest.fixture
+def tree() -> ConversationTree:
+    return tree_of(family("chatml"))
+
+
+def test_a_conversation_goes_on_from_the_tokens_that_were_sampled(tree: ConversationTree) -> None:
+    first = answered(tree, tree.prompt(ASKED, TOOLS), "Hm.  I  look.\n" + family("chatml").call)
+    (call,) = first.messages[-1].tool_calls
+    reply = replace(first.messages[-1], tool_calls=(replace(call, id=tree.call_ids(0)[0]),))
+    prompt = tree.prompt([*ASKED, reply, Message("tool", "78", tool_call_id=reply.tool_calls[0].id)], TOOLS)
+    path = tokens_of(tree.nodes, path_of(tree.nodes, 0)).token_ids.tolist()
+    assert (prompt.place.parent, prompt.place.fork, prompt.ids[: len(path)]) == (0, None, path)
+    assert prompt.messages == (Message("tool", "78", name="lookup"),)
+
+
+def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
+    thinking = answered(tree, tree.prompt(ASKED, TOOLS), "<think>\nhm\n</think>\n\nIt is 78.")
+    said, more = thinking.messages[-1], Message("user", "Sure?")
+    forks = {
+        "goes on": ([*ASKED, said, more], TOOLS),
+        "stripped": ([*ASKED, replace(said, reasoning=None), more], TOOLS),
+        "edited": ([ASKED[0], Message("user", "Find coral."), said, more], TOOLS),
+        "other tools": ([*ASKED, said, more], TOOLS[:1]),
+        "again": (ASKED, TOOLS),
+        "another": ([Message("system", "You plan."), ASKED[1]], TOOLS),
+    }
+    found = {name: tree.prompt(*request).place.fork for name, request in forks.items()}
+    assert found == {
+        "goes on": None,
+        "stripped": Fork.THINKING,
+        "edited": Fork.EDITED,
+        "other tools": Fork.TOOLS,
+        "again": Fork.RETRY,
+        "another": Fork.NEW,
+    }
+
+
+def test_what_was_cut_by_its_limit_is_gone_on_from_as_text(tree: ConversationTree) -> None:
+    cut = answered(tree, tree.prompt(ASKED), "It is", ended=False)
+    prompt = tree.prompt([*ASKED, cut.messages[-1], Message("user", "Go on.")])
+    assert prompt.place.fork == Fork.CUT
+
+
+def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: ConversationTree) -> None:
+    model = family("chatml")
+    node, _ = tree.add(tree.prompt(ASKED), [model.end_id], [-0.5], policy_version=0)
+    assert tree.prompt(ASKED).repeats == 0
+    tree.delivered(node.number)
+    again = tree.prompt(ASKED)
+    assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
+
+
+def test_arguments_in_another_order_are_the_same_call(tree: ConversationTree) -> None:
+    call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
+    node = answered(tree, tree.prompt(ASKED, TOOLS), call)
+    (said,) = node.messages[-1].tool_calls
+    turned = ToolCall(said.name, {"depth": 3, "key": "pearl"}, tree.call_ids(0)[0])
+    asked = [*ASKED, replace(node.messages[-1], tool_calls=(turned,)), Message("tool", "78", tool_call_id=turned.id)]
+    assert tree.prompt(asked, TOOLS).place.fork is None
+
+
+def test_what_an_agent_puts_into_the_policys_mouth_is_shown_and_never_trained(tree: ConversationTree) -> None:
+    asked = [*ASKED, Message("assistant", "Let me think."), Message("user", "Yes.")]
+    answered(tree, tree.prompt(asked), "It is 78.")
+    (segment,) = segments_of(tree.nodes, AUTHORS)
+    trained = segment.tokens.token_ids[AUTHORS.is_trained(segment.tokens.authors)].tolist()
+    assert family("chatml").codec.decode(trained) == "It is 78.<|im_end|>"
+    assert AUTHORS.code("initialization") in segment.tokens.authors
+
+
+def test_replies_beside_the_task_and_those_that_nobody_was_given_are_not_trained(tree: ConversationTree) -> None:
+    answered(tree, tree.prompt(ASKED), "It is 78.")
+    tree.add(tree.prompt([Message("user", "A title?")]), [family("chatml").end_id], [-0.5], policy_version=0)
+    answered(tree, tree.prompt([Message("user", "A name?")]), "Pearl.", status=Status.ASIDE)
+    tree.refuse(tree.prompt([Message("user", "Too long")]))
+    assert [node.status for node in tree.nodes] == ["trained", "undelivered", "aside", "refused"]
+    assert len(segments_of(tree.nodes, AUTHORS)) == 1
+
+
+def check(session: RandomSession) -> None:
+    """Every delivered token is trained once, in sight of exactly what it was sampled in sight of."""
+    nodes, wanted = session.tree.nodes, Counter[Any]()
+    for number, reply in session.sampled.items():
+        path = tokens_of(nodes, path_of(nodes, number)).token_ids.tolist()
+        assert path == [*reply.prompt_ids, *reply.token_ids]
+        if nodes[number].status == Status.TRAINED:
+            wanted.update(_trained(reply.prompt_ids, reply.token_ids, reply.log_probs, [reply.version] * len(path)))
+    found = Counter[Any]()
+    for segment in segments_of(nodes, AUTHORS):
+        tokens = segment.tokens
+        ids, versions = tokens.token_ids.tolist(), tokens.policy_versions.tolist()
+        for place in np.flatnonzero(tokens.authors == LLM):
+            log_prob = tokens.behavior_log_probs[place].item()
+            found[tuple(ids[:place]), ids[place], log_prob, versions[place]] += 1
+        shown = tokens.authors != LLM
+        assert np.isnan(tokens.behavior_log_probs[shown]).all() and (tokens.policy_versions[shown] == -1).all()
+    assert found == wanted
+    assert sum(len(node.tokens) for node in nodes) <= 1.2 * _distinct(nodes)
+
+
+def _trained(
+    prompt: Sequence[int], ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]
+) -> Iterator[tuple[Any, ...]]:
+    for place, (token, log_prob) in enumerate(zip(ids, log_probs, strict=True)):
+        yield (*prompt, *ids[:place]), token, np.float32(log_prob).item(), versions[place]
+
+
+def _distinct(nodes: Sequence[Node]) -> int:
+    """Tokens of all paths, those that several have at their beginning counted once."""
+    found: set[tuple[int, int]] = set()
+    for node in nodes:
+        before = 0
+        for place, token in enumerate(tokens_of(nodes, path_of(nodes, node.number)).token_ids.tolist()):
+            before = hash((before, token))
+            found.add((place, before))
+    return len(found)
+
+
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2000), marks=pytest.mark.soak)], ids=str)
+def test_random_sessions_are_trained_once_and_exactly(seeds: range) -> None:
+    for seed in seeds:
+        check(random_session(seed))
+
+
+def test_a_tree_of_the_stored_nodes_goes_on_as_the_one_that_made_them() -> None:
+    def compare(session: RandomSession, messages: Sequence[Message], tools: Any) -> None:
+        again = tree_of(session.model, nodes=session.tree.nodes)
+        here, there = (tree.prompt(messages, tools) for tree in (session.tree, again))
+        assert (here.ids, here.place, here.repeats) == (there.ids, there.place, there.repeats)
+        assert here.messages == there.messages
+
+    for seed in range(30):
+        random_session(seed, asked=compare)
+
+
+def test_conversations_are_what_was_asked_and_said() -> None:
+    asked: list[tuple[Message, ...]] = []
+
+    def keep(session: RandomSession, messages: Sequence[Message], tools: Any) -> None:
+        asked.append(tuple(messages))
+
+    session = random_session(5, asked=keep)
+    for node in session.tree.nodes:
+        said = conversation_of(session.tree.nodes, node.number)
+        assert [(m.role, m.content) for m in said[:-1]] in [[(m.role, m.content) for m in each] for each in asked]

@@ -1,0 +1,96 @@
+"""Sessions of agents at rest: node by node while they are under way, as a trajectory once they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from context.tokens.session_nodes import Node, Status, segments_of
+from replay import ReplayError, ReplayStore
+from replay.records import Trajectory
+from replay.storage.databases import Location
+from replay.storage.format.schema import trajectories
+from replay.storage.read import load
+from replay.storage.sessions import OpenSession
+from tests.fakes.random_agents import TODAY, random_session
+from tests.fakes.records import AUTHORS, RUN, group, new_store, sql, task, trajectory
+
+pytestmark = pytest.mark.every_database
+
+OPENED = OpenSession("session-1", RUN, TODAY.isoformat())
+TREES = (random_session(seed).tree.nodes for seed in range(100))
+NODES = next(tuple(nodes) for nodes in TREES if len(segments_of(nodes, AUTHORS)) > 3)
+
+
+def same(found: Sequence[Node], written: Sequence[Node]) -> bool:
+    facts = [[replace(node, tokens=NODES[0].tokens) for node in nodes] for nodes in (found, written)]
+    alike = all(vars(a) == vars(b) for a, b in zip(*facts, strict=True))
+    return alike and all(a.tokens.equals(b.tokens) for a, b in zip(found, written, strict=True))
+
+
+def row(nodes: Sequence[Node] = NODES, id: str = "row-1") -> Trajectory:
+    said = tuple(message for node in nodes for message in node.messages)
+    return replace(trajectory(id, segments=(), messages=said, source="gateway"), nodes=tuple(nodes))
+
+
+def test_what_is_under_way_is_there_as_soon_as_it_was_added(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        assert store.sessions.open(OPENED) == OPENED
+        for node in NODES:
+            store.sessions.add([(OPENED.id, replace(node, status=Status.UNDELIVERED))], [(OPENED.id, node.number)])
+    with closing(ReplayStore.open(location)) as store:
+        later = replace(OPENED, opened_at="2027-01-01T00:00:00")
+        assert (store.sessions.open(later), store.sessions.opened(RUN)) == (OPENED, [OPENED])
+        delivered = [replace(node, status=Status.TRAINED) for node in NODES]
+        assert same(store.sessions.nodes(OPENED.id), delivered)
+        store.sessions.end([OPENED.id])
+        assert store.sessions.opened(RUN) == []
+        with pytest.raises(ReplayError, match="session must be one that is under way, got 'session-1'"):
+            store.sessions.nodes(OPENED.id)
+
+
+def test_a_session_that_ended_is_a_row_whose_training_sequences_follow_from_its_nodes(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [row()])
+        (found,) = store.read(["row-1"])
+        assert same(found.nodes, NODES)
+        assert [s.tokens.equals(w.tokens) for s, w in zip(found.segments, segments_of(NODES, AUTHORS), strict=True)]
+        assert found.messages == row().messages
+        with store.reading() as connection:
+            (unread,) = load(connection, ["row-1"], with_messages=False).in_order(["row-1"])
+        assert [len(segment.tokens) for segment in unread.segments] == [len(s.tokens) for s in found.segments]
+        assert store.verify().damage == [] and store.verify().corrupt == {}
+    sampled = sum(node.num_sampled for node in NODES if node.status == Status.TRAINED)
+    assert sql(location, "select num_action_tokens, policy_version_max from trajectories") == [
+        (sampled, max(node.tokens.policy_versions.max() for node in NODES))
+    ]
+    assert sql(location, "select count(*) from segments") == [(0,)]
+
+
+def test_each_stored_session_comes_back_as_it_was(location: Location) -> None:
+    rows = [row(random_session(seed).tree.nodes, f"row-{seed}") for seed in range(30)]
+    rows = [each for each in rows if segments_of(each.nodes, AUTHORS)]
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], rows)
+        assert all(same(a.nodes, b.nodes) for a, b in zip(store.read([each.id for each in rows]), rows, strict=True))
+
+
+CHANGES = ("parent = 0, kept_tokens = 1", "kept_tokens = kept_tokens + 1", "status = 'trained'", "agent = 'x'")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_node_is_found(location: Location, change: str) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [row([*NODES[:-1], replace(NODES[-1], status=Status.ASIDE)])])
+        sql(location, f"update nodes set {change} where number = {len(NODES) - 1}")
+        assert list(store.verify().corrupt) == ["row-1"]
+
+
+def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [row()])
+        store.forget(trajectories.c.id == "row-1", dry_run=False)
+    assert sql(location, "select count(*) from nodes") == [(0,)]
