@@ -92,8 +92,8 @@ class Session(Protocol):
         """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
 
 
-class Sessions(Protocol):
-    """All episodes that may be asked for."""
+class OpenSessions(Protocol):
+    """The episodes that may be asked for."""
 
     async def authorize(self, episode: str, key: str) -> Session:
         """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Session, Sessions
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, OpenSessions, Session
 from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
@@ -43,7 +44,10 @@ class ProviderProtocol(Protocol):
     def error_event(self, bad: BadRequest, /) -> bytes: ...
 
 
-# A provider's package takes up to a second and 50 MB: it is imported when its endpoint is asked.
+# A provider's package takes up to a second and 50 MB: it is imported when its endpoint is asked. Missing, it is now.
+for _package in ("openai", "anthropic"):
+    if find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
 def _chat() -> ProviderProtocol:
@@ -64,7 +68,7 @@ def _messages() -> ProviderProtocol:
     return anthropic_messages
 
 
-def create_app(sessions: Sessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
+def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
     """The gateway. Clients of OpenAI take /e/EPISODE/v1 for their base URL, those of Anthropic /e/EPISODE."""
     routes = [
         Route("/v1/chat/completions", _Replies(sessions, _chat, ping_seconds), methods=["POST"]),
@@ -104,7 +108,7 @@ def _is_anthropics(request: Request) -> bool:
 class _Replies:
     """An endpoint that asks the policy."""
 
-    sessions: Sessions
+    sessions: OpenSessions
     load: Callable[[], ProviderProtocol]
     ping_seconds: float
 
@@ -154,7 +158,7 @@ async def _more(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-async def _count_tokens(sessions: Sessions, request: Request) -> Response:
+async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
     from agentloop.gateway import anthropic_messages
 
     session, body = await _opened(sessions, request)
@@ -162,7 +166,7 @@ async def _count_tokens(sessions: Sessions, request: Request) -> Response:
     return _json(anthropic_messages.token_count(tokens))
 
 
-async def _models(sessions: Sessions, request: Request) -> Response:
+async def _models(sessions: OpenSessions, request: Request) -> Response:
     """The models in the form of the provider whose client asks."""
     await _session(sessions, request)
     if _is_anthropics(request):
@@ -176,7 +180,7 @@ async def _models(sessions: Sessions, request: Request) -> Response:
     return _json(model(name))
 
 
-async def _reward(sessions: Sessions, request: Request) -> Response:
+async def _reward(sessions: OpenSessions, request: Request) -> Response:
     """`{"reward": number}` or `{"rewards": {agent: number}}`, and `"end": true` where the episode is over."""
     session, body = await _opened(sessions, request)
     unknown = sorted(body.keys() - {"reward", "rewards", "end"})
@@ -193,13 +197,13 @@ async def _reward(sessions: Sessions, request: Request) -> Response:
     return _json({})
 
 
-async def _opened(sessions: Sessions, request: Request) -> tuple[Session, dict[str, Any]]:
+async def _opened(sessions: OpenSessions, request: Request) -> tuple[Session, dict[str, Any]]:
     """The session that a request asks, and its body."""
     session = await _session(sessions, request)
     return session, json_object(await read_body(request.receive))
 
 
-async def _session(sessions: Sessions, request: Request) -> Session:
+async def _session(sessions: OpenSessions, request: Request) -> Session:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:

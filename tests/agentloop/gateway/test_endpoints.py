@@ -13,7 +13,6 @@ from typing import Any
 import httpx2
 import pytest
 
-import agentloop.gateway
 from agentloop.errors import UserError
 from agentloop.gateway.agent_request import BadRequest
 from agentloop.gateway.endpoints import create_app
@@ -186,11 +185,18 @@ def test_server_ends_with_its_block_and_its_port_is_free_again() -> None:
         assert again == port
 
 
-def test_absent_extra_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    agentloop.gateway.check_installed()
-    monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(UserError, match=r"gateway must have anthropic installed, got none\. pip install 'agentloop-"):
-        agentloop.gateway.check_installed()
+@pytest.mark.parametrize("package", ["openai", "anthropic"])
+def test_absent_extra_is_named_before_an_agent_asks(package: str) -> None:
+    script = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from agentloop.environments.check import needing\n"
+        "with needing('gateway', 'environment.agent'): import agentloop.gateway.endpoints"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "agentloop.errors.UserError: environment.agent must not be used without its extra (ModuleNotFoundError: "
+        f"No module named {package!r}). Install it: pip install 'agentloop-replay[gateway]'."
+    )
 
 
 @pytest.mark.slow
