@@ -94,7 +94,7 @@ def _responses(gateway: Gateway, said_before: list[Any], *, stream: bool = False
 def _messages(gateway: Gateway, said_before: list[Any], *, stream: bool = False) -> tuple[Any, list[Any]]:
     messages = anthropic_client(gateway).messages
     tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
-    again = [QUESTION] if said_before else []
+    again = [QUESTION] if said_before and said_before[-1]["role"] == "assistant" else []
     asked = {"model": MODEL, "messages": [QUESTION, *said_before, *again], "tools": [tool], "max_tokens": 100}
     if stream:
         with messages.stream(**asked) as events:
