@@ -102,8 +102,8 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
         yield actors
         return
     with needing("gateway", "environment.agent"):
+        from agentloop.gateway.agent_sessions import Policy
         from agentloop.gateway.run_gateway import run_gateway
-        from agentloop.gateway.sessions import Policy
 
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:

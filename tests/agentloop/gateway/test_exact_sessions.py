@@ -7,9 +7,9 @@ from datetime import datetime
 
 import pytest
 
+from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.server_thread import serving
-from agentloop.gateway.sessions import AgentSession, AgentSessions, Policy
 from agentloop.records import Completion
 from context import TrainingControl, choose_parser, default_authors
 from context.tokens.session_nodes import Status, segments_of
