@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
 from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
-from context.parse.pythonic import PythonicParser
+from context.parse.pythonic import OlmoParser, PythonicParser
 from context.parse.react import ReactParser
 from context.parse.reply import ReplyParser, Tools
 from context.parse.tagged_json import (
@@ -23,17 +23,20 @@ from context.parse.tagged_json import (
     NemotronParser,
     PhiParser,
 )
-from context.parse.tagged_parameters import GlmParser, MiniMaxParser, QwenCoderParser
+from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
 
 PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "pythonic": PythonicParser,
+    "olmo3": OlmoParser,
     "qwen3_coder": QwenCoderParser,
     "glm": GlmParser,
     "mistral": MistralParser,
     "deepseek": DeepSeekParser,
+    "deepseek_v4": DeepSeekV4Parser,
     "kimi": KimiParser,
+    "kimi_k3": KimiK3Parser,
     "gemma": GemmaParser,
     "harmony": HarmonyParser,
     "minimax": MiniMaxParser,
@@ -89,7 +92,7 @@ def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyP
     """The parser of that name; `auto` takes the first that reads a call and two parallel ones of the template's.
 
     `tools`: those of the conversation, for formats whose arguments have no types of their own. A template that writes
-    no calls gets `react`. Raises ValueError where none can read them.
+    no calls gets `react`. Raises ValueError where none can read them, and where it shows the tools and writes no calls.
     """
     if name != "auto":
         if name not in PARSERS:
@@ -97,6 +100,12 @@ def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyP
         return PARSERS[name](tools)
     written = written_calls(template)
     if not written:
+        if tools and _NAME in _text(template, _USER):
+            raise ValueError(
+                "context.parser must be named for a chat template that shows tools and leaves calls out, got 'auto'. "
+                "Name the one that reads the model's calls, or set context.template: hermes (or llama3, mistral, a "
+                ".jinja file)."
+            )
         return ReactParser(tools)
     for kind in PARSERS.values():
         if _reads(kind((_TOOL,)), written):

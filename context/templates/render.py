@@ -36,7 +36,9 @@ from context.tokens.token_sequence import TokenSequence
 from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
-_THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
+_THOUGHT_OPENINGS = (
+    *("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought", "<|open|>think<|sep|>"),
+)
 _MOST_PIECES = 4096
 """Texts whose tokens are kept: what is shown again is not tokenised again."""
 

@@ -123,7 +123,7 @@ def test_template_without_tools_is_refused_as_context_check_says_it(loaded: Load
     bare = with_template(loaded, SMOLLM2)
     with pytest.raises(UserError, match=r"must show every tool, got .* Set context\.template: hermes") as refused:
         check(bare, replace(calculator("How many?"), tools=(LOOKUP,)), parser=parser)
-    assert str(refused.value) in check_template(bare).hidden
+    assert str(refused.value) in check_template(bare).parts.values()
 
 
 def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(loaded: LoadedModel) -> None:
