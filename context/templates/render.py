@@ -174,8 +174,8 @@ class Renderer:
     def said(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
         """A sampled reply as text, without what ended it, and whether something did."""
         if token_ids[-1] in self.stop_ids:
-            return Sampled(self.codec.decode(token_ids[:-1]), token_ids[-1]), True
-        text = self.codec.decode(token_ids)
+            return Sampled(self.codec.decode(token_ids[:-1], opens=True), token_ids[-1]), True
+        text = self.codec.decode(token_ids, opens=True)
         before = before_stop(text, self.stop_strings)
         return Sampled(text if before is None else before, None), before is not None
 

@@ -126,6 +126,14 @@ def test_reply_in_arrays_is_the_one_in_lists() -> None:
     assert found[0] == found[1] and found[0][0].outcome == "final"
 
 
+def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
+    model = family("mistral")
+    context = manager(model)
+    context.begin(START, ())
+    ids = [*model.codec.encode_text(" 78"), model.end_id]
+    assert context.record_reply(ids, log_probs(ids), policy_version=0).message.content == "78"
+
+
 def test_messages_that_are_none_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
         manager(family("chatml")).begin([{"role": "user", "content": "x"}])  # type: ignore[list-item]
