@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from context import (
     NOT_SAMPLED,
@@ -118,12 +119,12 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
 def test_reply_in_arrays_is_the_one_in_lists() -> None:
     ids = sampled(family("chatml"), "41")
     found = []
-    for as_given in (list, np.array):
+    for as_given in (list, np.array, torch.tensor):
         context = manager(family("chatml"))
         context.begin(START)
         reply = context.record_reply(as_given(ids), as_given(log_probs(ids)), policy_version=0)
         found.append((reply, context.prompt_ids))
-    assert found[0] == found[1] and found[0][0].outcome == "final"
+    assert found[0] == found[1] == found[2] and found[0][0].outcome == "final"
 
 
 def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
