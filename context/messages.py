@@ -40,6 +40,14 @@ class Message:
     """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
 
 
+def check_message(message: Any) -> None:
+    if not isinstance(message, Message):
+        raise ValueError(
+            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
+            "conversation as OpenAI writes it with read_conversation."
+        )
+
+
 def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
     """The messages from outside, each by the author of its tokens; ValueError for one who can't have written it.
 
@@ -48,11 +56,7 @@ def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool
     """
     rows = []
     for message in messages:
-        if not isinstance(message, Message):
-            raise ValueError(
-                f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
-                "conversation as OpenAI writes it with read_conversation."
-            )
+        check_message(message)
         if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
             message = replace(message, author=INITIALIZATION)
         author = authors.author(message.author)

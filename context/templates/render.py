@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Change, Message
+from context.messages import Change, Message, check_message
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
@@ -111,9 +111,9 @@ class Renderer:
         self._thoughts_are_controls = bool(codec.controls("</think>"))
         self._piece = lru_cache(_MOST_PIECES)(self._new_piece)
 
-    def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
+    def initial(self, messages: Sequence[Message], tools: _Tools | None = None) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
-        return self.tokens(self.render(messages, tools))
+        return self.tokens(self.render(messages, tools or ()))
 
     def render(self, messages: Sequence[Message], tools: _Tools, *, after: Rendering | None = None) -> Rendering:
         """The text of a prompt; `after` is one of the same conversation, earlier."""
@@ -251,6 +251,7 @@ class Renderer:
         return own_controls(written, self.codec, again, before=before)
 
     def _read(self, message: Message) -> Message:
+        check_message(message)
         return with_thought(message) if self.template.knows_thoughts else message
 
     def _write(

@@ -136,8 +136,11 @@ def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
 
 
 def test_messages_that_are_none_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
-        manager(family("chatml")).begin([{"role": "user", "content": "x"}])  # type: ignore[list-item]
+    model, row = family("chatml"), {"role": "user", "content": "x"}
+    for given in (manager(model).begin, model.renderer().initial, lambda rows: model.renderer().reply(*rows)):
+        with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
+            given([row])
+    assert len(model.renderer().initial([Message(**row)], None))
 
 
 @pytest.mark.parametrize(
