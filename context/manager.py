@@ -157,10 +157,8 @@ class ContextManager:
         """
         if self._current is None or self._last is not None or self.stopped is not None:
             raise RuntimeError("record_reply must follow begin or observe.")
-        token_ids, log_probs = (
-            [*map(int, token_ids)],
-            [*map(float, log_probs)],
-        )  # arrays and tensors are equal to nothing
+        # Entries of arrays and tensors are found in no set.
+        token_ids, log_probs = [*map(int, token_ids)], [*map(float, log_probs)]
         author, sampled = self._sampled(token_ids, log_probs, policy_version)
         said, ended = self._renderer.said(token_ids)
         reply = self._parser.parse(self._opened + said.text, stopped=ended)

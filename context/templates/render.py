@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
@@ -288,12 +288,10 @@ class Renderer:
 
     def _numbered(self, rendering: Rendering, first: int) -> tuple[str, tuple[Row, ...]]:
         """The text with a mark before and behind each content of the messages from `first` on; and its rows."""
-        number = -1
+        numbers = count()
 
         def numbered(text: str) -> str:
-            nonlocal number
-            number += 1
-            text = storable(text)
+            number, text = next(numbers), storable(text)
             inner = text.strip()
             before, _, behind = text.partition(inner)
             return before + marks.begin(number) + inner + marks.end(number) + behind

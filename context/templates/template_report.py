@@ -9,7 +9,7 @@ from typing import Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
-from context.parse import PARSERS, choose_parser
+from context.parse.choose import auto_parser
 from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
@@ -114,10 +114,9 @@ def _hidden_thought(renderer: Renderer) -> str | None:
 
 def _parser(template: ChatTemplate) -> str:
     try:
-        chosen = type(choose_parser("auto", template, tools=(LOOKUP,)))
+        return auto_parser(template, (LOOKUP,))
     except ValueError as error:
         return str(error)
-    return next(name for name, kind in PARSERS.items() if kind is chosen)
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:
