@@ -19,6 +19,7 @@ from context import (
     loss_mask,
     response_mask,
 )
+from tests.fakes import real_templates
 from tests.fakes.families import Family, families, family
 
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -133,6 +134,23 @@ def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
     context.begin(START, ())
     ids = [*model.codec.encode_text(" 78"), model.end_id]
     assert context.record_reply(ids, log_probs(ids), policy_version=0).message.content == "78"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("qwen3_5_think", "</think>"),
+        ("written/deepseek_v4", "</think>"),
+        ("written/kimi_k3", "<|close|>think<|sep|>"),
+    ],
+)
+def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer(template: str, end: str) -> None:
+    files = real_templates.model(template)
+    context = ContextManager(files.renderer(default_authors()), choose_parser("auto", files.template), max_tokens=4000)
+    context.begin(START)
+    ids = [*files.codec.encode_text("It is 78."), min(files.stop_ids)]
+    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert (reply.outcome, reply.problem) == ("malformed", f"the thinking is not closed with {end}")
 
 
 def test_messages_that_are_none_are_refused_by_name() -> None:
