@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from context.parse.harmony import HarmonyParser
 from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
 from context.parse.pythonic import OlmoParser, PythonicParser
 from context.parse.react import ReactParser
-from context.parse.reply import ReplyParser, Tools
+from context.parse.reply import CallParser, ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
     CommandRParser,
@@ -25,7 +25,7 @@ from context.parse.tagged_json import (
 )
 from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
 
-PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
+PARSERS: dict[str, type[CallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "pythonic": PythonicParser,

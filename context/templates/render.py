@@ -14,6 +14,7 @@ import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
 from context.messages import Change, Message, check_message
+from context.parse import PARSERS
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
@@ -36,9 +37,7 @@ from context.tokens.token_sequence import TokenSequence
 from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
-_THOUGHT_OPENINGS = (
-    *("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought", "<|open|>think<|sep|>"),
-)
+_THOUGHT_OPENINGS = {opening for parser in PARSERS.values() for opening, _ in parser.thinking}
 _MOST_PIECES = 4096
 """Texts whose tokens are kept: what is shown again is not tokenised again."""
 
