@@ -218,13 +218,13 @@ def _downloaded(name: str) -> Path:
     """The folder in which huggingface_hub keeps these files of a model."""
     from huggingface_hub import is_offline_mode, snapshot_download  # here: `context` starts at once without
 
-    reason = "no such path, and no hub id"
+    reason = "no such folder, and no hub id"
     if _HUB_ID.fullmatch(name) and not name.endswith(".jinja"):
         try:
             return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES]))
         except (OSError, ValueError) as error:
             offline = "HF_HUB_OFFLINE is set, and the hub's cache has no such model"
-            reason = offline if is_offline_mode() else f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            reason = offline if is_offline_mode() else f"{type(error).__name__}: {error}".splitlines()[0][:150]
     raise RenderError(
         f"MODEL_OR_TEMPLATE must be a model folder, a hub id or a .jinja file, got {name!r} ({reason}). Check the path."
     )

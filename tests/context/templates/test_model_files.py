@@ -93,8 +93,8 @@ def test_model_of_the_hub_is_read_by_its_id(tmp_path: Path, monkeypatch: pytest.
     ("given", "reason"),
     [
         ("no/model", "HF_HUB_OFFLINE is set, and the hub's cache has no such model"),
-        ("runs/x/model", "no such path, and no hub id"),
-        ("my/template.jinja", "no such path, and no hub id"),
+        ("runs/x/model", "no such folder, and no hub id"),
+        ("my/template.jinja", "no such folder, and no hub id"),
     ],
 )
 def test_what_is_no_model_is_refused_in_one_line(given: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
