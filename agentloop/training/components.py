@@ -40,7 +40,13 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
-from agentloop.training.startup_checks import check_sampling_memory, check_scoring, free_memory
+from agentloop.training.startup_checks import (
+    check_disk,
+    check_memory,
+    check_sampling_memory,
+    check_scoring,
+    free_memory,
+)
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -164,7 +170,9 @@ def _connected(
 ) -> Components:
     config, replay, saved = folder.config, folder.config.replay, checkpoint.model if checkpoint else None
     authors, done = config.context.author_table(), checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    display.phase("loading the model", 0, 1)
     loaded = load_policy(config, first, saved=saved)
+    display.phase("loading the model", 1, 1)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
     local, agree = _local_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
@@ -184,6 +192,11 @@ def _connected(
         if actor.device.type == "cuda":
             to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
+    if checkpoint is None and isinstance(trainer, Trainer):
+        if actor.device.type == "cpu":
+            display.note(check_memory(actor, config, to_come=trainer.bytes_to_come()))
+        sizes = {"weights": weights.bytes_of_files, "state": trainer.bytes_of_state()}
+        display.note(check_disk(config, folder.path, least_policies=publisher.least_folders, **sizes))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)

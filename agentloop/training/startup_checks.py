@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -12,6 +15,7 @@ from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
+from agentloop.models.memory import kept_for_backward
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
 """Nats between sampling and scoring. Half precision rounds differently in batches of other shapes: only the mean is
@@ -73,6 +77,54 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
         f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
         f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free next to gradients and optimizer"
     )
+
+
+def check_disk(config: RunConfig, folder: Path, *, weights: int, state: int, least_policies: int) -> str:
+    """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
+
+    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides. Raises UserError where the
+    disk has no room for the first two checkpoints.
+    """
+    section, iterations, free = config.checkpoint, config.run.iterations, shutil.disk_usage(folder).free
+    checkpoints = min(section.keep, 1 + -(-iterations // section.every))
+    kept = {"all": iterations + 1, "none": 0}.get(str(section.keep_policies), section.keep_policies)
+    policies = min(max(int(kept), least_policies), iterations + 1)
+    one, end = weights + state, checkpoints * (weights + state) + policies * weights
+    if 2 * one > free:
+        raise UserError(
+            f"run.folder must have room for two checkpoints of {in_gb(one)}, got {in_gb(free)} free at {folder}. Make "
+            "room, choose another, or train adapters (lora.rank)."
+        )
+    parts = f"{checkpoints} checkpoints of {in_gb(one)}" + f", {policies} policies of {in_gb(weights)}" * (policies > 0)
+    # A new one is written before the oldest goes.
+    low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
+    return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
+
+
+def check_memory(actor: Actor, config: RunConfig, *, to_come: int) -> str:
+    """What an update takes of this machine's memory at most, in words, where the policy is on its CPU.
+
+    `to_come`: bytes of gradients and optimizer. Raises UserError where these alone do not fit.
+    """
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    weights = sum(parameter.nbytes for parameter in actor.model.parameters())
+    if weights + to_come > there:
+        raise UserError(
+            f"model.path must be a model whose weights ({in_gb(weights)}), gradients and optimizer ({in_gb(to_come)}) "
+            f"fit into memory, got {in_gb(there)} of it. Train adapters (lora.rank), or a smaller model."
+        )
+    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
+    tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
+    most = weights + to_come + kept.of(tokens)
+    low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
+    return (
+        f"memory: at most {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
+        f"{in_gb(weights + to_come)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
+    )
+
+
+def in_gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def free_memory(device: torch.device) -> int:

@@ -95,6 +95,7 @@ def run_episodes(
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
+    progress(0, len(tasks))
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks))))
