@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from agentloop.training.startup_checks import (
     check_sampling_memory,
     check_scoring,
     free_memory,
+    machine_memory,
 )
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
@@ -194,9 +196,11 @@ def _connected(
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     if checkpoint is None and isinstance(trainer, Trainer):
         if actor.device.type == "cpu":
-            display.note(check_memory(actor, config, to_come=trainer.bytes_to_come()))
+            to_come = trainer.bytes_to_come()
+            display.note(check_memory(actor, config, to_come=to_come, there=machine_memory()))
         sizes = {"weights": weights.bytes_of_files, "state": trainer.bytes_of_state()}
-        display.note(check_disk(config, folder.path, least_policies=publisher.least_folders, **sizes))
+        free = shutil.disk_usage(folder.path).free
+        display.note(check_disk(config, **sizes, least_policies=publisher.least_folders, free=free))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,21 +78,21 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
     )
 
 
-def check_disk(config: RunConfig, folder: Path, *, weights: int, state: int, least_policies: int) -> str:
+def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
     """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
 
-    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides. Raises UserError where the
+    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides; `free`: of the disk. Raises UserError where the
     disk has no room for the first two checkpoints.
     """
-    section, iterations, free = config.checkpoint, config.run.iterations, shutil.disk_usage(folder).free
+    section, iterations = config.checkpoint, config.run.iterations
     checkpoints = min(section.keep, 1 + -(-iterations // section.every))
     kept = {"all": iterations + 1, "none": 0}.get(str(section.keep_policies), section.keep_policies)
     policies = min(max(int(kept), least_policies), iterations + 1)
     one, end = weights + state, checkpoints * (weights + state) + policies * weights
     if 2 * one > free:
         raise UserError(
-            f"run.folder must have room for two checkpoints of {in_gb(one)}, got {in_gb(free)} free at {folder}. Make "
-            "room, choose another, or train adapters (lora.rank)."
+            f"run.folder must have room for two checkpoints of {in_gb(one)}, got {in_gb(free)} free. Make room, "
+            "choose another, or train adapters (lora.rank)."
         )
     parts = f"{checkpoints} checkpoints of {in_gb(one)}" + f", {policies} policies of {in_gb(weights)}" * (policies > 0)
     # A new one is written before the oldest goes.
@@ -101,12 +100,11 @@ def check_disk(config: RunConfig, folder: Path, *, weights: int, state: int, lea
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 
-def check_memory(actor: Actor, config: RunConfig, *, to_come: int) -> str:
+def check_memory(actor: Actor, config: RunConfig, *, to_come: int, there: int) -> str:
     """What an update takes of this machine's memory at most, in words, where the policy is on its CPU.
 
-    `to_come`: bytes of gradients and optimizer. Raises UserError where these alone do not fit.
+    `to_come`: bytes of gradients and optimizer; `there`: of all memory. Raises UserError where these alone do not fit.
     """
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     weights = sum(parameter.nbytes for parameter in actor.model.parameters())
     if weights + to_come > there:
         raise UserError(
@@ -121,6 +119,13 @@ def check_memory(actor: Actor, config: RunConfig, *, to_come: int) -> str:
         f"memory: at most {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
         f"{in_gb(weights + to_come)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
     )
+
+
+def machine_memory() -> int:
+    """Bytes that this machine has, or a container may take of it."""
+    limit, physical = Path("/sys/fs/cgroup/memory.max"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(physical, int(allowed)) if allowed.isdecimal() else physical
 
 
 def in_gb(size: int) -> str:
