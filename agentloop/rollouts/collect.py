@@ -182,6 +182,6 @@ def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     if episodes and not kept:
         raise UserError(
             f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
-            "Mend it and --resume: this iteration is collected again."
+            "Mend it, and --resume if the run had begun: this iteration is collected again."
         )
     return kept

@@ -208,7 +208,7 @@ def open_run_folder(path: Path) -> RunFolder:
         return RunFolder(
             path, identity["id"], _read(identity["config"], path, Path(identity["began_in"])), environments
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 

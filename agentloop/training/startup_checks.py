@@ -81,8 +81,8 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
 def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
     """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
 
-    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides; `free`: of the disk. Raises UserError where the
-    disk has no room for the first two checkpoints.
+    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides; `free`: of the disk. Raises
+    UserError where it has no room for the first two checkpoints.
     """
     section, iterations = config.checkpoint, config.run.iterations
     checkpoints = min(section.keep, 1 + -(-iterations // section.every))

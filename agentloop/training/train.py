@@ -44,7 +44,7 @@ from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.user_code import load_sampler
-from context import RenderError
+from context import PrefixError, RenderError
 from replay.errors import ReplayError
 from replay.exchange.attach import attach
 from replay.locate import MODEL
@@ -130,8 +130,8 @@ def train(
             with closing(parts), _leading(parts):
                 with _unbegun_removed(folder, new=path is None):
                     loop = Loop(parts, begin_run(parts, checkpoint))
-                if not loop.state.evaluations:
-                    _first_evaluation(loop)
+                    if not loop.state.evaluations:
+                        _first_evaluation(loop)
                 if checkpoint is not None and loop.finished:
                     display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
                 report = _run(loop, stop)
@@ -174,10 +174,10 @@ def train_worker(config: RunConfig) -> None:
 
 @contextmanager
 def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
-    """Remove a new run that can't be put together, unless a model was warmed up for it: --resume would stumble."""
+    """Remove a new run that is refused before its first checkpoint, unless a model was warmed up for it."""
     try:
         yield
-    except (UserError, RenderError, ReplayError):
+    except (UserError, RenderError, PrefixError, ReplayError):
         if new and not (folder.config.model.path is None and (folder.start / COMPLETE).exists()):
             remove_unbegun(folder)
         raise
