@@ -53,7 +53,7 @@ class Collector:
         rounds of the same iteration, whose ids must not come again. Raises UserError if nothing at all is left.
         """
         tasks = [task for task, size in groups for _ in range(size)]
-        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
+        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, scorer=self.scorer))
         scores = self.scorer.score(everything)
         everything = scores.episodes
         # Of a further round, everything may fail: the first one's groups are there.

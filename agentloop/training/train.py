@@ -45,7 +45,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.user_code import load_sampler
 from context import PrefixError, RenderError
-from replay.errors import ReplayError
+from replay.errors import ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.locate import MODEL
 from replay.pages.report import REPORT_NAME
@@ -128,7 +128,8 @@ def train(
                     folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
-                with _unbegun_removed(folder, new=path is None):
+                alone = config.collection.by == "loop"  # workers may have joined it, and wait for it to go on
+                with _unbegun_removed(folder, new=path is None and alone):
                     loop = Loop(parts, begin_run(parts, checkpoint))
                     if not loop.state.evaluations:
                         _first_evaluation(loop)
@@ -177,8 +178,9 @@ def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
     """Remove a new run that is refused before its first checkpoint, unless a model was warmed up for it."""
     try:
         yield
-    except (UserError, RenderError, PrefixError, ReplayError):
-        if new and not (folder.config.model.path is None and (folder.start / COMPLETE).exists()):
+    except (UserError, RenderError, PrefixError, ReplayError) as error:
+        warmed_up = folder.config.model.path is None and (folder.start / COMPLETE).exists()
+        if new and not warmed_up and not isinstance(error, RunReplaced):
             remove_unbegun(folder)
         raise
 
