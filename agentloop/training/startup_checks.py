@@ -91,8 +91,8 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
     one, end = weights + state, checkpoints * (weights + state) + policies * weights
     if 2 * one > free:
         raise UserError(
-            f"run.folder must have room for two checkpoints of {in_gb(one)}, got {in_gb(free)} free. Make room, "
-            "choose another, or train adapters (lora.rank)."
+            f"run.folder must have room for two checkpoints of {in_gb(one)}, got too little at "
+            f"{config.run.folder} ({free:,} bytes free). Make room, choose another, or train adapters (lora.rank)."
         )
     parts = f"{checkpoints} checkpoints of {in_gb(one)}" + f", {policies} policies of {in_gb(weights)}" * (policies > 0)
     # A new one is written before the oldest goes.

@@ -56,11 +56,12 @@ BEFORE = [
         "advantage.credit=turn; replay.fraction=0.0",
         "must be trajectory when the environment has no turn_rewards, got turn with",
     ),
-    (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
-]
-WITHIN = [
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
+    (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
+]
+"""Before the first checkpoint, which the first evaluation comes before."""
+WITHIN = [
     (
         f"environment.name={GOALS}:Confused; replay.shortfall=shrink; {HINDSIGHT}",
         "Confused.achieved must return a list of Achieved, each with a first_turn of",
@@ -211,7 +212,9 @@ GB = 10**9
 def test_disk_that_a_run_takes_is_said_before_it_begins(checkpoint: dict[str, Any], free: int, said: str) -> None:
     config = RunConfig.model_validate({"run": {"iterations": 10}, "checkpoint": checkpoint})
     assert said in check_disk(config, weights=GB, state=2 * GB, least_policies=0, free=free * GB)
-    with pytest.raises(UserError, match=r"must have room for two checkpoints of 3.0 GB, got 5.9 GB free\. Make room"):
+    with pytest.raises(
+        UserError, match=r"two checkpoints of 3.0 GB, got too little at runs \(5,900,000,000 bytes free\)\."
+    ):
         check_disk(config, weights=GB, state=2 * GB, least_policies=0, free=int(5.9 * GB))
 
 

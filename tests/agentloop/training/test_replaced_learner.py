@@ -39,8 +39,9 @@ def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
 
 
 def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
-    store: ReplayStore, leadership: Leadership
+    store: ReplayStore, tmp_path: Path
 ) -> None:
+    leadership = Leadership(store, RUN, tmp_path, lease_s=600)
     store.roles.lead(RUN, "elsewhere", lease_s=600)
     store.roles.end_run(RUN)
     with pytest.raises(ReplayError, match="while 'elsewhere' leads"), leadership.held():
