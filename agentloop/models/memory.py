@@ -1,14 +1,17 @@
-"""Whether what a pass keeps for its backward fits next to what else is in a GPU's memory."""
+"""Whether what a pass keeps for its backward fits next to what else is in memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from agentloop.config import RunConfig
 from agentloop.errors import UserError, one_line
 from agentloop.models.actor import Actor, KeptForBackward
 
@@ -68,6 +71,38 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
         f"and optimizer take {to_come / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free "
         "(compute.gradient_checkpointing: auto)"
     )
+
+
+def check_memory(actor: Actor, config: RunConfig, *, to_come: int, there: int) -> str:
+    """What an update takes of this machine's memory at most, in words, where the policy is on its CPU.
+
+    `to_come`: bytes of gradients and optimizer; `there`: of all memory. Raises UserError where these alone do not fit.
+    """
+    weights = sum(parameter.nbytes for parameter in actor.model.parameters())
+    if weights + to_come > there:
+        raise UserError(
+            f"model.path must be a model whose weights ({in_gb(weights)}), gradients and optimizer ({in_gb(to_come)}) "
+            f"fit into memory, got {in_gb(there)} of it. Train adapters (lora.rank), or a smaller model."
+        )
+    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
+    tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
+    most = weights + to_come + kept.of(tokens)
+    low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
+    return (
+        f"memory: at most {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
+        f"{in_gb(weights + to_come)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
+    )
+
+
+def machine_memory() -> int:
+    """Bytes that this machine has, or a container may take of it."""
+    limit, physical = Path("/sys/fs/cgroup/memory.max"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(physical, int(allowed)) if allowed.isdecimal() else physical
+
+
+def in_gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, check_positions, muted_libraries
-from agentloop.models.memory import choose_checkpointing, memory_suffices
+from agentloop.models.memory import check_memory, choose_checkpointing, machine_memory, memory_suffices
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
@@ -228,7 +228,10 @@ class _Training:
         batch, context = self._config.batch, self._config.context
         with stop.working(), memory_suffices(batch.micro_batch_tokens):
             tokens = max(batch.micro_batch_tokens, context.max_tokens)
-            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
+            to_come = self._optimizer.bytes_to_come()
+            if self._actor.device.type == "cpu" and self.update == 0:
+                self._display.note(check_memory(self._actor, self._config, to_come=to_come, there=machine_memory()))
+            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=to_come)
             if chosen is not None:
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:

@@ -26,6 +26,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel, check_positions
+from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
@@ -43,11 +44,9 @@ from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
 from agentloop.training.startup_checks import (
     check_disk,
-    check_memory,
     check_sampling_memory,
     check_scoring,
     free_memory,
-    machine_memory,
 )
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -14,7 +12,7 @@ from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
-from agentloop.models.memory import kept_for_backward
+from agentloop.models.memory import in_gb
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
 """Nats between sampling and scoring. Half precision rounds differently in batches of other shapes: only the mean is
@@ -98,38 +96,6 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
     # A new one is written before the oldest goes.
     low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
-
-
-def check_memory(actor: Actor, config: RunConfig, *, to_come: int, there: int) -> str:
-    """What an update takes of this machine's memory at most, in words, where the policy is on its CPU.
-
-    `to_come`: bytes of gradients and optimizer; `there`: of all memory. Raises UserError where these alone do not fit.
-    """
-    weights = sum(parameter.nbytes for parameter in actor.model.parameters())
-    if weights + to_come > there:
-        raise UserError(
-            f"model.path must be a model whose weights ({in_gb(weights)}), gradients and optimizer ({in_gb(to_come)}) "
-            f"fit into memory, got {in_gb(there)} of it. Train adapters (lora.rank), or a smaller model."
-        )
-    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
-    tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
-    most = weights + to_come + kept.of(tokens)
-    low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
-    return (
-        f"memory: at most {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
-        f"{in_gb(weights + to_come)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
-    )
-
-
-def machine_memory() -> int:
-    """Bytes that this machine has, or a container may take of it."""
-    limit, physical = Path("/sys/fs/cgroup/memory.max"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return min(physical, int(allowed)) if allowed.isdecimal() else physical
-
-
-def in_gb(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 def free_memory(device: torch.device) -> int:

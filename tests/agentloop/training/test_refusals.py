@@ -24,8 +24,9 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments, load_env
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
+from agentloop.models.memory import check_memory
 from agentloop.rollouts.actors import checked_parser
-from agentloop.training.startup_checks import check_disk, check_memory, check_sampling_memory, check_scoring
+from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
 from agentloop.training.train import train
 from context import ChatTemplate, Message
 from context.templates.chat_template import LOOKUP
