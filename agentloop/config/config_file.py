@@ -27,7 +27,6 @@ from context.wording import nearest
 __all__ = ["describe_config", "is_config_file", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
-_PLACEHOLDER = "{split}"
 _OWN = Path(__file__).parents[1] / "configs"
 
 KeyPath = tuple[str, ...]
@@ -177,7 +176,7 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
     path = tuple(dotted.strip().split("."))
     try:
         # To YAML a placeholder at the beginning is a mapping.
-        value = text if text.startswith(_PLACEHOLDER) else read_yaml(text, source, at=path).value
+        value = text if text.startswith("{split}") else read_yaml(text, source, at=path).value
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None

@@ -73,24 +73,25 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
     )
 
 
-def check_memory(actor: Actor, config: RunConfig, *, to_come: int, there: int) -> str:
-    """What an update takes of this machine's memory at most, in words, where the policy is on its CPU.
+def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> str:
+    """About what an update takes of this machine's memory, in words, where the policy is on its CPU.
 
-    `to_come`: bytes of gradients and optimizer; `there`: of all memory. Raises UserError where these alone do not fit.
+    `state`: bytes of what an optimizer keeps; `there`: of all memory. Raises UserError where no pass fits.
     """
-    weights = sum(parameter.nbytes for parameter in actor.model.parameters())
-    if weights + to_come > there:
+    weights = actor.model.parameters()
+    held = state + sum(each.nbytes + 4 * each.numel() * each.requires_grad for each in weights)
+    if held > there:
         raise UserError(
-            f"model.path must be a model whose weights ({in_gb(weights)}), gradients and optimizer ({in_gb(to_come)}) "
-            f"fit into memory, got {in_gb(there)} of it. Train adapters (lora.rank), or a smaller model."
+            f"model.path must be a model whose weights, gradients and optimizer fit into memory, got {in_gb(held)} "
+            f"where there are {in_gb(there)}. Train adapters (lora.rank), or a smaller model."
         )
     kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
     tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
-    most = weights + to_come + kept.of(tokens)
+    most = held + kept.of(tokens)
     low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
     return (
-        f"memory: at most {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
-        f"{in_gb(weights + to_come)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
+        f"memory: up to {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
+        f"{in_gb(held)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
     )
 
 

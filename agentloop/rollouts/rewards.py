@@ -120,10 +120,7 @@ class RewardScorer:
         return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
 
     async def try_on(self, episode: Episode) -> None:
-        """Call the functions for the first episode of this process: a mistake costs it alone, not all of its batch.
-
-        Raises UserError where one fails, unless `reward.on_error` is drop.
-        """
+        """Call the functions for this process's first episode: a mistake, a UserError, costs it alone, not a batch."""
         if not (self._tried or episode.failed):
             self._tried = True
             for function in self._functions:

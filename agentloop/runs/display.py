@@ -7,15 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol, TextIO
 
 from context.wording import visible_lines
 
 _OF_EVERY_ITERATION = ("collect", "update", "checkpoint", "report")
-_LONGEST_SILENCE = 15.0
-"""Seconds after which a line says how far what goes on has come."""
-_LOOKS = 5
-"""How often in that time it is looked whether something has to be said."""
 
 
 class RunDisplay(Protocol):
@@ -43,9 +40,7 @@ def time_left(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """75 seconds as `1:15`, an hour more as `1:01:15`."""
-    hours, rest = divmod(int(seconds), 3600)
-    minutes = f"{rest // 60}:{rest % 60:02d}"
-    return minutes if not hours else f"{hours}:{minutes:0>5}"
+    return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
@@ -70,16 +65,14 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
 class ConsoleDisplay:
     """Plain lines, for terminals, logs and pipes."""
 
+    silence = 15.0
+    """Seconds after which a line says how far what goes on has come."""
+
     def __init__(
-        self,
-        *,
-        stderr: bool = False,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        silence: float = _LONGEST_SILENCE,
+        self, *, stderr: bool = False, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`stderr` leaves stdout to what a program reads; `file` takes the lines in the place of both."""
-        self._file, self._stderr, self._clock, self.silence = file, stderr, clock, silence
+        self._file, self._stderr, self._clock = file, stderr, clock
         self._phase_began = self._shown_at = clock()
         self._phase, self._first, self._done, self._total = "", 0, 0, 0
         self._quiet = False
@@ -121,7 +114,7 @@ def speaking(display: RunDisplay) -> Iterator[None]:
     ended = threading.Event()
 
     def look() -> None:
-        while not ended.wait(display.silence / _LOOKS):
+        while not ended.wait(display.silence / 5):
             display.look()
 
     thread = threading.Thread(target=look, name="display", daemon=True)

@@ -175,10 +175,7 @@ def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
 
 
 def _from(began_in: Path, value: Any, key: str) -> Any:
-    """A setting whose files are named from anywhere, where they are there as named from the directory the run began in.
-
-    On another machine, or where they have been moved, they are looked for from here.
-    """
+    """A setting with its files as named from where the run began; those that are not there are looked for from here."""
     if isinstance(value, Mapping):
         return {name: _from(began_in, each, "attach" if key == "attach" else name) for name, each in value.items()}
     if isinstance(value, list):

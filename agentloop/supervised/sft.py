@@ -228,10 +228,10 @@ class _Training:
         batch, context = self._config.batch, self._config.context
         with stop.working(), memory_suffices(batch.micro_batch_tokens):
             tokens = max(batch.micro_batch_tokens, context.max_tokens)
-            to_come = self._optimizer.bytes_to_come()
             if self._actor.device.type == "cpu" and self.update == 0:
-                self._display.note(check_memory(self._actor, self._config, to_come=to_come, there=machine_memory()))
-            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=to_come)
+                state = self._optimizer.bytes_of_state()
+                self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
+            chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
             if chosen is not None:
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:

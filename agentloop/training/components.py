@@ -42,12 +42,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
-from agentloop.training.startup_checks import (
-    check_disk,
-    check_sampling_memory,
-    check_scoring,
-    free_memory,
-)
+from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring, free_memory
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -194,12 +189,11 @@ def _connected(
             to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
     if checkpoint is None and isinstance(trainer, Trainer):
+        state, free = trainer.bytes_of_state(), shutil.disk_usage(folder.path).free
         if actor.device.type == "cpu":
-            to_come = trainer.bytes_to_come()
-            display.note(check_memory(actor, config, to_come=to_come, there=machine_memory()))
-        sizes = {"weights": weights.bytes_of_files, "state": trainer.bytes_of_state()}
-        free = shutil.disk_usage(folder.path).free
-        display.note(check_disk(config, **sizes, least_policies=publisher.least_folders, free=free))
+            display.note(check_memory(actor, config, state=state, there=machine_memory()))
+        sizes = {"weights": weights.bytes_of_files, "state": state, "least_policies": publisher.least_folders}
+        display.note(check_disk(config, **sizes, free=free))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)

@@ -88,7 +88,6 @@ class Loop:
         parts.publisher.publish(iteration)
         later = self.evict(iteration, appended)
         clock.lap("publish")
-        self.state.training_seconds += clock.total
         later |= self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
         if self.pace.is_evaluated(iteration):
             later |= self.evaluate()

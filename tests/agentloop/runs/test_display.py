@@ -99,7 +99,8 @@ def test_display_speaks_while_nothing_of_a_phase_ends() -> None:
             return written
 
     written = Heard()
-    display = ConsoleDisplay(file=written, silence=0.01)
+    display = ConsoleDisplay(file=written)
+    display.silence = 0.01
     with speaking(display):
         display.phase("evaluate", 0, 64)
         assert written.twice.wait(60)

@@ -221,14 +221,14 @@ def test_disk_that_a_run_takes_is_said_before_it_begins(checkpoint: dict[str, An
 
 def test_memory_that_an_update_takes_is_said_before_the_first(loaded: LoadedModel) -> None:
     actor, config = Actor(loaded.model), RunConfig()
-    weights = sum(weight.numel() * 4 for weight in loaded.model.parameters())
-    least = check_memory(actor, config, to_come=GB, there=10 * GB)
-    assert least.startswith("memory: at most 1.") and "a pass of 1,536 tokens " in least and "Too much" not in least
-    assert check_memory(actor, config, to_come=GB, there=GB + weights).endswith(
+    held = GB + sum(weight.numel() * (4 + 4) for weight in loaded.model.parameters())
+    least = check_memory(actor, config, state=GB, there=10 * GB)
+    assert least.startswith("memory: up to 1.") and "a pass of 1,536 tokens " in least and "Too much" not in least
+    assert check_memory(actor, config, state=GB, there=held).endswith(
         "Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true."
     )
-    with pytest.raises(UserError, match=r"fit into memory, got 1\.0 GB of it\. Train adapters \(lora\.rank\)"):
-        check_memory(actor, config, to_come=GB, there=GB)
+    with pytest.raises(UserError, match=r"got 1\.0 GB where there are 1\.0 GB\. Train adapters \(lora\.rank\)"):
+        check_memory(actor, config, state=GB, there=held - 1)
 
 
 @pytest.mark.slow
