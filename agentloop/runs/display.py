@@ -106,8 +106,8 @@ class ConsoleDisplay:
 
 
 @contextmanager
-def speaking(display: RunDisplay) -> Iterator[None]:
-    """Within, the console is told what is under way even while nothing of it ends; other displays see to themselves."""
+def showing_progress(display: RunDisplay) -> Iterator[None]:
+    """Within, the console shows what is under way even while nothing of it ends; other displays see to themselves."""
     if not isinstance(display, ConsoleDisplay):
         yield
         return

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from os.path import isdir, isfile  # unlike those of paths they take any text
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -184,7 +185,9 @@ def _from(began_in: Path, value: Any, key: str) -> Any:
         return value
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
     place = began_in / file.removeprefix("hf:")
-    there = place.is_file() or (place.is_dir() and key in _FOLDERS) or ("{split}" in file and place.parent.is_dir())
+    before, split, _ = file.partition("{split}")
+    folder = (began_in / f"{before}x").parent if split else place
+    there = isfile(place) or (key in _FOLDERS and isdir(folder))
     return f"{place}{colon}{name}" if there else value
 
 

@@ -33,7 +33,7 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, speaking
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
@@ -72,7 +72,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     config = _own_run(config) if run is None else config
     display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
-    with folder.lock(), graceful_stop(display.note) as stop, speaking(display):
+    with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
         data = data or _read(config, _first_model(folder, display), display, saved=saved)

@@ -21,7 +21,7 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent, speaking
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent, showing_progress
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -113,7 +113,7 @@ def train(
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
         display = display or ConsoleDisplay()
-        with folder.lock(), graceful_stop(display.note) as stop, speaking(display):
+        with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
             checkpoint = newest_checkpoint(folder.checkpoints)
             if checkpoint is not None:
                 check_length(folder.config, checkpoint.values["loop"]["iteration"], folder.path)

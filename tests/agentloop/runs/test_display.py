@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from agentloop.runs.display import ConsoleDisplay, speaking
+from agentloop.runs.display import ConsoleDisplay, showing_progress
 
 FIGURES = {
     "rollout/success": 0.172,
@@ -101,7 +101,7 @@ def test_display_speaks_while_nothing_of_a_phase_ends() -> None:
     written = Heard()
     display = ConsoleDisplay(file=written)
     display.silence = 0.01
-    with speaking(display):
+    with showing_progress(display):
         display.phase("evaluate", 0, 64)
         assert written.twice.wait(60)
         display.phase("evaluate", 64, 64)

@@ -177,7 +177,8 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     shutil.copytree(qwen2, "model")
-    shutil.copy(ENVIRONMENTS / "parity.py", "parity.py")
+    hinted = "class Hinted(RowParity):\n    def __init__(self, hint: str) -> None:\n        self.hint = hint\n"
+    Path("parity.py").write_text((ENVIRONMENTS / "parity.py").read_text() + f"\n\n{hinted}")
     for split in ("train", "test"):
         rows = [{"prompt": f"{split} {number}", "number": number} for number in range(4)]
         Path(f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -186,7 +187,7 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
         Path("runs"),
         Path("model"),
         run={"iterations": 1},
-        environment={"name": "parity.py:RowParity"},
+        environment={"name": "parity.py:Hinted", "options": {"hint": "Long. " * 999}},
         tasks={"data": "data/{split}.jsonl", "held_out": "test"},
         reward={"functions": [{"function": "rewards.py:brief", "weight": 0.5}]},
     )
