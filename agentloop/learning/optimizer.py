@@ -131,11 +131,8 @@ class WeightOptimizer:
 
     def bytes_of_state(self) -> int:
         """What `state()` holds once every parameter was moved."""
-        parts = [
-            (target.numel(), _MEANS[self._movers[name]], name in self._masters)
-            for name, target in self._targets.items()
-        ]
-        return sum(4 * numbers * (kept + has_master) for numbers, kept, has_master in parts)
+        kept = {name: _MEANS[self._movers[name]] + (name in self._masters) for name in self._targets}
+        return sum(4 * target.numel() * kept[name] for name, target in self._targets.items())
 
     def step(self, gradient_norm: float) -> None:
         """Scale gradients of norm `gradient_norm` down to `max_grad_norm`, apply them and clear them."""

@@ -204,10 +204,8 @@ def open_run_folder(path: Path) -> RunFolder:
     """An existing run; the error says what is missing."""
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
-        environments = tuple(identity.get("environments", ()))
-        return RunFolder(
-            path, identity["id"], _read(identity["config"], path, Path(identity["began_in"])), environments
-        )
+        environments, began_in = tuple(identity.get("environments", ())), Path(identity["began_in"])
+        return RunFolder(path, identity["id"], _read(identity["config"], path, began_in), environments)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
