@@ -32,7 +32,7 @@ def run_identity(run_folder: Path) -> RunIdentity:
     try:
         identity = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
         return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return RunIdentity(None, None)
 
 

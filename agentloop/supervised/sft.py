@@ -21,7 +21,7 @@ from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, check_positions, muted_libraries
-from agentloop.models.memory import choose_checkpointing, memory_suffices
+from agentloop.models.memory import check_memory, choose_checkpointing, machine_memory, memory_suffices
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
@@ -33,7 +33,7 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
@@ -72,7 +72,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     config = _own_run(config) if run is None else config
     display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
-    with folder.lock(), graceful_stop(display.note) as stop:
+    with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
         data = data or _read(config, _first_model(folder, display), display, saved=saved)
@@ -228,6 +228,9 @@ class _Training:
         batch, context = self._config.batch, self._config.context
         with stop.working(), memory_suffices(batch.micro_batch_tokens):
             tokens = max(batch.micro_batch_tokens, context.max_tokens)
+            if self._actor.device.type == "cpu" and self.update == 0:
+                state = self._optimizer.bytes_of_state()
+                self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
             chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
             if chosen is not None:
                 self._display.note(chosen)

@@ -22,6 +22,7 @@ from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.rewards import RewardScorer
 from context import ContextManager
 
 
@@ -91,19 +92,28 @@ Progress = Callable[[int, int], None]
 
 
 def run_episodes(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
+    actors: Actors,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    *,
+    progress: Progress = lambda *_: None,
+    scorer: RewardScorer | None = None,
 ) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    """Run one episode per task, `rollout.parallel` at a time; yields them in order.
+
+    `scorer`: whose functions are tried on the first episode that ends. Raises UserError where they fail.
+    """
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
+    progress(0, len(tasks))
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks))))
+        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), scorer))
         return
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
         ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
         together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended))
+        yield from run_coroutine(_run(actors, chunk, config, together, ended, scorer))
 
 
 async def _run(
@@ -112,6 +122,7 @@ async def _run(
     config: RunConfig,
     turns: ConcurrentTurns | TogetherTurns,
     progress: Callable[[int], None],
+    scorer: RewardScorer | None,
 ) -> list[Episode]:
     threads = WorkerThreads(config.rollout.tool_threads)
     places = asyncio.Semaphore(config.rollout.parallel)
@@ -120,10 +131,10 @@ async def _run(
     async def one(number: int, task: Task) -> Episode:
         nonlocal ended
         async with places:
-            try:
-                episode = await play_episode(actors, task, config, partial(turns.ask, number), threads)
-            finally:
-                turns.ended()
+            episode = await play_episode(actors, task, config, partial(turns.ask, number), threads)
+            if scorer is not None:
+                await scorer.try_on(episode)
+            turns.ended()  # after a failure nobody goes on
         ended += 1
         progress(ended)
         return episode

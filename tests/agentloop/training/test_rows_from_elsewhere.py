@@ -65,6 +65,7 @@ def test_a_buffer_of_another_tokenizer_is_refused(first: Path, tmp_path: Path) -
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(ExchangeError, match="replay.attach.x must hold rows that this run can learn from, got none"):
         train(short(tmp_path / "runs", llama, replay={"attach": {"x": str(first)}}), display=SilentDisplay())
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 CHAT = [

@@ -209,7 +209,7 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
     "planned batches": lambda store: store.tickets.planned(RUN, after=0),
-    "ended run": lambda store: store.roles.view(RUN).has_ended,
+    "ended run": lambda store: store.roles.view(RUN, lease_s=60.0).has_ended,
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
     "observations": _remembered,
