@@ -277,7 +277,8 @@ class DrawRecord:
     state: str = RESERVED
     advantage: Finite | None = None
     drift_mean: Finite | None = None
-    drift_max: Finite | None = None
+    token_gap_max: Finite | None = None
+    """Nats: the largest |old_log_prob - behavior_log_prob| of its action tokens."""
     ess_share: Finite | None = None
     """The row's weight over the sum of its stream's weights."""
     approx_kl: Finite | None = None

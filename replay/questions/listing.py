@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters import conditions
-from replay.questions.filters.fields import DRIFT, DRIFT_MAX
+from replay.questions.filters.fields import DRIFT, TOKEN_GAP_MAX
 from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
@@ -35,9 +35,9 @@ _SHOWN = (
     *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason", "uses")),
     _rows.group.label("group"),
     DRIFT.label("drift"),
-    DRIFT_MAX.label("drift_max"),
+    TOKEN_GAP_MAX.label("token_gap_max"),
 )
-_DRIFTS = {Sort.drift: DRIFT, Sort.drift_max: DRIFT_MAX}
+_DRIFTS = {Sort.drift: DRIFT, Sort.token_gap_max: TOKEN_GAP_MAX}
 
 
 @dataclass(frozen=True)

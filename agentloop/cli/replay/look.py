@@ -117,7 +117,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
         f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
-        f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
+        f" drift {number(drawn['drift_mean'], 3)}, largest gap {number(drawn['token_gap_max'], 3)} nats",
     ]
     return "\n".join(lines)
 
@@ -136,7 +136,7 @@ _LISTED: dict[str, Cell] = {
     "uses": "uses",
     "stale": ("staleness", 0),
     "drift": ("drift", 3),
-    "most": ("drift_max", 2),
+    "gap": ("token_gap_max", 2),
     "state": "state",
     "prompt": quoted("prompt", 48),
     "last answer": quoted("answer", 32),
@@ -149,7 +149,7 @@ _USES: dict[str, Cell] = {
     "stale": ("staleness", 0),
     "advantage": ("advantage", 3),
     "drift": ("drift_mean", 4),
-    "most": ("drift_max", 3),
+    "gap": ("token_gap_max", 3),
     "ess": ("ess_share", 4),
     "kl": ("approx_kl", 5),
     "clipped": ("clip_fraction", 3),
@@ -240,7 +240,7 @@ _TASKS: dict[str, Cell] = {
     "stored": "eligible",
     "replayed": "replayed",
     "drift": ("drift_mean", 3),
-    "most": ("drift_max", 2),
+    "gap": ("token_gap_max", 2),
     "prompt": quoted("prompt", 60),
 }
 

@@ -57,7 +57,7 @@ def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
     return newest.correlate(trajectories).scalar_subquery()
 
 
-DRIFT, DRIFT_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.drift_max)
+DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
 """NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
@@ -66,7 +66,7 @@ _ALL = (
     Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", _STALENESS),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
-    Field("drift_max", FieldKind.number, "largest drift of a token of it in that update", DRIFT_MAX),
+    Field("token_gap_max", FieldKind.number, "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats", TOKEN_GAP_MAX),
     Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field("tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),

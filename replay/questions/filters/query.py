@@ -32,7 +32,7 @@ class Sort(StrEnum):
     uses = "uses"
     staleness = "staleness"
     drift = "drift"
-    drift_max = "drift_max"
+    token_gap_max = "token_gap_max"
     stop_reason = "stop_reason"
     source = "source"
 

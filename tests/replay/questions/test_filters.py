@@ -171,7 +171,7 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "uses": lambda row: 0,
     "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
     "drift": lambda row: drift(ROWS.index(row)),
-    "drift_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
+    "token_gap_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
     "group_size": lambda row: 1 + ROWS.index(row) % 4,
     "group_success": lambda row: 0.5,
     "group_reward": lambda row: 0.5,
