@@ -29,7 +29,7 @@ _MOST_GROUPS = 200
 """The newest are listed one by one; of the others there is only what they add up to."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
-    *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
+    *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kinds", "state")),
     _rows.uses,
     _rows.group.label("group"),
 )

@@ -25,7 +25,18 @@ from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import OpenBuffer, asked_run
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
-from replay.text_tables import Cell, counted, ended, number, quoted, row_table, share, state_text, table, yes_or_no
+from replay.text_tables import (
+    Cell,
+    counted,
+    error_counts,
+    number,
+    quoted,
+    row_table,
+    share,
+    state_text,
+    table,
+    yes_or_no,
+)
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
@@ -130,8 +141,9 @@ _LISTED: dict[str, Cell] = {
     "success": yes_or_no("success"),
     "turns": "num_turns",
     "tools": "num_tool_calls",
+    "errors": lambda row: error_counts(row["error_kinds"]),
     "tokens": "num_tokens",
-    "stop": ended,
+    "stop": "stop_reason",
     "advantage": lambda row: f"{row['advantage']:+.2f}",
     "uses": "uses",
     "stale": ("staleness", 0),
@@ -198,8 +210,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
         means, least = number(row["mean_behavior_log_prob"], 3), number(row["min_behavior_log_prob"], 3)
         entropy = number(row["mean_entropy"], 3)
         lines += [
-            ("ended by", row["stop_reason"], f"error: {row['error_kind'] or 'none'}"),
+            ("ended by", row["stop_reason"]),
             ("length", f"{row['num_turns']} turns", f"{row['num_tool_calls']} tool calls"),
+            ("errors", error_counts(row["error_kinds"])),
             ("tokens", str(row["num_tokens"]), f"{row['num_action_tokens']} sampled"),
             ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
             ("log-probs", f"mean {means}", f"least {least}"),

@@ -28,6 +28,7 @@ class Sort(StrEnum):
     success = "success"
     turns = "turns"
     tools = "tools"
+    tool_errors = "tool_errors"
     tokens = "tokens"
     uses = "uses"
     staleness = "staleness"

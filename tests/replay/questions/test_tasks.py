@@ -123,7 +123,7 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     printed = ask("tasks", where, "--limit", "2").stdout.splitlines()
     assert printed[0] == "4 tasks tried, 2 never solved"
     assert printed[2].split() == [
-        *("task", "attempts", "solved", "success", "last", "stored", "replayed", "drift", "most", "prompt")
+        *("task", "attempts", "solved", "success", "last", "stored", "replayed", "drift", "gap", "prompt")
     ]
     assert printed[3].split()[:9] == ["hard", "3", "0", "0.0", "%", "2", "3", "2", "2.000"]
     assert printed[3].endswith("'Where is the key?'")
