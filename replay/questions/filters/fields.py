@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
 from replay.records import COMMITTED, STATES
+from replay.staleness import publishes_since
 from replay.storage.format.schema import draws, groups, policies, trajectories
 
 _rows = trajectories.c
@@ -48,8 +49,8 @@ class Field:
 
 
 _NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
-_STALENESS = _NEWEST.scalar_subquery() - _rows.policy_version_min
-"""The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
+_STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
+"""The row's today; NULL too where the run has published nothing."""
 
 
 def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
@@ -67,10 +68,20 @@ _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
     Field("advantage", FieldKind.number, "advantage within its group", _rows.advantage),
-    Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", _STALENESS),
+    Field(
+        "staleness",
+        FieldKind.whole,
+        "publishes of its own run since its oldest token was sampled, unknown of imported rows",
+        _STALENESS,
+    ),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
-    Field("token_gap_max", FieldKind.number, "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats", TOKEN_GAP_MAX),
+    Field(
+        "token_gap_max",
+        FieldKind.number,
+        "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats",
+        TOKEN_GAP_MAX,
+    ),
     Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
     Field("tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", TOOL_ERRORS),

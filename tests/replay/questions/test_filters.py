@@ -171,7 +171,9 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "uses": lambda row: 0,
     "error_kind": lambda row: row.record.error_kinds and AnyOf(row.record.error_kinds.split()),
     "tool_errors": lambda row: len((row.record.error_kinds or "").split()),
-    "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
+    "staleness": lambda row: (
+        None if (row.record.run, row.record.source) != (RUN, "self") else NEWEST - row.record.policy_version_min
+    ),
     "drift": lambda row: drift(ROWS.index(row)),
     "token_gap_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
     "group_size": lambda row: 1 + ROWS.index(row) % 4,

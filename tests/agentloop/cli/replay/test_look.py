@@ -42,7 +42,9 @@ from tests.fakes.records import (
 )
 from tests.fakes.replay_command import ask
 
-TITLES = "id iter task reward success turns tools errors tokens stop advantage uses stale drift gap state prompt last answer"
+TITLES = (
+    "id iter task reward success turns tools errors tokens stop advantage uses stale drift gap state prompt last answer"
+)
 USES = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
 
 

@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("a run")
     identify(path)
     with closing(new_store(path / "replay.sqlite")) as store:
-        split = replace(trajectory("split", segments=SPLIT, num_turns=3, error_kinds="raised malformed raised"), messages=SAID)
+        split = replace(
+            trajectory("split", segments=SPLIT, num_turns=3, error_kinds="raised malformed raised"), messages=SAID
+        )
         rows = [split, trajectory("scored", member=1, slot=1, reward=0.0), trajectory("gone", member=2, slot=2)]
         store.append([task()], [group(size=3)], rows)
         store.append([], [], [trajectory("broken", member=3, slot=3)])
