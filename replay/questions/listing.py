@@ -29,7 +29,9 @@ _GREATEST = 2**62
 """Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
 _COUNTED = {
-    Sort.turns: _rows.num_turns, Sort.tools: _rows.num_tool_calls, Sort.tokens: _rows.num_tokens,
+    Sort.turns: _rows.num_turns,
+    Sort.tools: _rows.num_tool_calls,
+    Sort.tokens: _rows.num_tokens,
     Sort.tool_errors: TOOL_ERRORS,
 }
 _SHOWN = (

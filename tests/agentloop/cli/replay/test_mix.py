@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -81,3 +82,13 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"
+
+
+@pytest.mark.slow
+def test_mix_says_that_it_copies_no_database_of_a_server(new_database: Callable[..., str]) -> None:
+    url = new_database()
+    iterated(url, 1).close()
+    refused = ask("mix", url, "--set", "replay.attach={earlier: runs/a}")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("agentloop: replay.attach must hold what postgresql")
+    assert "has already, got earlier: a server's database is not copied to look at it. Leave it out" in refused.stderr
