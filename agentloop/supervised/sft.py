@@ -41,6 +41,7 @@ from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.demonstrations import Demonstration, conversation_texts, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
+from replay.locate import METRICS
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
@@ -84,7 +85,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
         data = data or _read(config, _first_model(folder, display), display, saved=saved)
         update = checkpoint.values["update"] if checkpoint else -1
         sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
-        with closing(sinks), closing(ReplayStore.create(folder.database)) as store:
+        with closing(sinks), closing(ReplayStore.create(folder.path / METRICS)) as store:
             training = _Training(data, folder, sinks, store, display)
             training.begin(checkpoint)
             training.run(stop)
@@ -92,7 +93,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
 
 
 def _own_run(config: RunConfig) -> RunConfig:
-    """Numbered apart from the runs of its name, with a database of its own: the inspector's, with metrics alone."""
+    """Numbered apart from the runs of its name, and without a buffer."""
     run = config.run.model_copy(update={"name": config.run.name + _SUFFIX})
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 

@@ -24,6 +24,8 @@ from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
+from replay.errors import ReplayError
+from replay.locate import newest_run_folder
 from replay.pages.app import create_folder_app
 from replay.pages.views.runs_page import OpenedRuns
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
@@ -211,6 +213,8 @@ def test_inspector_lists_a_run_of_sft_and_shows_its_losses_and_what_it_was_train
     losses = [[row["iteration"], row["sft/held_out_loss"]] for row in rows if "sft/held_out_loss" in row]
     assert curves["held-out"] == losses and len(losses) > 2
     assert others == [200, 200]
+    with pytest.raises(ReplayError, match="^RUN must"):  # what is left out there means a run with a buffer
+        newest_run_folder(result.folder.parent)
 
 
 @pytest.mark.slow
