@@ -89,7 +89,7 @@ def test_conversation_is_shown_by_turns(page: Served) -> None:
     text = page.words("/trajectories/split")
     for line in ("◆ llm", "▲ env", "▼ initialization", "calls lookup", '{"key": "nan"}', "in the drawer"):
         assert line in text
-    assert "ended by final, failed calls: 2 raised, 1 malformed" in text
+    assert "ended by final, tool errors: 2 raised, 1 malformed" in text
     assert re.findall(r'<span class="badge bad">(raised|malformed)</span>', shown) == ["raised"]
     # A line break at the beginning of <pre> is dropped by browsers: there is one more.
     assert "<pre>\n\nWhere is the key?</pre>" in shown
