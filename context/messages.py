@@ -38,6 +38,8 @@ class Message:
     """The thinking before `content`, for templates that write it apart; None: there was none."""
     note: str = ""
     """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
+    error_kind: str | None = None
+    """What went wrong in the tool call that this answers; None: nothing, or it answers none."""
 
 
 def check_message(message: Any) -> None:

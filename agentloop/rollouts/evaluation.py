@@ -213,7 +213,7 @@ def held_out_episode(
         reward=outcome.reward,
         success=outcome.success,
         stop_reason=outcome.stop_reason,
-        error_kind=episode.error_kind,
+        error_kinds=" ".join(episode.error_kinds) or None,
         num_turns=outcome.turns,
         num_tool_calls=episode.num_tool_calls,
         messages=episode.messages,

@@ -154,7 +154,7 @@ def test_failed_episodes_are_stored_once_more_as_what_they_solved(finished: Trai
 
 def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:
     database = finished.folder / "replay.sqlite"
-    query = """select d.drift_mean, d.drift_max, d.ess_share, d.advantage, d.clip_fraction, d.staleness,
+    query = """select d.drift_mean, d.token_gap_max, d.ess_share, d.advantage, d.clip_fraction, d.staleness,
                d.iteration - t.iteration from draws d join trajectories t on t.id = d.trajectory
                where t.source = '{}' and d.stream = 'replay'"""
     drawn = rows(database, query.format("hindsight"))

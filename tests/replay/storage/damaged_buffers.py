@@ -66,7 +66,7 @@ def fill(location: Location) -> None:
         store.add_metrics(RUN, 3, {"eval/success": 0.5, "actor/replay/ess": 0.9})
         place: dict[str, Any] = {"group": "g-long", "iteration": 3}
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
-        cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
+        cut = trajectory("cut", slot=9, error_kinds="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
         given = trajectory("redacted", slot=10, **place)
         store.append([], [], [given], redact=lambda said: said[:2])
