@@ -23,7 +23,7 @@ from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, R
 from context.messages import canonical_json, shown_messages
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
-from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
+from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.tokens.training_sequence import TrainingControl
 
@@ -177,10 +177,8 @@ def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: C
     for opening in openings:
         problem = hidden_message(template, opening, factory.tools)
         if problem is None and factory.tools and not section.allow_hidden_tools:
-            problem = (
-                hidden_tools(template, factory.tools, opening, described=named)
-                or (None if named else hidden_calls(template))
-                or hidden_result(template, opening, factory.tools)
+            problem = hidden_tools(template, factory.tools, opening, described=named) or hidden_result(
+                template, opening, factory.tools
             )
         if problem is not None:
             raise UserError(problem)

@@ -110,7 +110,6 @@ def _episode(
         (reward or 0.0) if stop_reason == StopReason.ANSWERED else math.nan if not segments else 0.0,
         stop_reason,
         None if problem is None else shortened(problem),
-        error_kind=None,
         num_turns=len(replies),
         num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
         entropies=tuple(opened.entropies),
