@@ -151,12 +151,9 @@ def checked_nodes(nodes: Iterable[Node], *, with_messages: bool = True) -> tuple
     return tuple(found)
 
 
-def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
-    """The training sequences: the paths that no longer one holds, in the order of time.
-
-    Each delivered reply is trained once, in the first of them that holds all of it. Elsewhere what was sampled is
-    shown again: author `history`, without log-probs.
-    """
+def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
+    """The paths that no longer one holds, by the node that they end with, in the order of time: each is a training
+    sequence."""
     paths = {node.number: path_of(nodes, node.number) for node in nodes if node.is_trained}
     held = {
         part
@@ -164,12 +161,20 @@ def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, .
         for part, count in path
         if part != number and count == len(nodes[part].tokens)
     }
+    return {number: path for number, path in paths.items() if number not in held}
+
+
+def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
+    """The training sequences.
+
+    Each delivered reply is trained once, in the first of them that holds all of it. Elsewhere what was sampled is
+    shown again: author `history`, without log-probs.
+    """
     trained: set[int] = set()
     segments: list[Segment] = []
-    for number, path in paths.items():
-        if number not in held:
-            tokens = TokenSequence.concatenate(_shown(nodes, path, trained, authors))
-            segments.append(Segment(tokens, _reason(nodes[number], first=not segments)))
+    for number, path in sequences_of(nodes).items():
+        tokens = TokenSequence.concatenate(_shown(nodes, path, trained, authors))
+        segments.append(Segment(tokens, _reason(nodes[number], first=not segments)))
     return tuple(segments)
 
 

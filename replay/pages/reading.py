@@ -144,6 +144,18 @@ def turns(
     ]
 
 
+def requests(messages: Sequence[QueryResult], asked: Sequence[QueryResult], *, to_the_end: bool) -> list[QueryResult]:
+    """Requests of an agent's session with what each of them added to the conversation that it goes on from; behind the
+    last one, without a number, what the agent's program wrote."""
+    spans = [(one["number"], one["first_message"], one["first_message"] + one["num_messages"]) for one in asked]
+    spans += [(None, spans[-1][2], len(messages))] if to_the_end else []
+    return [
+        {"number": number, "said": [shown_message(messages[place], place) for place in range(start, end)]}
+        for number, start, end in spans
+        if number is not None or start < end
+    ]
+
+
 def shown_message(message: QueryResult, position: int) -> QueryResult:
     """A message with its `texts`, each with a label; none: the message itself, whose JSON is laid out in lines."""
     content, texts = message["content"], []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from context.authors import AuthorTable
+from context.tokens.session_nodes import Node, Path, sequences_of
 from context.tokens.token_sequence import (
     MOST_TOKENS_OF_A_CHARACTER,
     NOT_SAMPLED,
@@ -161,8 +162,11 @@ def turns_of(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int
     """[T] per segment: the turn of each token, -1 for none, and everywhere if there are fewer replies than turns.
 
     A reply is a maximal run of action tokens in a segment of the conversation itself; the last ones are the turns, and
-    what stands before the first was spoken in the policy's place.
+    what stands before the first was spoken in the policy's place. Of an agent's session: the number of the request that
+    was answered so, in each sequence that shows the whole reply.
     """
+    if found.nodes:
+        return [_turns_of_path(found.nodes, path) for path in sequences_of(found.nodes).values()]
     turns = [np.full(len(segment.tokens), _NO_TURN, np.int32) for segment in found.segments]
     answers = [
         (turn, start, end)
@@ -175,6 +179,14 @@ def turns_of(found: Trajectory, authors: AuthorTable) -> list[npt.NDArray[np.int
         for number, (turn, start, end) in enumerate(answers[turns_before:]):
             turn[start:end] = number
     return turns
+
+
+def _turns_of_path(nodes: Sequence[Node], path: Path) -> npt.NDArray[np.int32]:
+    turns = []
+    for number, count in path:
+        sampled = nodes[number].num_sampled if count == len(nodes[number].tokens) else 0
+        turns.append(np.repeat(np.array([_NO_TURN, number], np.int32), [count - sampled, sampled]))
+    return np.concatenate(turns)
 
 
 def same_start(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:

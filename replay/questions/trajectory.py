@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
 import sqlalchemy as sa
 
 from context.authors import HISTORY, AuthorTable
@@ -18,6 +19,7 @@ from context.tokens.token_sequence import Decoder, Segment, loss_mask, response_
 from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.questions.filters.query import QueryResult
+from replay.questions.session import requests_of
 from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
@@ -45,6 +47,8 @@ from replay.store import ReplayStore
 _rows = schema.trajectories.c
 _MOST_MEMBERS = 256
 """The most members of a group that are listed."""
+_MOST_EARLIER = 32
+"""Segments of a session before another one that it is compared with."""
 _SHOWN = 12
 """Tokens shown where a segment parts from the one before."""
 
@@ -74,6 +78,7 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
     `problem` is None, or says why there are no tokens: of a corrupt row nothing is shown that can't be trusted, and
     `record`, `group` and `task` are None; of an evicted one `record` is None and `reclaimed` says what is left.
     `iteration_committed`: whether the iteration it was collected in can be asked for; that of an import can't.
+    `requests`: those of an agent's session.
     """
     id = find(store, id_prefix)
     with store.reading() as connection:
@@ -97,13 +102,14 @@ def overview(store: ReplayStore, id_prefix: str, *, codec_of: CodecOf = no_codec
         "segments": _parts(found, authors, scores, codec_of(found.record.run)),
         "scored": max(scores.values(), key=lambda score: int(score["policy_version"]), default=None),
         "messages": [*map(plain_message, found.messages)],
+        "requests": requests_of(found.nodes),
     }
 
 
 _MOST_CHILDREN = 20
 _NOTHING: QueryResult = {
     **dict.fromkeys(("record", "reclaimed", "group", "task", "staleness", "scored", "iteration_committed")),
-    **{name: [] for name in ("authors", "members", "segments", "messages")},
+    **{name: [] for name in ("authors", "members", "segments", "messages", "requests")},
 }
 
 
@@ -209,13 +215,15 @@ def _scores(connection: sa.Connection, id: str) -> dict[int, QueryResult]:
 def _parts(
     found: Trajectory, authors: AuthorTable, scores: dict[int, QueryResult], codec: Decoder | None
 ) -> list[QueryResult]:
-    """A line per segment: how long, why begun, and where it parts from what the policy had seen before."""
+    """A line per segment: how long, why begun, and where it parts from what the policy had seen before: of the segments
+    of a session, from the one that begins most like it."""
     turns = turns_of(found, authors)
-    main: Segment | None = None
+    earlier: list[Segment] = []
     answers: list[QueryResult] = []
     for position, (segment, turn) in enumerate(zip(found.segments, turns, strict=True)):
         tokens = segment.tokens
-        sampled = turn[turn >= 0]
+        sampled = np.unique(turn[turn >= 0]).tolist()
+        before = max(earlier, key=lambda one: _same(one, segment), default=None)
         answers.append(
             {
                 "position": position,
@@ -224,20 +232,27 @@ def _parts(
                 "num_tokens": len(tokens),
                 "num_action_tokens": int(response_mask(tokens, authors).sum()),
                 "num_trained_tokens": int(loss_mask(tokens, authors).sum()),
-                "turns": [int(sampled.min()), int(sampled.max())] if len(sampled) else None,
-                "parted": None if main is None else _parting(main, segment, codec),
+                "turns": [sampled[0], sampled[-1]] if sampled and not found.nodes else None,
+                "requests": sampled if found.nodes else [],
+                "parted": None if before is None else _parting(before, segment, codec),
                 "scored_by": scores.get(position),
             }
         )
-        if segment.reason != "fork":
-            main = segment
+        if found.nodes:
+            earlier = [*earlier[-_MOST_EARLIER:], segment]
+        elif segment.reason != "fork":
+            earlier = [segment]
     return answers
+
+
+def _same(one: Segment, other: Segment) -> int:
+    return same_start(one.tokens.token_ids, other.tokens.token_ids)
 
 
 def _parting(before: Segment, now: Segment, codec: Decoder | None) -> QueryResult:
     """The first token that differs from the segment of the conversation before, and some tokens from there on."""
     was, becomes = before.tokens.token_ids, now.tokens.token_ids
-    index = same_start(was, becomes)
+    index = _same(before, now)
     ids = {
         "same": was[max(0, index - _SHOWN) : index].tolist(),
         "was": was[index : index + _SHOWN].tolist(),
@@ -256,7 +271,9 @@ def lineage_of(store: ReplayStore, id_prefix: str) -> QueryResult:
         facts = sa.select(asked.c.id, *COLLECTED, parent, groups.c.success_rate)
         collected = connection.execute(facts.select_from(with_collected(asked, asked.c.id))).mappings()
         uses, children = _uses(connection, id, policies.c.checkpoint), _children(connection, id)
-        return {**dict(collected.one()), "uses": uses, "children": children}
+        stored = load(connection, [id]).whole.get(id)
+        requests = [] if stored is None else requests_of(stored.nodes)
+        return {**dict(collected.one()), "uses": uses, "children": children, "requests": requests}
 
 
 MOST_SHORT = 200

@@ -10,6 +10,7 @@ from typing import Any
 
 from context import Message, RenderError, ToolCall, choose_parser
 from context.conversation_tree import ConversationTree
+from context.tokens.session_nodes import Node, Status
 from tests.fakes.families import Family, family
 
 PARSERS = {"chatml": "hermes", "llama3": "llama3_json", "mistral": "mistral"}
@@ -148,3 +149,28 @@ def random_session(seed: int, *, asked: Asked = lambda *_: None) -> RandomSessio
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, ids, strict=True)]
         agent.conversations[conversation].append(replace(said, tool_calls=tuple(calls)))
     return session
+
+
+def planned_session() -> list[Node]:
+    """A planner with a sub-agent between its requests, which then begins again from a summary; what it asked aside, a
+    reply that it never got, and a prompt that had no room."""
+    tree, model = tree_of(family("chatml")), family("chatml")
+    asked = [Message("system", "You plan."), Message("user", "Find pearl.")]
+    searching = [Message("system", "You look things up."), Message("user", "Where is pearl?")]
+
+    def ask(said: list[Message], text: str, agent: str = "planner", status: Status = Status.UNDELIVERED) -> None:
+        ids = [*model.codec.encode(text), model.end_id]
+        node, reply = tree.add(tree.prompt(said), ids, [-0.5] * len(ids), policy_version=0, agent=agent, status=status)
+        if agent != "gone":
+            tree.delivered(node.number)
+        said += [reply.message, Message("user", "Go on.")]
+
+    ask(asked, "I ask.")
+    ask(asked, "I ask again.")
+    ask(searching, "It is 78.", "searcher")
+    ask(asked, "78, then.")
+    ask([asked[0], Message("user", "So far: 78. Go on.")], "The code is 78.")
+    ask([Message("user", "A title?")], "Pearl.", status=Status.ASIDE)
+    ask([Message("user", "Still there?")], "Yes.", "gone")
+    tree.refuse(tree.prompt([Message("user", "Too long")]), agent="searcher")
+    return tree.nodes

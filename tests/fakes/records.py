@@ -16,7 +16,7 @@ import psycopg
 
 from context.authors import ENV, LLM, TEMPLATE, USER, default_authors
 from context.messages import Message, ToolCall
-from context.tokens.session_nodes import segments_of
+from context.tokens.session_nodes import Node, segments_of
 from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.mixing.request import DrawRequest, Limits, Pick
@@ -33,7 +33,7 @@ from replay.records import (
 )
 from replay.sampling.samplers import Sampler, make_sampler
 from replay.storage.databases import Location
-from tests.fakes.random_agents import random_session
+from tests.fakes.random_agents import planned_session, random_session
 
 AUTHORS = default_authors()
 RUN = "run-1"
@@ -127,10 +127,18 @@ def trajectory(
     return Trajectory(replace(record, **changes), segments, messages)
 
 
-def session_row(id: str, seed: int = 5, **changes: Any) -> Trajectory:
-    """The row of an agent's session."""
-    nodes = tuple(random_session(seed).tree.nodes)
+def planned_row(id: str, **changes: Any) -> Trajectory:
+    """The row of a session with every kind of request, behind which its program says `done`."""
+    ending = Message("tool", "done", author=ENV, name="agent")
+    row = session_row(id, nodes=planned_session(), **changes)
+    return replace(row, messages=(*row.messages, ending))
+
+
+def session_row(id: str, seed: int = 5, *, nodes: Sequence[Node] | None = None, **changes: Any) -> Trajectory:
+    """The row of an agent's session, by default one of a random agent."""
+    nodes = tuple(random_session(seed).tree.nodes if nodes is None else nodes)
     said = tuple(message for node in nodes for message in node.messages)
+    changes = {"num_turns": sum(bool(node.num_sampled) for node in nodes), **changes}
     given = trajectory(id, segments=segments_of(nodes, AUTHORS), messages=said, source="gateway", **changes)
     return replace(given, nodes=nodes)
 

@@ -32,6 +32,7 @@ from replay.text_tables import (
     number,
     quoted,
     row_table,
+    session_table,
     share,
     state_text,
     table,
@@ -96,6 +97,8 @@ def show(
             say_json(answer)
             return
         say(_facts_text(answer))
+        if answer["requests"]:
+            say(f"\nrequests of its agent's session:\n{session_table(answer['requests'])}")
         if answer["segments"]:
             _print_tokens(buffer, answer["id"])
         else:
@@ -385,6 +388,8 @@ def _trajectory_text(answer: dict[str, Any]) -> str:
     ]
     if answer["children"]:
         facts.append(f"stored again as what it solved: {', '.join(answer['children'])}")
+    if answer["requests"]:
+        facts += ["", "requests of its agent's session:", *session_table(answer["requests"]).splitlines()]
     lines = [*map(visible, facts), "", "every update that used it:", uses_text(answer["uses"])]
     for use in answer["uses"]:
         held = use["held_by"] or "no checkpoint that is still there"

@@ -8,6 +8,7 @@ const near = "800px";
 const dash = "\u2013";
 
 const view = document.getElementById("tokens");
+const { unit } = view.dataset;
 const legend = document.getElementById("legend");
 const detail = document.getElementById("detail");
 const tip = document.getElementById("tip");
@@ -105,7 +106,7 @@ function beginStretch(block, index) {
   const stretch = element("div", `stretch by-${style.kind}`);
   const who = element("div", "who");
   who.append(element("span", "shape", style.shape), document.createTextNode(visibleText(name)));
-  if (answer.turns[index] != null) who.append(element("span", "turn-of", `turn ${answer.turns[index]}`));
+  if (answer.turns[index] != null) who.append(element("span", "turn-of", `${unit} ${answer.turns[index]}`));
   const line = element("div", "line");
   stretch.append(who, line);
   block.node.append(stretch);
@@ -247,7 +248,7 @@ function facts(at) {
       ["drift", answer.drift ? formatted(answer.drift[index]) : "never scored"],
       ["advantage", answer.advantages[index] == null ? dash : `${formatted(answer.advantages[index], 3)} ${where}`],
       ["policy", answer.policy_versions[index] == null ? dash : `version ${answer.policy_versions[index]}`],
-      ["turn", answer.turns[index] == null ? dash : String(answer.turns[index])],
+      [unit, answer.turns[index] == null ? dash : String(answer.turns[index])],
     ],
   };
 }

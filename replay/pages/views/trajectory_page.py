@@ -12,7 +12,7 @@ from replay import questions
 from replay.errors import ReplayError
 from replay.pages.addresses import BadQuery, address, choice, in_path, text, texts, whole, whole_number
 from replay.pages.page import Page
-from replay.pages.reading import codec_of, rescore_command, shown_message, spelled, style_of, turns, unread
+from replay.pages.reading import codec_of, requests, rescore_command, shown_message, spelled, style_of, turns, unread
 from replay.questions import QueryResult, compare
 from replay.questions.open_buffer import OpenBuffer
 
@@ -72,10 +72,23 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
 
 def _conversation(found: QueryResult, turn: int) -> QueryResult:
     """The turns of one page of the conversation, and the first turns of all its pages."""
-    count = found["record"]["num_turns"]
+    count = len(found["requests"]) or found["record"]["num_turns"]
     first = min(turn, max(0, count - 1)) // _TURNS * _TURNS
-    shown = turns(found["messages"], found["authors"], count, first=first, count=_TURNS)
-    return {"turns": shown, "first_turn": first, "turn_pages": list(range(0, count, _TURNS)), "page_turns": _TURNS}
+    asked, messages = found["requests"][first : first + _TURNS], found["messages"]
+    shown = (
+        requests(messages, asked, to_the_end=first + _TURNS >= count)
+        if asked
+        else turns(messages, found["authors"], count, first=first, count=_TURNS)
+    )
+    pages = list(range(0, count, _TURNS))
+    return {
+        "turns": shown,
+        "asked": asked,
+        "first_turn": first,
+        "turn_pages": pages,
+        "page_turns": _TURNS,
+        "num": count,
+    }
 
 
 def tokens(source: OpenBuffer, request: Request) -> QueryResult:

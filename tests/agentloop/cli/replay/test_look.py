@@ -34,6 +34,7 @@ from tests.fakes.records import (
     group,
     iterated,
     new_store,
+    planned_row,
     run_record,
     sql,
     task,
@@ -98,6 +99,16 @@ def test_stats_count_rows_of_each_source(tmp_path: Path) -> None:
     printed = [line.split() for line in ask("stats", tmp_path / "replay.sqlite").stdout.splitlines()]
     assert ["hindsight", "2,", "100.0", "%", "successful"] in printed
     assert ["self", "2,", "50.0", "%", "successful"] in printed
+
+
+def test_show_and_lineage_print_the_requests_of_a_session(tmp_path: Path) -> None:
+    with closing(new_store(tmp_path / "replay.sqlite")) as store:
+        store.append([task()], [group()], [planned_row("agents")])
+    for command in ("show", "lineage"):
+        printed = [line.split() for line in ask(command, "agents", tmp_path / "replay.sqlite").stdout.splitlines()]
+        assert ["2", "│", "●", "searcher", "new", "trained", "5", "31", "6", "0"] in printed
+        assert ["4", "●", "planner", "edited,", "from", "0", "trained", "14", "22", "7", "2"] in printed
+        assert ["6", "●", "gone", "new", "undelivered", "3", "16", "5", "-"] in printed
 
 
 def test_ls_prints_a_line_each_sorts_filters_and_prints_json(run: Path) -> None:

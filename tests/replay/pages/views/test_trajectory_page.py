@@ -21,7 +21,21 @@ from replay.pages.reading import codec_of, folded, indented, rescore_command, sp
 from replay.questions.open_buffer import OpenBuffer, open_buffer
 from replay.sampling.samplers import make_sampler
 from replay.storage.format import schema
-from tests.fakes.records import RUN, group, iterate, new_store, policy, run_record, sql, task, tokens, trajectory
+from tests.fakes.random_agents import planned_session
+from tests.fakes.records import (
+    RUN,
+    group,
+    iterate,
+    new_store,
+    planned_row,
+    policy,
+    run_record,
+    session_row,
+    sql,
+    task,
+    tokens,
+    trajectory,
+)
 from tests.replay.pages.serving import Served, inspecting
 
 SPLIT = (
@@ -162,6 +176,35 @@ def test_every_update_is_a_line_of_a_table(tmp_path: Path) -> None:
             shown = server.ask(address("trajectories", drawn[0], view="updates")).text
     assert shown.count('<span class="badge replay">') == drawn.count(drawn[0])
     assert shown.count("<td>1.1000</td>") == shown.count('<tr data-href="/runs/')  # every mean drift
+
+
+def test_session_of_an_agent_is_a_tree_with_what_each_request_added(file_store: ReplayStore) -> None:
+    file_store.append([task()], [group()], [planned_row("agents")])
+    with inspecting(file_store) as server:
+        shown, text = server.page("/trajectories/agents"), server.words("/trajectories/agents")
+        for line in (
+            "0 ● planner new trained 0 27 6 1",
+            "2 │ ● searcher new trained 5 31 6 0",
+            "4 ● planner edited, from 0 trained 14 22 7 2",
+            "7 ● searcher new refused 3 14 0 –",
+        ):
+            assert line in text
+        assert re.findall(r'href="#turn-(\d)"', shown) == re.findall(r'id="turn-(\d)"', shown) == [*"01234567"]
+        assert 'href="/trajectories/agents?view=tokens&amp;segment=2"' in shown
+        asked = re.search(r'id="turn-2".*?</section>', shown, re.S)
+        assert asked is not None and "You look things up." in asked[0] and "searcher, new, trained" in asked[0]
+        assert re.search(r'id="end".*?done.*?</section>', shown, re.S) is not None
+        why = server.words("/trajectories/agents?view=tokens&segment=1")
+        assert "did not go on from the reply before it" in why and "requests 0, 1, 3" in why
+
+
+def test_long_session_is_shown_some_requests_at_a_time(file_store: ReplayStore) -> None:
+    nodes = [replace(planned_session()[0], number=number) for number in range(70)]
+    file_store.append([task()], [group()], [session_row("long", nodes=nodes)])
+    with inspecting(file_store) as server:
+        shown = server.page("/trajectories/long?turn=65")
+    assert re.findall(r'id="turn-(\d+)"', shown) == [str(number) for number in range(60, 70)]
+    assert "60–69" in shown and 'href="#turn-59"' not in shown
 
 
 def test_rescore_command_can_be_typed_whatever_the_names_are(folder: Path, tmp_path: Path) -> None:

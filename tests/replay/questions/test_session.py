@@ -1,0 +1,96 @@
+"""What the tree of an agent's session looks like to people: its requests, its branches, and whose each token is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from context.tokens.session_nodes import Fork, Node, Place, Status
+from context.tokens.token_sequence import loss_mask
+from replay import ReplayStore, questions
+from replay.questions.session import requests_of
+from replay.questions.tokens import turns_of
+from replay.questions.trajectory import lineage_of
+from tests.fakes.random_agents import planned_session
+from tests.fakes.records import AUTHORS, group, planned_row, session_row, task, tokens
+
+
+def test_requests_say_what_they_go_on_from_or_why_they_fork() -> None:
+    found = requests_of(planned_session())
+    assert [(one["agent"], one["begins"], one["lanes"], one["status"], one["segment"]) for one in found] == [
+        ("planner", "new", "●", "trained", 1),
+        ("planner", "goes on from 0", "●", "trained", 1),
+        ("searcher", "new", "│ ●", "trained", 0),  # the planner goes on behind it
+        ("planner", "goes on from 1", "●", "trained", 1),
+        ("planner", "edited, from 0", "●", "trained", 2),
+        ("planner", "new", "●", "aside", None),
+        ("gone", "new", "●", "undelivered", None),
+        ("searcher", "new", "●", "refused", None),
+    ]
+
+
+def test_requests_share_out_tokens_and_messages() -> None:
+    nodes = planned_session()
+    found = requests_of(nodes)
+    assert [one["new_tokens"] + one["sampled_tokens"] for one in found] == [len(node.tokens) for node in nodes]
+    assert [one["kept_tokens"] for one in found][:2] == [0, len(nodes[0].tokens)]
+    ends = [one["first_message"] + one["num_messages"] for one in found]
+    assert [one["first_message"] for one in found] == [0, *ends[:-1]]
+
+
+def begun(*parents: int | None) -> list[Node]:
+    """Requests that go on from these; None: from none."""
+    made = []
+    for number, parent in enumerate(parents):
+        place = Place(parent, 0, 0, "", Fork.NEW if parent is None else None)
+        made.append(Node(number, place, tokens([5], ["llm"]), 1, (), Status.TRAINED))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("parents", "lanes"),
+    [
+        ((None, None, 0, 1), ["●", "│ ●", "● │", "  ●"]),
+        ((None, 0, 0), ["●", "●", "●"]),  # both go on from the first, which ends with the second of them
+        ((None, 0, 0, 1), ["●", "●", "│ ●", "●"]),
+        ((None, None, None, 0, 1, 2), ["●", "│ ●", "│ │ ●", "● │ │", "  ● │", "    ●"]),
+    ],
+)
+def test_branches_that_go_on_stand_beside_each_other(parents: tuple[int | None, ...], lanes: list[str]) -> None:
+    assert [one["lanes"] for one in requests_of(begun(*parents))] == lanes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tokens_have_the_request_that_was_answered_with_them_wherever_the_reply_is_shown(seed: int) -> None:
+    row = session_row("a", seed=seed)
+    shown = dict.fromkeys((node.number for node in row.nodes if node.is_trained), 0)
+    for segment, turns in zip(row.segments, turns_of(row, AUTHORS), strict=True):
+        assert (turns[loss_mask(segment.tokens, AUTHORS)] >= 0).all()
+        for number in np.unique(turns[turns >= 0]).tolist():
+            node = row.nodes[number]
+            said = node.tokens.token_ids[len(node.tokens) - node.num_sampled :]
+            assert segment.tokens.token_ids[turns == number].tolist() == said.tolist()
+            if number in shown:
+                shown[number] += int(loss_mask(segment.tokens, AUTHORS)[turns == number].any())
+    assert set(shown.values()) <= {1}
+
+
+def test_what_a_summary_replaced_is_shown_where_it_parts(file_store: ReplayStore) -> None:
+    file_store.append([task()], [group()], [planned_row("row-1")])
+    found = questions.overview(file_store, "row-1")
+    assert [part["requests"] for part in found["segments"]] == [[2], [0, 1, 3], [4]]
+    assert [part["turns"] for part in found["segments"]] == [None] * 3
+    nodes = planned_session()
+    parted = [part["parted"] and part["parted"]["index"] for part in found["segments"]]
+    assert parted == [None, nodes[2].place.kept_tokens, nodes[4].place.kept_tokens]
+    assert found["requests"] == requests_of(nodes) == lineage_of(file_store, "row-1")["requests"]
+    assert questions.tokens(file_store, "row-1", 1)["turns"].count(3) == nodes[3].num_sampled
+
+
+def test_a_row_of_no_session_has_no_requests(file_store: ReplayStore) -> None:
+    row = replace(planned_row("row-1"), nodes=())
+    file_store.append([task()], [group()], [row])
+    assert questions.overview(file_store, "row-1")["requests"] == []
+    assert lineage_of(file_store, "row-1")["requests"] == []
