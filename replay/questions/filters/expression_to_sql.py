@@ -32,7 +32,7 @@ from context.wording import excerpt, suggest
 from replay.errors import ReplayError
 from replay.questions.filters.fields import FIELDS, Field, FieldKind
 from replay.storage.format.column_types import ExactText, is_storable
-from replay.storage.format.schema import groups, messages, trajectories
+from replay.storage.format.schema import groups, messages, nodes, trajectories
 
 _LONGEST = 3_000
 """Characters of all filters together: SQLite takes expressions of depth 1,000."""
@@ -55,6 +55,7 @@ _SIGNS = {
     FieldKind.word: (*_EQUAL, "is"),
     FieldKind.messages: (*_EQUAL, *_SEARCH),
     FieldKind.calls: _EQUAL,
+    FieldKind.requests: _EQUAL,
 }
 _SHOWN = {
     "==": "==, !=",
@@ -258,6 +259,7 @@ _ENDS = {
     FieldKind.word: "{} == 'raised'",
     FieldKind.messages: "'words' in {}",
     FieldKind.calls: "{} == 'lookup'",
+    FieldKind.requests: "{} == 'planner'",
 }
 
 
@@ -285,6 +287,8 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
     if field.of_group is not None:
         # Groups that fit are found once, not looked up for every member.
         return trajectories.c.group.in_(sa.select(groups.c.id).where(_holds(field.of_group, sign, values)))
+    if field.of_request is not None:
+        return trajectories.c.id.in_(sa.select(nodes.c.trajectory).where(_holds(field.of_request, sign, values)))
     expression = known.get(field.name, field.expression)
     assert expression is not None
     if field.kind is FieldKind.word and sign != "is":

@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.functions import coalesce
 
+from context.tokens.session_nodes import Fork, Status
 from replay.records import COMMITTED, STATES
 from replay.staleness import publishes_since
-from replay.storage.format.schema import draws, groups, policies, trajectories
+from replay.storage.format.schema import draws, groups, nodes, policies, trajectories
 
 _rows = trajectories.c
 
@@ -26,6 +27,7 @@ class FieldKind(Enum):
     word = "a word in quotes"
     messages = "a text in quotes, searched in the messages"
     calls = "the name of a called tool in quotes"
+    requests = "a text in quotes, of a request"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,10 @@ class Field:
     expression: sa.ColumnElement[Any] | None = None
     """Over the table `trajectories`."""
     of_group: sa.Column[Any] | None = None
-    """A column of the row's group. With neither it asks the messages, see `expression_to_sql.compared`."""
+    """A column of the row's group."""
+    of_request: sa.Column[Any] | None = None
+    """A column of the requests of an agent's session. With none of these it asks the messages: see
+    `expression_to_sql.compared`."""
     choices: tuple[str, ...] = ()
 
     @property
@@ -114,6 +119,21 @@ _ALL = (
     Field("stop_reason", FieldKind.text, "what ended the episode", _rows.stop_reason),
     Field("error_kind", FieldKind.word, "kind of error of a tool call of it", _rows.error_kinds),
     Field("tool", FieldKind.calls, "a tool it called"),
+    Field("agent", FieldKind.requests, "an agent that asked in its session", of_request=nodes.c.agent),
+    Field(
+        "fork",
+        FieldKind.requests,
+        "why a request of its session did not go on from a reply",
+        of_request=nodes.c.fork,
+        choices=tuple(map(str, Fork)),
+    ),
+    Field(
+        "reply",
+        FieldKind.requests,
+        "what became of a reply in its session",
+        of_request=nodes.c.status,
+        choices=tuple(map(str, Status)),
+    ),
     Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
 )
 FIELDS: dict[str, Field] = {field.name: field for field in _ALL}

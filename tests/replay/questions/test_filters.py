@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from context import default_authors
 from context.messages import Message, ToolCall
-from context.tokens.token_sequence import Segment
+from context.tokens.session_nodes import Fork, Node, Place, Status
+from context.tokens.token_sequence import Segment, TokenSequence
 from replay import ReplayStore
 from replay.questions.filters import FIELDS, WrongFilter, condition
 from replay.questions.filters.fields import Field, FieldKind
@@ -73,7 +74,14 @@ def row(index: int) -> Any:
     )
     calls = (ToolCall(other, {"name": odd, "list": [{"name": "nested"}, 1]}), ToolCall("lookup", {}))
     said = (Message("user", odd), Message("assistant", "", reasoning=other, tool_calls=calls[: index % 3]))
-    return replace(record, messages=said)
+    return replace(record, messages=said, nodes=session(index, odd, record.segments[0].tokens) if index % 2 else ())
+
+
+def session(index: int, agent: str, said: TokenSequence) -> tuple[Node, ...]:
+    """Two requests, of which the second shares nothing with the first, and no reply."""
+    agents, again = (agent, ODD[(index + 1) % len(ODD)]), [*Fork, None][index % 8]
+    first = Node(0, Place(None, 0, 0, "", Fork.NEW), said, len(said), (), Status.TRAINED, agents[0])
+    return first, Node(1, Place(0, 0, 0, "", again), said.part(0, 0), 0, (), Status.REFUSED, agents[1])
 
 
 ROWS = summarised([row(index) for index in range(2 * len(ODD))], default_authors())
@@ -181,6 +189,9 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "group_reward": lambda row: 0.5,
     "state_reason": lambda row: None,
     "text": lambda row: AnyOf(as_stored(text) for said in row.messages for text in (said.content, said.reasoning)),
+    "agent": lambda row: AnyOf(node.agent for node in row.nodes),
+    "fork": lambda row: AnyOf(node.place.fork for node in row.nodes if node.place.fork),
+    "reply": lambda row: AnyOf(node.status for node in row.nodes),
     "tool": lambda row: AnyOf(call.name for said in row.messages for call in said.tool_calls),
 }
 
@@ -232,6 +243,7 @@ LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
     FieldKind.word: st.one_of(st.sampled_from([*KINDS, "aised"]), texts),
     FieldKind.messages: texts,
     FieldKind.calls: texts,
+    FieldKind.requests: texts,
 }
 
 
@@ -260,6 +272,7 @@ FORMS = {
     FieldKind.word: ("equality", "membership", "none"),
     FieldKind.messages: ("equality", "membership", "search"),
     FieldKind.calls: ("equality", "membership"),
+    FieldKind.requests: ("equality", "membership"),
 }
 
 
@@ -283,6 +296,7 @@ def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> Non
         r"task == u'plain' or task == '\x50LAIN' or task == r'nothing\d'",
         "  success  # of any run",
         "(success and\tturns > 1)",
+        "fork == 'thinking' and reply == 'refused' and agent != 'PLAIN'",
         "error_kind != 'raised' and 'x' not in state_reason",
     ],
 )
@@ -324,6 +338,11 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
         ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
         ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\"."),
         ("task == 'plain", 'be a Python expression, got "\'plain". Python says: unterminated string'),
+        (
+            "fork == 'edit'",
+            "compare fork with one of new, retry, edited, thinking, tools, cut, template, got \"'edit'\".",
+        ),
+        ("'plan' in agent", "compare agent by ==, !=, in [...], got \"'plan' in agent\"."),
         ("reward", "compare reward, got 'reward'. For example: reward > 0.5"),
         ("success and 5", "compare a field here, got '5'. For example: reward > 0.5 and 'words' in text"),
         ("__import__('os').system('ls')", "compare a field here, got \"__import__('os').system('ls')\"."),
