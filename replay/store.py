@@ -297,7 +297,7 @@ class ReplayStore:
 
     def forget(self, rows: sa.ColumnElement[bool], *, held_out: str | None = None, dry_run: bool) -> Forgotten:
         """Remove content for good, with the database written again without it; or only count it. `held_out`: the run
-        whose held-out episodes go too, or "*" for those of all."""
+        whose held-out episodes and sessions under way go too, or "*" for those of all."""
         if dry_run:
             return self._database.read(lambda connection: tombstones.forget(connection, rows, held_out, dry_run=True))
         return self._database.erase(lambda connection: tombstones.forget(connection, rows, held_out))

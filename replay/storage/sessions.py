@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from context.tokens.session_nodes import Node, Status
-from replay.errors import ReplayError
+from context.tokens.session_nodes import Node, Status, checked_nodes
+from replay.errors import ReplayError, shortened
+from replay.storage.collecting.never_drawn import ALL_RUNS
 from replay.storage.databases import Database
 from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
 from replay.storage.format.schema import session_nodes, sessions
@@ -71,22 +72,35 @@ class Sessions:
         self._database.write(work)
 
     def nodes(self, id: str) -> list[Node]:
-        """What is stored of a session. Raises ReplayError for one that was not opened, or has ended."""
-
-        def found(connection: sa.Connection) -> list[Node]:
-            if _session(connection, id) is None:
-                raise ReplayError(f"session must be one that is under way, got {id!r}.")
-            columns = (*_COLUMNS, *(_nodes[name] for name in _SAID))
-            stored = list(rows_by_key(connection, columns, [id], key=_nodes.session, order_by=(_nodes.number,)))
-            place = NODE_COLUMNS.index(next(column for column in NODE_COLUMNS if column.key == "num_messages"))
-            said = [m for *node, text, checksum in stored for m in messages_of(node[place], text, checksum)]
-            return list(nodes_of([row[: -len(_SAID)] for row in stored], said))
-
-        return self._database.read(found)
+        """What is stored of a session. Raises ReplayError for one that was not opened, or has ended, or is damaged."""
+        return self._database.read(lambda connection: session_nodes_of(connection, id))
 
     def end(self, ids: Sequence[str]) -> None:
         """Leave nothing of them here."""
         self._database.write(lambda connection: remove(connection, ids))
+
+
+def session_nodes_of(connection: sa.Connection, id: str) -> list[Node]:
+    """See `Sessions.nodes`."""
+    if _session(connection, id) is None:
+        raise ReplayError(f"session must be one that is under way, got {id!r}.")
+    columns = (*_COLUMNS, *(_nodes[name] for name in _SAID))
+    stored = list(rows_by_key(connection, columns, [id], key=_nodes.session, order_by=(_nodes.number,)))
+    place = NODE_COLUMNS.index(next(column for column in NODE_COLUMNS if column.key == "num_messages"))
+    try:
+        said = [m for *node, text, checksum in stored for m in messages_of(node[place], text, checksum)]
+        return list(checked_nodes(nodes_of([row[: -len(_SAID)] for row in stored], said)))
+    except (TypeError, ValueError) as error:
+        raise ReplayError(f"session {id} must read back as it was written, got {shortened(str(error))}") from error
+
+
+def remove_sessions(connection: sa.Connection, run: str, *, dry_run: bool) -> int:
+    """Leave nothing of those of one run, or of ALL_RUNS, or only count them; how many they are."""
+    query = sa.select(sessions.c.id).where(sa.true() if run == ALL_RUNS else sessions.c.run == run)
+    ids = connection.scalars(query).all()
+    if not dry_run:
+        remove(connection, ids)
+    return len(ids)
 
 
 def remove(connection: sa.Connection, ids: Sequence[str]) -> None:

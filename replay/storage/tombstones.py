@@ -27,6 +27,7 @@ from replay.storage.format.schema import (
     token_scores,
     trajectories,
 )
+from replay.storage.sessions import remove_sessions
 from replay.storage.statements import selected
 
 _rows, _left = trajectories.c, reclaimed.c
@@ -44,13 +45,15 @@ class Forgotten:
     """Committed draws of these rows."""
     held_out: int
     """Episodes of evaluations."""
+    sessions: int
+    """Agents' sessions under way."""
 
 
 def forget(
     connection: sa.Connection, rows: sa.ColumnElement[bool], held_out: str | None = None, *, dry_run: bool = False
 ) -> Forgotten:
     """Remove the content of these rows, and of tasks that no other row has. `held_out`: a run whose episodes of
-    evaluations go too, or ALL_RUNS."""
+    evaluations and sessions under way go too, or ALL_RUNS."""
     ids = list(connection.scalars(sa.select(_rows.id).where(rows)))
     said = used = 0
     mine: Counter[str] = Counter()
@@ -65,11 +68,12 @@ def forget(
         stored = sa.select(_rows.task, sa.func.count()).where(_rows.task.in_(chunk)).group_by(_rows.task)
         emptied += sum(mine[task] == number for task, number in connection.execute(stored))
     evaluated = 0 if held_out is None else remove_episodes(connection, held_out, dry_run=dry_run)
+    under_way = 0 if held_out is None else remove_sessions(connection, held_out, dry_run=dry_run)
     if not dry_run:
         # Its tools' answers may be among what is to be forgotten.
         forget_observations(connection, list(mine))
         reclaim(connection, ids, FORGOTTEN)
-    return Forgotten(len(ids), said, emptied, used, evaluated)
+    return Forgotten(len(ids), said, emptied, used, evaluated, under_way)
 
 
 def reclaim(connection: sa.Connection, ids: Sequence[str], reason: str | None = None) -> None:

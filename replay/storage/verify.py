@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import sqlalchemy as sa
 
-from replay.records import EVICTED, QUARANTINED, STATES
+from replay.errors import ReplayError
+from replay.records import EVICTED, QUARANTINED, STATES, Trajectory
 from replay.storage.databases import Database
 from replay.storage.draws import USES
 from replay.storage.format.column_types import restored_column
 from replay.storage.format.damage import dangling, misfits, raw, wrong_authors
 from replay.storage.format.encoding import BlobError, content_hash, decode_log_probs
 from replay.storage.format.rows import messages_of
-from replay.storage.format.schema import groups, held_out, metadata, segments, token_scores, trajectories
+from replay.storage.format.schema import groups, held_out, metadata, sessions, token_scores, trajectories
 from replay.storage.read import load
+from replay.storage.sessions import session_nodes_of
+from replay.storage.statements import selected
 
 _BATCH = 64
 
@@ -62,8 +64,8 @@ def verify(database: Database, wanted: sa.ColumnElement[bool]) -> Verification:
     if miscounted := database.read(lambda connection: connection.scalar(wrong_uses)):
         found.damage.append(f"trajectories.uses: {miscounted} rows were used another number of times, by their draws")
     found.damage += database.read(lambda connection: list(wrong_authors(connection)))
-    _look_at_blobs(database, found)
     _look_at_rows(database, wanted, found)
+    _look_at_blobs(database, found)
     return found
 
 
@@ -86,6 +88,7 @@ def _look_at_cells(connection: sa.Connection, table: sa.Table, found: Verificati
 def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Verification) -> None:
     query = sa.select(raw(_rows.id)).where(wanted, _rows.state.not_in([EVICTED, QUARANTINED]))
     ids = restored_column(_rows.id, database.read(lambda connection: connection.scalars(query).all()))
+    wrong_scores = 0
     for start in range(0, len(ids), _BATCH):
         loaded = database.read(lambda connection: load(connection, ids[start : start + _BATCH]))  # noqa: B023  now
         found.checked += len(loaded.whole) + len(loaded.corrupt)
@@ -93,25 +96,40 @@ def _look_at_rows(database: Database, wanted: sa.ColumnElement[bool], found: Ver
         for row in loaded.whole.values():
             if content_hash(row.segments) != row.record.content_hash:
                 found.corrupt[row.id] = "tokens of another content hash"
+        whole = loaded.whole
+        wrong_scores += database.read(lambda connection: _wrong_scores(connection, whole))  # noqa: B023  now
+    if wrong_scores:
+        found.damage.append(f"token_scores: {wrong_scores} are not what was written")
+
+
+def _wrong_scores(connection: sa.Connection, rows: Mapping[str, Trajectory]) -> int:
+    """How many of what a later policy made of these rows are not of their lengths, or damaged."""
+    score, count = token_scores.c, 0
+    columns = [score.trajectory, raw(score.position), raw(score.log_probs)]
+    for row in selected(connection, columns, score.trajectory, list(rows)):
+        try:
+            decode_log_probs(row.log_probs, len(rows[row.trajectory].segments[row.position].tokens))
+        except (BlobError, LookupError, TypeError):
+            count += 1
+    return count
 
 
 def _look_at_blobs(database: Database, found: Verification) -> None:
-    """What is never drawn, so that there is nothing to quarantine: episodes of evaluations, and a later policy's
-    scores."""
-    score, episode = token_scores.c, held_out.c
-    segment = (segments.c.trajectory == score.trajectory) & (segments.c.position == score.position)
-    scores = sa.select(raw(score.log_probs), raw(segments.c.num_tokens)).join_from(token_scores, segments, segment)
+    """What is never drawn, so that there is nothing to quarantine: episodes of evaluations, and sessions under way."""
+    episode, wrong = held_out.c, Counter[str]()
     said = sa.select(raw(episode.num_messages), raw(episode.said), raw(episode.checksum))
 
-    def broken(connection: sa.Connection, query: sa.Select[Any], decoded: Callable[..., object]) -> int:
-        count = 0
-        for row in connection.execute(query.execution_options(yield_per=_BATCH)):
+    def look(connection: sa.Connection) -> None:
+        for row in connection.execute(said.execution_options(yield_per=_BATCH)):
             try:
-                decoded(*row)
+                messages_of(*row)
             except BlobError:
-                count += 1
-        return count
+                wrong[held_out.name] += 1
+        for id in connection.scalars(sa.select(sessions.c.id)).all():
+            try:
+                session_nodes_of(connection, id)
+            except ReplayError:
+                wrong[sessions.name] += 1
 
-    for table, query, decoded in ((token_scores, scores, decode_log_probs), (held_out, said, messages_of)):
-        if count := database.read(partial(broken, query=query, decoded=decoded)):
-            found.damage.append(f"{table.name}: {count} are not what was written")
+    database.read(look)
+    found.damage += [f"{name}: {count} are not what was written" for name, count in wrong.items()]

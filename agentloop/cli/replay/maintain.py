@@ -245,7 +245,10 @@ def forget(
     filter: Annotated[str | None, typer.Option("--where", metavar="FILTER", help="What to forget.")] = None,
     run: Run = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="All episodes of evaluations, which no filter knows of.")
+        bool,
+        typer.Option(
+            "--held-out", help="All that no filter knows of: episodes of evaluations, and agents' sessions under way."
+        ),
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -267,6 +270,7 @@ def forget(
 def _forgotten_text(found: Forgotten, *, done: bool, on_server: bool) -> str:
     what = f"the content of {found.trajectories:,} trajectories, {found.messages:,} messages, {found.tasks:,} tasks"
     what += f", {found.held_out:,} episodes of evaluations" if found.held_out else ""
+    what += f", {found.sessions:,} sessions under way" if found.sessions else ""
     weights = f"{found.updates:,} updates used them: weights keep what they learned (agentloop replay lineage ID)"
     if not done:
         return f"would remove {what}\n{weights}\n{_DRY}"

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 
 from context.tokens.session_nodes import Node, Status, segments_of
 from replay import ReplayError, ReplayStore
@@ -94,3 +95,14 @@ def test_what_is_forgotten_leaves_no_node(location: Location) -> None:
         store.append([task()], [group()], [row()])
         store.forget(trajectories.c.id == "row-1", dry_run=False)
     assert sql(location, "select count(*) from nodes") == [(0,)]
+
+
+def test_what_is_under_way_is_forgotten_with_what_no_filter_knows_of(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.sessions.open(OPENED)
+        store.sessions.add([(OPENED.id, node) for node in NODES])
+        assert store.forget(sa.false(), held_out="another run", dry_run=False).sessions == 0
+        assert store.forget(sa.false(), held_out=RUN, dry_run=True).sessions == 1
+        assert len(store.sessions.nodes(OPENED.id)) == len(NODES)
+        assert store.forget(sa.false(), held_out="*", dry_run=False).sessions == 1
+    assert sql(location, "select (select count(*) from sessions), (select count(*) from session_nodes)") == [(0, 0)]

@@ -15,11 +15,24 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay import CorruptTrajectory, ReplayStore, questions
+from replay import CorruptTrajectory, ReplayError, ReplayStore, questions
 from replay.errors import DamagedDatabase
 from replay.questions import chosen
 from replay.sampling.samplers import make_sampler
-from tests.fakes.records import RUN, FreshRows, group, iterate, new_store, request, sql, task, trajectory
+from replay.storage.sessions import OpenSession
+from tests.fakes.records import (
+    RUN,
+    FreshRows,
+    group,
+    iterate,
+    new_store,
+    planned_row,
+    request,
+    session_row,
+    sql,
+    task,
+    trajectory,
+)
 from tests.fakes.replay_command import listed
 from tests.replay.storage.damaged_buffers import EVALUATED, Asked, buffer_with_log, place
 
@@ -194,6 +207,32 @@ def test_counts_and_blobs_that_nothing_is_drawn_by_are_told(store: ReplayStore) 
         "token_scores: 1 are not what was written",
         "held_out: 1 are not what was written",
     ]
+
+
+@pytest.mark.parametrize("change", ["kept_tokens = 9999", "parent = 99", "tokens = ?", "checksum = 1"])
+def test_damaged_session_that_is_under_way_is_told_and_never_gone_on_with(store: ReplayStore, change: str) -> None:
+    row = session_row("agent")
+    for id in ("whole", "damaged"):
+        store.sessions.open(OpenSession(id, RUN, "2026-01-01"))
+        store.sessions.add([(id, node) for node in row.nodes])
+    assert store.verify().damage == []
+    blobs = [bytes(40)] if "?" in change else []
+    sql(store, f"update session_nodes set {change} where session = 'damaged' and number = 1", *blobs)
+    assert store.verify().damage == ["sessions: 1 are not what was written"]
+    with pytest.raises(ReplayError, match="session damaged must read back as it was written, got"):
+        store.sessions.nodes("damaged")
+    assert len(store.sessions.nodes("whole")) == len(row.nodes)
+
+
+def test_scores_of_an_agent_s_sequences_are_checked(store: ReplayStore) -> None:
+    row = planned_row("agent")
+    store.append([task()], [group()], [row])
+    lengths = [len(segment.tokens) for segment in row.segments]
+    store.add_scores(RUN, 1, {("agent", at): np.zeros(length, np.float32) for at, length in enumerate(lengths)})
+    assert store.verify().damage == []
+    sql(store, "update token_scores set position = position + 3 where position = 1")
+    sql(store, "update token_scores set log_probs = ? where position = 2", bytes(12))
+    assert store.verify().damage == ["token_scores: 2 are not what was written"]
 
 
 def test_row_whose_bit_flips_in_the_file_is_quarantined_alone(tmp_path: Path) -> None:

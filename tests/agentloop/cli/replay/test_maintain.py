@@ -179,7 +179,7 @@ def test_forget_of_some_of_many_rows_leaves_no_byte_of_theirs(tmp_path: Path, re
 def test_forget_works_on_a_server_and_its_tasks_are_known_again_when_they_come_again(location: Location) -> None:
     secretive(location).close()
     answer = json.loads(ask("forget", location, "--where", "task == 't1'", "--yes", "--json").output)
-    expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0}
+    expected = {"trajectories": 1, "messages": 4, "tasks": 1, "updates": 0, "held_out": 0, "sessions": 0}
     assert answer == expected | {"done": True}
     gone = ("messages where trajectory = 'a'", "segments where trajectory = 'a'", "tasks where payload like '%va%'")
     for left in gone:
