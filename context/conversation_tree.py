@@ -193,13 +193,14 @@ class ConversationTree:
         ]  # in the form that Mistral's takes
 
     def _begun(self, same: Sequence[int], count: int) -> int | None:
-        """The node whose whole conversation is the longest beginning of one of `count` messages; the latest one."""
+        """The node whose whole conversation is the longest beginning of one of `count` messages; the latest of those
+        whose reply was delivered, else the latest."""
         whole = [
             node.number
             for node in self.nodes
             if node.num_sampled and same[node.number] == node.num_path_messages < count
         ]
-        return max(whole, key=lambda number: (same[number], number), default=None)
+        return max(whole, key=lambda at: (same[at], self.nodes[at].status != Status.UNDELIVERED, at), default=None)
 
     def _why(self, at: int | None, same: Sequence[int], given: Sequence[Message], offered: str) -> Fork | None:
         """Why a conversation can't go on from node `at`; None: it can, as far as messages tell."""
@@ -260,6 +261,8 @@ class ConversationTree:
 
     def _append(self, node: Node) -> None:
         self.nodes.append(node)
+        if node.place.fork is None and node.place.parent is not None:
+            self.delivered(node.place.parent)  # also where it was lost who had been given it
         keys = map(_key, node.messages)
         self._said.append(np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32))
         self._ids |= {call.id for message in node.messages for call in message.tool_calls if call.id is not None}

@@ -82,6 +82,22 @@ def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: 
     assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
 
 
+def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> None:
+    end = family("chatml").end_id
+    node, reply = tree.add(tree.prompt(ASKED), [end], [-0.5], policy_version=0)
+    answered(tree, tree.prompt([*ASKED, reply.message, Message("user", "Go on.")]), "It is 78.")
+    assert tree.nodes[node.number].status == Status.TRAINED
+    (segment,) = segments_of(tree.nodes, AUTHORS)
+    assert (segment.tokens.authors == LLM).sum() == sum(node.num_sampled for node in tree.nodes)
+
+
+def test_of_equal_replies_the_one_that_was_delivered_is_gone_on_from(tree: ConversationTree) -> None:
+    given = answered(tree, tree.prompt(ASKED), "It is 78.")
+    ids = family("chatml").codec.encode("It is 78.")
+    tree.add(tree.prompt(ASKED), [*ids, family("chatml").end_id], [-0.7] * (len(ids) + 1), policy_version=1)
+    assert tree.prompt([*ASKED, given.messages[-1], Message("user", "Sure?")]).place.parent == given.number
+
+
 def test_arguments_in_another_order_or_form_are_the_same_call(tree: ConversationTree) -> None:
     call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
     node = answered(tree, tree.prompt(ASKED, TOOLS), call)

@@ -114,6 +114,8 @@ class RandomSession:
     model: Family
     tree: ConversationTree
     sampled: dict[int, SampledReply] = field(default_factory=dict)
+    given: list[int] = field(default_factory=list)
+    """Nodes whose replies the agent was given, in the order of time."""
 
 
 Asked = Callable[[RandomSession, Sequence[Message], Any], None]
@@ -124,12 +126,16 @@ def tree_of(model: Family, **given: Any) -> ConversationTree:
     return ConversationTree(model.renderer(), lambda tools: parser, now=TODAY, **given)
 
 
-def random_session(seed: int, *, asked: Asked = lambda *_: None) -> RandomSession:
-    """`asked` is called with the session, the messages and the tools of each request before it is answered."""
+def random_session(
+    seed: int, *, asked: Asked = lambda *_: None, before: Callable[[RandomSession], None] = lambda _: None
+) -> RandomSession:
+    """`asked` is called with the session, the messages and the tools of each request before it is answered; `before`
+    with the session before each request, to which it may give another tree."""
     rng, model = random.Random(seed), family(tuple(PARSERS)[seed % len(PARSERS)])
     agent, session = RandomAgent(rng), RandomSession(model, tree_of(model))
-    tree = session.tree
     for version in range(rng.randint(1, 14)):
+        before(session)
+        tree = session.tree
         messages, tools, conversation = agent.request()
         try:
             prompt = tree.prompt(messages, tools)
@@ -145,6 +151,7 @@ def random_session(seed: int, *, asked: Asked = lambda *_: None) -> RandomSessio
         if rng.random() < 0.1:
             continue  # the agent has hung up
         tree.delivered(number)
+        session.given.append(number)
         said, ids = tree.nodes[number].messages[-1], tree.call_ids(number)
         calls = [replace(call, id=id) for call, id in zip(said.tool_calls, ids, strict=True)]
         agent.conversations[conversation].append(replace(said, tool_calls=tuple(calls)))
