@@ -257,7 +257,10 @@ class ConversationTree:
         self, prompt: Prompt, sampled: TokenSequence, reply: tuple[Message, ...], *, agent: str, status: Status
     ) -> Node:
         tokens, messages = TokenSequence.concatenate([prompt.rest, sampled]), (*prompt.messages, *reply)
-        return Node(len(self.nodes), prompt.place, tokens, len(sampled), messages, status, agent)
+        shown = prompt.rendering.tools
+        is_new = shown and all(node.place.tools != prompt.place.tools for node in self.nodes)
+        offered = canonical_json(list(shown)) if is_new else ""
+        return Node(len(self.nodes), prompt.place, tokens, len(sampled), messages, status, agent, offered)
 
     def _append(self, node: Node) -> None:
         self.nodes.append(node)

@@ -12,16 +12,18 @@ import sqlalchemy as sa
 from agentloop.environments import RunEnvironments
 from context.authors import LLM
 from context.messages import Message, to_template
+from context.tokens.session_nodes import conversations_of
 from replay.exchange import ExportReport, export_file
 from replay.exchange.row_format import Bundle
 from replay.records import StopReason
+from replay.storage.format.schema import nodes
 from replay.storage.format.schema import trajectories as rows
 from replay.store import ReplayStore
 
 
 def write_demonstrations(
     store: ReplayStore,
-    environments: RunEnvironments,
+    environments: RunEnvironments | None,
     file: Path,
     *,
     where: sa.ColumnElement[bool],
@@ -29,28 +31,29 @@ def write_demonstrations(
     force: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExportReport:
-    """Rows that ended with an answer, a line each in OpenAI's chat format, with the tools that they were shown.
+    """Rows that ended with an answer, a line each in OpenAI's chat format, with the tools that they were shown; of an
+    agent's session, a line for each of its training sequences.
 
-    Replies that are not the policy's, as examples in a prompt, have weight 0, so `sft` only shows them. Tokens and
-    log-probs are left behind, and so are rows of another environment or version, whose tools are not known. Raises
-    ReplayError for a file that can't be written.
+    Replies that are not the policy's, as examples in a prompt, or that another line has, have weight 0, so `sft` only
+    shows them. Tokens and log-probs are left behind, and so are rows of another environment or version, whose tools are
+    not known; sessions hold their own. Raises ReplayError for a file that can't be written.
     """
-    known = [
-        sa.and_(rows.c.environment == one.name, rows.c.environment_version == one.version) for one in environments.all
-    ]
+    known: list[sa.ColumnElement[bool]] = [rows.c.id.in_(sa.select(nodes.c.trajectory))]
+    for one in () if environments is None else environments.all:
+        known.append(sa.and_(rows.c.environment == one.name, rows.c.environment_version == one.version))
     answered = rows.c.stop_reason == StopReason.ANSWERED
 
     def line_of(bundle: Bundle) -> bytes:
-        record = bundle.trajectory.record
-        factory = environments.recorded(record.environment, record.environment_version)
-        assert factory is not None  # else it was not asked for
-        row = {
-            "messages": [_message(message) for message in bundle.trajectory.messages],
-            "tools": factory.tools,
-            "reward": record.reward,
-            "success": record.success,
-        }
-        return json.dumps(row).encode()
+        row, record = bundle.trajectory, bundle.trajectory.record
+        outcome = {"reward": record.reward, "success": record.success}
+        if row.nodes:
+            conversations = [*conversations_of(row.nodes)]
+        else:
+            factory = environments and environments.recorded(record.environment, record.environment_version)
+            assert factory  # else it was not asked for
+            conversations = [(row.messages, list(factory.tools))]
+        lines = ({"messages": [*map(_message, said)], "tools": tools} | outcome for said, tools in conversations)
+        return "\n".join(map(json.dumps, lines)).encode()
 
     asked = sa.and_(answered, sa.or_(*known), where)
     return export_file(store, file, where=asked, limit=limit, force=force, line_of=line_of, progress=progress)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +69,8 @@ class Node:
     status: Status
     agent: str = ""
     """Who asked, as the agent calls itself; empty where it does not say."""
+    offered: str = ""
+    """The tools that its prompt shows, as JSON; empty where there are none, or an earlier node has the same ones."""
 
     @property
     def num_path_tokens(self) -> int:
@@ -96,8 +100,11 @@ def tokens_of(nodes: Sequence[Node], path: Path) -> TokenSequence:
 
 def conversation_of(nodes: Sequence[Node], number: int) -> tuple[Message, ...]:
     """The messages behind the path of a node."""
-    path = _walk(nodes, number, lambda node: (node.place.kept_messages, len(node.messages)))
-    return tuple(message for part, count in path for message in nodes[part].messages[:count])
+    return tuple(said for part, count in _messages_path(nodes, number) for said in nodes[part].messages[:count])
+
+
+def _messages_path(nodes: Sequence[Node], number: int) -> Path:
+    return _walk(nodes, number, lambda node: (node.place.kept_messages, len(node.messages)))
 
 
 def _walk(nodes: Sequence[Node], number: int, measure: Callable[[Node], tuple[int, int]]) -> Path:
@@ -164,30 +171,56 @@ def sequences_of(nodes: Sequence[Node]) -> dict[int, Path]:
     return {number: path for number, path in paths.items() if number not in held}
 
 
-def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
-    """The training sequences.
+def trained_in(nodes: Sequence[Node]) -> dict[int, int]:
+    """The number of the training sequence in which each delivered reply is trained: the first that holds all of it."""
+    found: dict[int, int] = {}
+    for position, path in enumerate(sequences_of(nodes).values()):
+        for number, count in path:
+            if nodes[number].is_trained and count == len(nodes[number].tokens):
+                found.setdefault(number, position)
+    return found
 
-    Each delivered reply is trained once, in the first of them that holds all of it. Elsewhere what was sampled is
-    shown again: author `history`, without log-probs.
-    """
-    trained: set[int] = set()
+
+def tools_of(nodes: Sequence[Node], number: int) -> list[dict[str, Any]]:
+    """What a node's prompt shows."""
+    shown = nodes[number].place.tools
+    found: list[dict[str, Any]] = json.loads(
+        next((node.offered for node in nodes if node.offered and node.place.tools == shown), "[]")
+    )
+    return found
+
+
+def conversations_of(nodes: Sequence[Node]) -> Iterator[tuple[tuple[Message, ...], list[dict[str, Any]]]]:
+    """The messages and tools of each training sequence; replies that it only shows again are of author `history`."""
+    trained = trained_in(nodes)
+    for position, last in enumerate(sequences_of(nodes)):
+        said: list[Message] = []
+        for number, count in _messages_path(nodes, last):
+            node = nodes[number]
+            said += node.messages[:count]
+            if node.num_sampled and count == len(node.messages) and trained.get(number) != position:
+                said[-1] = replace(said[-1], author=HISTORY)
+        yield tuple(said), tools_of(nodes, last)
+
+
+def segments_of(nodes: Sequence[Node], authors: AuthorTable) -> tuple[Segment, ...]:
+    """The training sequences. Each delivered reply is trained in one of them, and shown again in others: author
+    `history`, without log-probs."""
+    trained = trained_in(nodes)
     segments: list[Segment] = []
-    for number, path in sequences_of(nodes).items():
-        tokens = TokenSequence.concatenate(_shown(nodes, path, trained, authors))
+    for position, (number, path) in enumerate(sequences_of(nodes).items()):
+        shown = (_shown(nodes[part], count, authors, trained=trained.get(part) == position) for part, count in path)
+        tokens = TokenSequence.concatenate(shown)
         segments.append(Segment(tokens, _reason(nodes[number], first=not segments)))
     return tuple(segments)
 
 
-def _shown(nodes: Sequence[Node], path: Path, trained: set[int], authors: AuthorTable) -> Iterator[TokenSequence]:
-    for number, count in path:
-        node, tokens = nodes[number], nodes[number].tokens.part(0, count)
-        prompt = len(node.tokens) - node.num_sampled
-        if node.is_trained and count == len(node.tokens) and number not in trained:
-            trained.add(number)
-        elif count > prompt:
-            shown = TokenSequence.constant(tokens.token_ids[prompt:].tolist(), authors.code(HISTORY))
-            tokens = TokenSequence.concatenate([tokens.part(0, prompt), shown])
-        yield tokens
+def _shown(node: Node, count: int, authors: AuthorTable, *, trained: bool) -> TokenSequence:
+    tokens, prompt = node.tokens.part(0, count), len(node.tokens) - node.num_sampled
+    if trained or count <= prompt:
+        return tokens
+    shown = TokenSequence.constant(tokens.token_ids[prompt:].tolist(), authors.code(HISTORY))
+    return TokenSequence.concatenate([tokens.part(0, prompt), shown])
 
 
 def _reason(node: Node, *, first: bool) -> SegmentReason:

@@ -38,7 +38,7 @@ from replay.errors import first_problem, shortened
 from replay.records import GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.format.column_types import column_types
 
-FORMAT = 3
+FORMAT = 4
 """Raised when a column changes its meaning, or one is added or goes."""
 
 _BYTES_OF_TOKEN = 13
@@ -185,7 +185,7 @@ _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
 _CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
 _ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
-_NODE = {"number": int, **column_types(Place), "fork": str | None, "status": str, "agent": str}
+_NODE = {"number": int, **column_types(Place), "fork": str | None, "status": str, "agent": str, "offered": str}
 _NODE |= {"num_messages": int, "num_sampled": int}
 _PARTS = {
     "policies": _list(_part("PolicyColumns", {name: column_types(PolicyRecord)[name] for name in _POLICY})),
@@ -218,7 +218,7 @@ def to_plain(bundle: Bundle) -> PlainRow:
         for part in ([] if bundle.trajectory.nodes else bundle.trajectory.segments)
     ]
     row["nodes"] = [
-        {"number": node.number, **vars(node.place), "status": node.status, "agent": node.agent}
+        {"number": node.number, **vars(node.place), "status": node.status, "agent": node.agent, "offered": node.offered}
         | {"num_messages": len(node.messages), "num_sampled": node.num_sampled}
         | {name: getattr(node.tokens, name) for name in ARRAYS}
         for node in bundle.trajectory.nodes
@@ -290,7 +290,7 @@ def _nodes(parts: Sequence[Any], messages: Sequence[Message]) -> tuple[Node, ...
         fork = None if part.fork is None else Fork(part.fork)
         place = Place(part.parent, part.kept_tokens, part.kept_messages, part.tools, fork)
         tokens, own = _tokens(part, f"nodes[{part.number}]"), tuple(islice(said, max(0, part.num_messages)))
-        return Node(part.number, place, tokens, part.num_sampled, own, Status(part.status), part.agent)
+        return Node(part.number, place, tokens, part.num_sampled, own, Status(part.status), part.agent, part.offered)
 
     try:
         return checked_nodes(map(node, parts))

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from context.tokens.session_nodes import Fork, Node, sequences_of
+from context.tokens.session_nodes import Fork, Node, trained_in
 from replay.questions.filters.query import QueryResult
 
 
 def requests_of(nodes: Sequence[Node]) -> list[QueryResult]:
     """A line per request. `begins`: what it goes on from, or why it forks. `segment`: the training sequence in which
     its reply is trained; None: it is in none. `first_message`: where its messages begin among those of all."""
-    sequence: dict[int, int] = {}
-    for position, path in enumerate(sequences_of(nodes).values()):
-        for number, count in path:
-            if nodes[number].is_trained and count == len(nodes[number].tokens):
-                sequence.setdefault(number, position)
+    sequence = trained_in(nodes)
     starts = accumulate((len(node.messages) for node in nodes), initial=0)
     return [
         {

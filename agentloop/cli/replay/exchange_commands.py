@@ -118,7 +118,7 @@ def import_(
     epilog="Example: agentloop replay demonstrations runs/quickstart-001 wins.jsonl --where 'success and turns < 4'"
 )
 def demonstrations(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or a database of agents' sessions.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help=f"What to write; ends in {_CHAT_ENDINGS}.")],
     filter: Annotated[
         str, typer.Option("--where", metavar="FILTER", help="Only these, of the rows that ended with an answer.")
@@ -135,8 +135,10 @@ def demonstrations(
     from agentloop.environments import open_tasks
 
     with opened(run) as buffer, _progress_line() as show:
-        folder = run_folder_of(buffer)
-        environments, _ = open_tasks(folder.config, folder.environments)
+        environments = None  # of a database alone only the tools of sessions are known, which hold them
+        if buffer.folder is not None:
+            folder = run_folder_of(buffer)
+            environments, _ = open_tasks(folder.config, folder.environments)
         found = write_demonstrations(
             buffer.store,
             environments,

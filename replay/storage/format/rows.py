@@ -159,6 +159,7 @@ def node_rows(trajectory: str, session: Sequence[Node]) -> Iterator[Row]:
             **vars(node.place),
             "status": node.status,
             "agent": node.agent,
+            "offered": compress_text(node.offered) if node.offered else b"",
             "num_messages": len(node.messages),
             "num_sampled": node.num_sampled,
             "num_tokens": len(node.tokens),
@@ -170,10 +171,11 @@ def nodes_of(rows: Iterable[Sequence[Any]], messages: Sequence[Message]) -> Iter
     """From the values of NODE_COLUMNS and the messages of all. Raises BlobError where a blob is another one."""
     start = 0
     for number, parent, kept_tokens, kept_messages, tools, fork, *reply, num_sampled, num_tokens, tokens in rows:
-        status, agent, num_messages = reply
+        status, agent, offered, num_messages = reply
+        shown = decompress_text(offered) if offered else ""
         where = Place(parent, kept_tokens, kept_messages, tools, None if fork is None else Fork(fork))
         said, start = tuple(messages[start : start + num_messages]), start + num_messages
-        yield Node(number, where, decode_tokens(tokens, num_tokens), num_sampled, said, Status(status), agent)
+        yield Node(number, where, decode_tokens(tokens, num_tokens), num_sampled, said, Status(status), agent, shown)
 
 
 def conversation_row(trajectory: str, messages: Sequence[Message], *, compressed: bool) -> tuple[Row, int]:

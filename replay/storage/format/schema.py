@@ -14,7 +14,7 @@ from replay import records
 from replay.storage.format.column_types import ExactText, column_types, types_in
 from replay.ticket_records import PlannedBatch, TicketRecord
 
-REVISION = "0016"
+REVISION = "0017"
 """Four digits: a greater number was written by a newer agentloop."""
 
 
@@ -80,6 +80,7 @@ def _node() -> list[sa.Column[Any]]:
         _text("fork", null=True),
         _text("status"),
         _text("agent"),
+        _blob("offered"),
         _integer("num_messages"),
         _integer("num_sampled"),
         _integer("num_tokens"),

@@ -16,14 +16,17 @@ from agentloop.environments import RunEnvironments, load_environment, open_tasks
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import TrainResult
 from context.authors import HISTORY, LLM
-from context.messages import Message, to_template
+from context.messages import Message, content_hash, to_template
+from context.tokens.session_nodes import sequences_of
 from replay.errors import ReplayError
 from replay.exchange import ExportReport
-from replay.exchange.openai_chat import read_line
+from replay.exchange.openai_chat import Conversation, read_line
 from replay.questions.filters import condition
+from replay.records import Trajectory
 from tests.agentloop.training.test_from_python import ROWS, small
 from tests.fakes.environments import functions
-from tests.fakes.records import group, new_store, task, trajectory
+from tests.fakes.random_agents import TOOLS
+from tests.fakes.records import group, new_store, planned_row, session_row, task, trajectory
 from tests.fakes.runs import rows
 
 FILE = Path(functions.__file__)
@@ -94,3 +97,31 @@ def test_examples_in_a_prompt_are_shown_and_not_taught(tmp_path: Path) -> None:
     conversation = read_line((tmp_path / "wins.jsonl").read_bytes(), Counter())
     assert [message.content for message in conversation.opening] == ["What is 2 times 2?", "It is 4.", "And 2 times 3?"]
     assert [reply.message.content for reply, _ in conversation.turns] == ["It is 6."]
+
+
+def session_lines(folder: Path, *sessions: Trajectory) -> list[Conversation]:
+    """What sft reads of these sessions, which are all that is known of their environment."""
+    with closing(new_store(folder / "replay.sqlite")) as store:
+        store.append([task()], [group()], sessions)
+        write_demonstrations(store, None, folder / "wins.jsonl", where=condition("success"))
+    return [read_line(line, Counter()) for line in (folder / "wins.jsonl").read_bytes().splitlines()]
+
+
+def test_each_sequence_of_a_session_is_a_conversation_and_each_reply_is_taught_once(tmp_path: Path) -> None:
+    lines = session_lines(tmp_path, planned_row("agents", stop_reason="answered"))
+    taught = [[reply.message.content for reply, _ in line.turns if reply.trained] for line in lines]
+    assert taught == [["It is 78."], ["I ask.", "I ask again.", "78, then."], ["The code is 78."]]
+    assert [line.task for line in lines] == ["Where is pearl?", "Find pearl.", "So far: 78. Go on."]
+
+
+def test_sessions_are_written_with_the_tools_they_offered(tmp_path: Path) -> None:
+    rows = [session_row(f"row-{seed}", seed, slot=seed, stop_reason="answered") for seed in (3, 6, 9)]
+    lines = iter(session_lines(tmp_path, *rows))
+    for row in rows:
+        trained = [node for node in row.nodes if node.is_trained]
+        told: list[str] = []
+        for leaf, line in zip(sequences_of(row.nodes), lines, strict=False):
+            assert line.tools == ([] if row.nodes[leaf].place.tools == content_hash([]) else TOOLS)
+            told += [reply.message.content for reply, _ in line.turns if reply.trained]
+        assert sorted(told) == sorted(node.messages[-1].content for node in trained)
+    assert next(lines, None) is None

@@ -150,7 +150,7 @@ BAD: list[tuple[Change, str]] = [
     (spelled("1e400"), "reward must be a finite number"),
     ({"rewards": 1}, "known columns, got 'rewards'. Did you mean 'reward'"),
     (lambda row: {name: row[name] for name in row if name != "run"}, "row must hold 'run', got none"),
-    ({"format": 4}, "format must be 3, got 4"),
+    ({"format": 5}, "format must be 4, got 5"),
     ({"id": ""}, "id must be a text of at least one character"),
     ({"slot": True}, "slot must be a valid integer, got True"),
     ({"group": "g", "group_success_rate": 2}, "group_success_rate must be less than"),

@@ -68,6 +68,10 @@ def test_what_was_given_is_trained_whatever_is_killed(location: Location) -> Non
     check_seeds(location, range(6))
 
 
-@pytest.mark.parametrize("seeds", [range(6, 40), pytest.param(range(40, 2000), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize(
+    "seeds",
+    [range(6, 40), *(pytest.param(range(at, at + 196), marks=pytest.mark.soak) for at in range(40, 2000, 196))],
+    ids=str,
+)
 def test_many_sessions_whose_process_is_killed_are_stored_and_trained_exactly(location: Location, seeds: range) -> None:
     check_seeds(location, seeds)
