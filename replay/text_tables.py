@@ -43,7 +43,7 @@ _REQUESTS: dict[str, Cell] = {
     "kept": "kept_tokens",
     "new": "new_tokens",
     "replied": "sampled_tokens",
-    "sequence": lambda row: "-" if row["segment"] is None else str(row["segment"]),
+    "segment": lambda row: "-" if row["segment"] is None else str(row["segment"]),
 }
 
 

@@ -251,13 +251,18 @@ def _check_environment(config: RunConfig, environments: RunEnvironments) -> None
     if config.advantage.credit == "turn" and not environments.define("turn_rewards"):
         raise UserError(
             f"advantage.credit must be trajectory when the environment has no turn_rewards, got turn with "
-            f"{environments.where}. Write def turn_rewards(self, task, messages)."
+            f"{environments.where}. {_advice(environments, 'turn_rewards')}"
         )
     if config.replay.hindsight.enable and not environments.define("achieved"):
         raise UserError(
             f"replay.hindsight.enable must be false when the environment does not say what was solved, got true with "
-            f"{environments.where}. Write def achieved(self, task, messages)."
+            f"{environments.where}. {_advice(environments, 'achieved')}"
         )
+
+
+def _advice(environments: RunEnvironments, method: str) -> str:
+    has_agent = any(one.agent for one in environments.all)
+    return "An agent has no such method." if has_agent else f"Write def {method}(self, task, messages)."
 
 
 def _make_hindsight(actors: Actors, config: RunConfig, acting: _Acting) -> Hindsight | None:

@@ -12,11 +12,12 @@ import pytest
 
 from context import Message, ToolCall, default_authors
 from context.conversation_tree import ConversationTree, Prompt
-from context.tokens.session_nodes import Fork, Node, Status, conversation_of, path_of, segments_of, tokens_of
+from context.tokens.session_nodes import Fork, Node, Status, conversation_of, path_of, segments_of, tokens_of, tools_of
 from tests.fakes.families import family
 from tests.fakes.random_agents import TOOLS, RandomSession, random_session, tree_of
 
 AUTHORS = default_authors()
+SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 LLM = AUTHORS.code("llm")
 ASKED = [Message("system", "You look things up."), Message("user", "Find pearl.")]
 
@@ -125,6 +126,26 @@ def test_replies_beside_the_task_and_those_that_nobody_was_given_are_not_trained
     assert len(segments_of(tree.nodes, AUTHORS)) == 1
 
 
+def test_a_reply_that_two_sequences_go_on_from_is_trained_in_the_first(tree: ConversationTree) -> None:
+    first = answered(tree, tree.prompt(ASKED), "It is 78.")
+    for more in ("Sure?", "And coral?"):
+        answered(tree, tree.prompt([*ASKED, first.messages[-1], Message("user", more)]), "Yes.")
+    trained, shown = (segment.tokens for segment in segments_of(tree.nodes, AUTHORS))
+    start, end = len(first.tokens) - first.num_sampled, len(first.tokens)
+    assert trained.part(0, end).equals(first.tokens)
+    assert shown.token_ids[:end].tolist() == first.tokens.token_ids.tolist()
+    assert set(shown.authors[start:end].tolist()) == {AUTHORS.code("history")}
+    assert np.isnan(shown.behavior_log_probs[start:end]).all()
+
+
+def test_tools_are_kept_once_and_known_of_every_prompt(tree: ConversationTree) -> None:
+    offers = [TOOLS, [], TOOLS[:1], TOOLS, []]
+    for tools in offers:
+        answered(tree, tree.prompt(ASKED, tools), "It is 78.")
+    assert [tools_of(tree.nodes, number) for number in range(5)] == offers
+    assert [bool(node.offered) for node in tree.nodes] == [True, False, True, False, False]
+
+
 def check(session: RandomSession) -> None:
     """Every delivered token is trained once, in sight of exactly what it was sampled in sight of."""
     nodes, wanted = session.tree.nodes, Counter[Any]()
@@ -164,7 +185,7 @@ def _distinct(nodes: Sequence[Node]) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2000), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2000), marks=SOAK)], ids=str)
 def test_random_sessions_are_trained_once_and_exactly(seeds: range) -> None:
     for seed in seeds:
         check(random_session(seed))

@@ -39,6 +39,7 @@ from tests.fakes.runs import PARITY, ROOT, SilentDisplay, save_llama, save_vllm_
 
 GOALS = ENVIRONMENTS / "parity.py"
 HINDSIGHT = "replay.fraction=0.5; replay.hindsight.enable=true; replay.sources={hindsight: 0.5, self: 0.5}"
+AGENT = "environment={agent: 'true'}; tasks.data=HERE/tasks.jsonl"
 REDACTOR = """
 def fail(messages):
     raise ValueError("no idea")
@@ -60,6 +61,7 @@ BEFORE = [
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
     (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
+    (f"{AGENT}; {HINDSIGHT}", "replay.hindsight.enable must be false .* with agent. An agent has no such method"),
 ]
 """Before the first checkpoint, which the first evaluation comes before."""
 WITHIN = [
@@ -77,6 +79,7 @@ def test_run_that_can_not_be_is_refused_in_one_line_and_leaves_no_folder_before_
     tmp_path: Path, qwen2: Path, given: str, message: str
 ) -> None:
     (tmp_path / "hide.py").write_text(REDACTOR)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(40)))
     small = to_plain(small_config(tmp_path / "runs", qwen2))
     with pytest.raises((UserError, ReplayError), match=message) as refused:
         train(load_plain(small, given.replace("HERE", str(tmp_path)).split("; ")), display=SilentDisplay())
