@@ -217,15 +217,14 @@ class ConversationTree:
         return Fork.THINKING if ours.thought and ours._replace(thought=theirs.thought) == theirs else Fork.EDITED
 
     def _asked(self, same: Sequence[int], count: int, offered: str) -> int | None:
-        """The node of an equal request: one whose reply has not been delivered, or else the latest."""
+        """The latest node of an equal request: the only one whose reply may not have been delivered."""
         equal = [
-            node
+            node.number
             for node in self.nodes
             if same[node.number] == count == node.num_path_messages - bool(node.num_sampled)
             and node.place.tools == offered
         ]
-        best = max(equal, key=lambda node: (node.status == Status.UNDELIVERED, node.number), default=None)
-        return None if best is None else best.number
+        return max(equal, default=None)
 
     def _again(self, asked: int, given: tuple[Message, ...], tools: _Tools) -> Prompt:
         node = self.nodes[asked]

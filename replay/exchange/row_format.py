@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -163,6 +164,12 @@ ARRAYS: dict[str, type[np.generic]] = {
 }
 
 
+def _tools(text: str) -> str:
+    if text and not isinstance(read_object(text), list):
+        raise ValueError("should be JSON of a list")
+    return text
+
+
 def _part(kind: str, columns: Mapping[str, Any]) -> Any:
     required: dict[str, Any] = {name: (column, ...) for name, column in columns.items()}
     return create_model(kind, __base__=Part, **required)
@@ -185,7 +192,8 @@ _RUN |= {"run_config": Arguments, "run_fingerprint": Payload | None}
 _MESSAGE = column_types(Message)
 _CALL = _part("CallColumns", column_types(ToolCall) | {"arguments": Arguments})
 _ARRAYS = {name: Annotated[Any, PlainValidator(partial(_numbers, dtype))] for name, dtype in ARRAYS.items()}
-_NODE = {"number": int, **column_types(Place), "fork": str | None, "status": str, "agent": str, "offered": str}
+_NODE = {"number": int, **column_types(Place), "fork": Literal[*map(str, Fork)] | None}
+_NODE |= {"status": Literal[*map(str, Status)], "agent": str, "offered": Annotated[str, AfterValidator(_tools)]}
 _NODE |= {"num_messages": int, "num_sampled": int}
 _PARTS = {
     "policies": _list(_part("PolicyColumns", {name: column_types(PolicyRecord)[name] for name in _POLICY})),

@@ -68,6 +68,14 @@ def test_each_fork_is_told_apart(tree: ConversationTree) -> None:
     }
 
 
+def test_a_fork_holds_what_differs_alone(tree: ConversationTree) -> None:
+    answered(tree, tree.prompt(ASKED), "It is 78.")
+    other = Message("user", "Find coral.")
+    prompt = tree.prompt([ASKED[0], other])
+    assert (prompt.place.kept_messages, prompt.messages) == (1, (other,))
+    assert prompt.place.kept_tokens + len(prompt.rest) == len(prompt.ids) and 0 < len(prompt.rest) < len(prompt.ids)
+
+
 def test_what_was_cut_by_its_limit_is_gone_on_from_as_text(tree: ConversationTree) -> None:
     cut = answered(tree, tree.prompt(ASKED), "It is", ended=False)
     prompt = tree.prompt([*ASKED, cut.messages[-1], Message("user", "Go on.")])

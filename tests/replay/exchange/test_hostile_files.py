@@ -10,6 +10,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ import pytest
 
 from replay import ReplayStore
 from replay.exchange import ExchangeError, export_file, import_file, jsonl, parquet
+from replay.exchange.row_format import Bundle
 from replay.exchange.teacher import import_chat
+from replay.storage.format.encoding import content_hash
 from tests.fakes.altered_rows import altered
-from tests.fakes.records import group, new_store, sql, task, trajectory
+from tests.fakes.records import group, new_store, planned_row, run_record, sql, task, trajectory
 from tests.replay.exchange.test_teacher import ANSWER, ASKED, CALLED, TOOLS, log_probs, teaching
 
 
@@ -141,6 +144,15 @@ def of_tokens(**arrays: list[Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
     return lambda row: {**row, "segments": [{**row["segments"][0], **arrays}]}
 
 
+def of_nodes(at: int, **columns: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A session's row in which a node has other columns."""
+    given = planned_row("b", slot=1)
+    given = replace(given, record=replace(given.record, content_hash=content_hash(given.segments)))
+    row = json.loads(jsonl.encode(Bundle(given, group(), task(), run_record(), ())))
+    row["nodes"][at] |= columns
+    return lambda _: row
+
+
 Change = str | dict[str, Any] | Callable[[dict[str, Any]], Any]
 BAD: list[tuple[Change, str]] = [
     ("{", "line must be JSON"),
@@ -164,6 +176,17 @@ BAD: list[tuple[Change, str]] = [
     (of_tokens(token_ids=[5]), r"segments\[0\].authors must have one entry per token \(1\), got 6"),
     (of_tokens(authors=[99] * 6), "must be a code of the run's author table"),
     (of_tokens(behavior_log_probs=[None] * 6), "must be finite and at most 0"),
+    (of_nodes(1, parent=1), r"nodes\[1\].parent must fit the nodes before it"),
+    (of_nodes(1, kept_tokens=34), r"nodes\[1\].kept_tokens must fit the nodes before it"),
+    (of_nodes(4, kept_tokens=13), "content_hash must be that of the tokens"),
+    (of_nodes(4, kept_messages=-1), r"nodes\[4\].kept_messages must fit the nodes before it"),
+    (of_nodes(2, number=3), r"nodes\[2\].number must fit the nodes before it"),
+    (of_nodes(2, num_sampled=99), r"nodes\[2\].num_sampled must fit the nodes before it"),
+    (of_nodes(6, status="trained"), "content_hash must be that of the tokens"),
+    (of_nodes(6, status="given"), r"nodes\[6\].status must be 'trained', 'undelivered', 'aside' or 'refused'"),
+    (of_nodes(0, fork="of"), r"nodes\[0\].fork must be 'new', "),
+    (of_nodes(0, offered="{}"), r"nodes\[0\].offered must be JSON of a list"),
+    (of_nodes(0, num_messages=-1), r"nodes\[0\].num_sampled must fit"),
     (lambda row: {**row, "messages": row["messages"][1:]}, "messages_hash must be that .* empty it to import them"),
 ]
 
