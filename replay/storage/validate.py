@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from context.authors import AuthorTable
+from context.tokens.session_nodes import segments_of
 from context.tokens.token_sequence import NOT_SAMPLED, Segment, TokenSequence
 from replay.errors import InvalidRecord, first_problem
 from replay.records import ELIGIBLE, UNTRAINABLE, Trajectory
@@ -134,7 +135,20 @@ def validate(
     ]
 
 
-def _check_tokens(tokens: _Joined, authors: AuthorTable, trajectories: Sequence[Trajectory]) -> None:
+def with_segments(row: Trajectory, authors: AuthorTable) -> Trajectory:
+    """A session's row with the segments that follow from its nodes, whose log-probs are at most 0, as those of tokens
+    that are in none. Raises InvalidRecord for one that disagrees with the run's author table."""
+    whole = replace(row, segments=tuple(Segment(node.tokens) for node in row.nodes))
+    tokens = _joined([whole], authors)
+    _check_tokens(tokens, authors, [whole], parts="nodes")
+    checked = zip(row.nodes, _with_log_probs(whole.segments, tokens.log_probs), strict=True)
+    nodes = tuple(replace(node, tokens=part.tokens) for node, part in checked)
+    return replace(row, nodes=nodes, segments=segments_of(nodes, authors))
+
+
+def _check_tokens(
+    tokens: _Joined, authors: AuthorTable, trajectories: Sequence[Trajectory], *, parts: str = "segments"
+) -> None:
     """Arrays of unequal length can't be here: TokenSequence refuses them."""
     given, behavior = tokens.sequence, tokens.behavior
     values, versions = given.behavior_log_probs, given.policy_versions
@@ -154,7 +168,7 @@ def _check_tokens(tokens: _Joined, authors: AuthorTable, trajectories: Sequence[
             at = int(np.argmin(good))
             trajectory, segment, offset = _place(trajectories, at)
             value = getattr(given, field)[at].item()
-            raise refused(f"segments[{segment}].{field}[{offset}]", rule, value, f"trajectory {trajectory.id}")
+            raise refused(f"{parts}[{segment}].{field}[{offset}]", rule, value, f"trajectory {trajectory.id}")
 
 
 def _place(trajectories: Sequence[Trajectory], at: int) -> tuple[Trajectory, int, int]:

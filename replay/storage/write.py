@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from context.authors import AuthorTable
 from context.messages import Message, canonical_json
-from context.tokens.session_nodes import segments_of
 from replay.records import EVICTED, REDACTED, REMOVED_TASK, GroupRecord, PolicyRecord, RunRecord, TaskRecord, Trajectory
 from replay.storage.counters import next_number
 from replay.storage.format import schema
@@ -37,7 +36,7 @@ from replay.storage.format.rows import (
     without_nan,
 )
 from replay.storage.statements import insert, selected
-from replay.storage.validate import SUMMARY, checked, refused, validate
+from replay.storage.validate import SUMMARY, checked, refused, validate, with_segments
 
 Redactor = Callable[[tuple[Message, ...]], Sequence[Message] | None]
 """The messages to store instead of those given; None: none of them."""
@@ -94,16 +93,12 @@ def prepare(
     for row in checked(group_records, "group", "id"):
         _check_same("group", row["id"], prepared.groups.setdefault(row["id"], row), row)
     for run in dict.fromkeys(row.record.run for row in rows):
-        mine = [_with_segments(row, authors[run]) for row in rows if row.record.run == run]
+        mine = [with_segments(row, authors[run]) if row.nodes else row for row in rows if row.record.run == run]
         for trajectory, (found, segments) in zip(mine, validate(mine, authors[run]), strict=True):
             made = _prepared(replace(trajectory, segments=segments), found, redact, compress_text)
             _check_same("trajectory", trajectory.id, prepared.trajectories.get(trajectory.id, made).record, made.record)
             prepared.trajectories[trajectory.id] = made
     return prepared
-
-
-def _with_segments(row: Trajectory, authors: AuthorTable) -> Trajectory:
-    return replace(row, segments=segments_of(row.nodes, authors)) if row.nodes else row
 
 
 def _prepared(trajectory: Trajectory, found: Row, redact: Redactor | None, compress_text: bool) -> PreparedRow:

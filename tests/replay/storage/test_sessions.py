@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
 from context.tokens.session_nodes import Node, Status, segments_of
 from replay import ReplayError, ReplayStore
+from replay.errors import InvalidRecord
 from replay.records import Trajectory
 from replay.storage.databases import Location
 from replay.storage.format.schema import trajectories
 from replay.storage.read import load
 from replay.storage.sessions import OpenSession
 from tests.fakes.random_agents import TODAY, random_session
-from tests.fakes.records import AUTHORS, RUN, group, new_store, sql, task, trajectory
+from tests.fakes.records import AUTHORS, RUN, group, new_store, planned_row, sql, task, trajectory
 
 pytestmark = pytest.mark.every_database
 
@@ -106,3 +108,30 @@ def test_what_is_under_way_is_forgotten_with_what_no_filter_knows_of(location: L
         assert len(store.sessions.nodes(OPENED.id)) == len(NODES)
         assert store.forget(sa.false(), held_out="*", dry_run=False).sessions == 1
     assert sql(location, "select (select count(*) from sessions), (select count(*) from session_nodes)") == [(0, 0)]
+
+
+def with_log_prob(number: int, log_prob: float) -> Trajectory:
+    """The row of a session in which the last token of a node has this log-prob."""
+    given = planned_row("row-1")
+    tokens = given.nodes[number].tokens
+    log_probs = np.append(tokens.behavior_log_probs[:-1], np.float32(log_prob))
+    changed = replace(given.nodes[number], tokens=replace(tokens, behavior_log_probs=log_probs))
+    return replace(given, nodes=(*given.nodes[:number], changed, *given.nodes[number + 1 :]))
+
+
+def test_a_log_prob_that_was_rounded_above_zero_is_zero_and_a_row_reads_back(location: Location) -> None:
+    with closing(new_store(location)) as store:
+        store.append([task()], [group()], [with_log_prob(1, 5e-7)])
+        assert store.verify().corrupt == {}
+        assert store.read(["row-1"])[0].nodes[1].tokens.behavior_log_probs[-1] == 0.0
+
+
+@pytest.mark.parametrize("number", [1, 5, 6], ids=["trained", "aside", "undelivered"])
+@pytest.mark.parametrize("log_prob", [0.5, -np.inf, np.nan])
+def test_what_is_no_log_prob_is_refused_in_every_node(location: Location, number: int, log_prob: float) -> None:
+    with closing(new_store(location)) as store:
+        at = len(planned_row("row-1").nodes[number].tokens) - 1
+        with pytest.raises(
+            InvalidRecord, match=rf"nodes\[{number}\].behavior_log_probs\[{at}\] must be finite and at mo"
+        ):
+            store.append([task()], [group()], [with_log_prob(number, log_prob)])
