@@ -86,6 +86,7 @@ def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: 
     model = family("chatml")
     node, _ = tree.add(tree.prompt(ASKED), [model.end_id], [-0.5], policy_version=0)
     assert tree.prompt(ASKED).repeats == 0
+    assert tree.prompt(ASKED, TOOLS).repeats is None  # it was said in sight of other tools
     tree.delivered(node.number)
     again = tree.prompt(ASKED)
     assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
