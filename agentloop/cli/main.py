@@ -28,6 +28,10 @@ _LATE = {
         "cluster_commands",
         "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
     ),
+    "gateway": (
+        "gateway_commands",
+        "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run.",
+    ),
     "launch": (
         "cluster_commands",
         "Start the roles of a run: learner, engines, workers, on this machine or on Ray.",
@@ -53,7 +57,7 @@ class LateCommand(TyperCommand):
     def loaded(self) -> Any:
         module, _ = _LATE[str(self.name)]
         found: Any = typer.main.get_command(import_module(f"agentloop.cli.{module}").app)
-        return found.commands.get(self.name, found)
+        return getattr(found, "commands", {}).get(self.name, found)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self.loaded().make_context(info_name, args, parent, **extra)

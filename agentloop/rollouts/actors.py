@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
@@ -26,6 +26,9 @@ from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.tokens.training_sequence import TrainingControl
+
+if TYPE_CHECKING:
+    from agentloop.gateway.sessions import Policy
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
@@ -103,18 +106,23 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
         return
     with needing("gateway", "environment.agent"):
         from agentloop.gateway.run_gateway import run_gateway
-        from agentloop.gateway.sessions import Policy
+    with run_gateway(config.gateway, agents_policy(config, actors.renderer)) as gateway:
+        yield replace(actors, gateway=gateway)
+
+
+def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
+    """What agents that ask at a base URL are answered by."""
+    from agentloop.gateway.sessions import Policy
 
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
-        return make_parser(config.context.parser, actors.renderer.template, tools=json.loads(tools))
+        return make_parser(config.context.parser, renderer.template, tools=json.loads(tools))
 
     def parser(tools: Sequence[Mapping[str, Any]]) -> ReplyParser:
         return made(canonical_json(list(tools)))
 
     limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
-    with run_gateway(config.gateway, Policy(actors.renderer, parser, actors.control, *limits)) as gateway:
-        yield replace(actors, gateway=gateway)
+    return Policy(renderer, parser, config.context.training_control(), *limits)
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:

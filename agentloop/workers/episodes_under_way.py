@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
 from agentloop.rollouts.actors import with_gateway
-from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
 from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
@@ -34,12 +35,24 @@ class EpisodeResult:
     """Why it counts for nothing; None: it counts."""
 
 
+class NobodyPlays(Exception):
+    """There is no agent for an episode, or there is none any more: its ticket is given back."""
+
+
+Player = Callable[[Claim, Task, AskAny], Coroutine[Any, Any, Episode]]
+"""Plays the episode of a claim by what asks the policy; raises NobodyPlays."""
+
+
 class EpisodesUnderWay:
     """Each goes on by itself; those that ended meanwhile are scored together."""
 
-    def __init__(self, run: JoinedRun) -> None:
+    def __init__(self, run: JoinedRun, player: Player | None = None) -> None:
+        """`player` None: they are run here."""
         self._opened = ExitStack()
-        self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
+        self._player = player or self._run_here
+        self._actors = run.actors
+        if player is None:
+            self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
         self._run = run
         self._threads = WorkerThreads(run.config.rollout.tool_threads)
         engines = {TRAIN: run.engine, EVALUATION: run.engine.at_temperature(run.config.evaluation.temperature)}
@@ -50,6 +63,7 @@ class EpisodesUnderWay:
         self._unscored: list[tuple[Claim, Episode]] = []
         self._scoring: asyncio.Task[None] | None = None
         self._results: list[EpisodeResult] = []
+        self._unplayed: list[Claim] = []
 
     def __len__(self) -> int:
         """Episodes that have not ended."""
@@ -72,6 +86,11 @@ class EpisodesUnderWay:
         taken, self._results = self._results, []
         return taken
 
+    def unplayed(self) -> list[Claim]:
+        """All that nobody plays, since the last call."""
+        taken, self._unplayed = self._unplayed, []
+        return taken
+
     def cancel(self, places: Iterable[Place]) -> None:
         """Nobody wants these episodes any more."""
         for place in places:
@@ -88,13 +107,19 @@ class EpisodesUnderWay:
         self._threads.close()
         await self._run.engine.close()
 
+    async def _run_here(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
+        number = next(self._numbers)
+        return await play_episode(self._actors, task, self._run.config, ask=ask, number=number, threads=self._threads)
+
     async def _play(self, claim: Claim, task: Task) -> None:
         run = self._run
-        ask, number = self._turns[claim.ticket.purpose].ask, next(self._numbers)
         try:
-            episode = await play_episode(self._actors, task, run.config, ask=ask, number=number, threads=self._threads)
+            episode = await self._player(claim, task, self._turns[claim.ticket.purpose].ask)
         except CodeInterrupted:
             return  # another worker plays it
+        except NobodyPlays:
+            self._unplayed.append(claim)
+            return
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason
             problem = shortened(one_line_with_place(error))
             run.actors.warnings.warn(f"an episode failed: {problem}")

@@ -1,0 +1,98 @@
+"""`agentloop gateway`: agents that others start, recorded for later runs or as episodes of one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentloop.config.sections.rollout import GatewaySection
+from agentloop.engines.remote.server_facts import read_key
+from agentloop.environments.check import needing
+from agentloop.errors import UserError
+from agentloop.runs.signals import end_at_once, graceful_stop
+from replay.locate import place
+
+KEY = "AGENTLOOP_GATEWAY_KEY"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command(
+    epilog="Keys are read from AGENTLOOP_GATEWAY_KEY, what agents ask with, and AGENTLOOP_UPSTREAM_KEY. "
+    "Example: agentloop gateway --record history.sqlite --upstream http://127.0.0.1:8000 --model models/qwen, "
+    "or: agentloop gateway --run runs/search-001"
+)
+def gateway(
+    record: Annotated[
+        str | None, typer.Option(metavar="BUFFER", help="Record sessions there, and train nothing.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Give the tickets of this run to whoever asks for one.")
+    ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --record: the vLLM that replies; its /v1 with --text.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --record: the model's tokenizer, template and config.")
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="The upstream gives no tokens: without log-probs, to be imitated alone.")
+    ] = False,
+    upstream_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the upstream calls its model; needed with --text.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the recording, which is gone on with where it is there.")] = "gateway",
+    temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at.")] = 1.0,
+    idle_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds without a request after which a session has ended.")
+    ] = 3600.0,
+    host: Annotated[str, typer.Option(help=f"Address to listen on; one that others reach needs {KEY}.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
+    public_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where agents find it, if not at host and port.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="With --run: seconds that it may take to be there.")] = 600.0,
+) -> None:
+    """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
+    with needing("gateway", "agentloop gateway"):
+        from agentloop.gateway import check_installed
+    check_installed()
+    recorded = (record, upstream, model)
+    if (run is None) != (None not in recorded) or (run is not None and any(recorded)):
+        raise UserError(
+            "--record, --upstream and --model must be given, or --run alone, got "
+            f"{', '.join(str(one) for one in (*recorded, run))}. Example: agentloop gateway --run runs/search-001"
+        )
+    key = read_key(KEY)
+    if key is None and host not in _LOOPBACK:
+        raise UserError(f"{KEY} must be set where others reach --host, got none for {host}. Set it to a long secret.")
+    section = GatewaySection(host=host, port=port, public_url=public_url)
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} gateway: {text}", flush=True)
+
+    with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
+        if run is not None:
+            from agentloop.workers.episodes_on_request import give_episodes
+
+            give_episodes(run, section, key=key, idle_s=idle_s, wait_s=wait, stop=stop, say=say)
+        else:
+            from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
+
+            assert record is not None and upstream is not None and model is not None
+            options = RecordingOptions(
+                name=name,
+                model=model,
+                upstream=upstream,
+                upstream_key=read_key(UPSTREAM_KEY),
+                upstream_model=upstream_model,
+                by_text=text,
+                temperature=1.0 if text else temperature,
+                idle_s=idle_s,
+            )
+            record_sessions(place(record)[0], options, section, key=key, stop=stop, say=say)
+    say("left")
+    end_at_once(stop.exit_code)  # an engine that never answers is not waited for
