@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 
+import sqlalchemy as sa
 from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
@@ -22,6 +23,7 @@ from context.messages import content_hash, to_template
 from context.tokens.session_nodes import Node, Status, conversation_of, segments_of
 from replay.errors import ReplayError
 from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
+from replay.storage.format.schema import trajectories
 from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
@@ -33,6 +35,7 @@ SUCCESS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _LOOKS = 8
 """How often it is looked for idle sessions, while one becomes it."""
+_rows = trajectories.c
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +55,10 @@ class Recording:
     def row(
         self, id: str, nodes: tuple[Node, ...], reward: float | None, *, slot: int
     ) -> tuple[TaskRecord, Trajectory]:
-        """A session that has ended; its task is what it began with. At least one of its nodes is trained."""
+        """A session that has ended; its task is what it began with. At least one of its nodes is trained.
+
+        Its advantage is over the mean of the attempts at the task that ended before it: nobody knows of those to come.
+        """
         first = next(node.number for node in nodes if node.is_trained)
         opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]
         task = TaskRecord(content_hash([ENVIRONMENT, opening]), ENVIRONMENT, {"messages": opening})
@@ -68,7 +74,7 @@ class Recording:
             source="gateway",
             reward=reward or 0.0,
             success=reward is not None and reward >= SUCCESS,
-            advantage=0.0,
+            advantage=0.0 if reward is None else reward - self._mean_before(task.hash, otherwise=reward),
             stop_reason=str(StopReason.UNREWARDED if reward is None else StopReason.ANSWERED),
             num_turns=len(replies),
             num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
@@ -81,6 +87,12 @@ class Recording:
         )
         messages = tuple(message for node in nodes for message in node.messages)
         return task, Trajectory(record, segments_of(nodes, self.policy.renderer.authors), messages, nodes)
+
+    def _mean_before(self, task: str, *, otherwise: float) -> float:
+        here = (_rows.run == self.run) & (_rows.task == task) & (_rows.stop_reason == StopReason.ANSWERED)
+        with self.store.reading() as connection:
+            found: float | None = connection.scalar(sa.select(sa.func.avg(_rows.reward)).where(here))
+        return otherwise if found is None else found
 
 
 class RecordedSession(AgentSession):
