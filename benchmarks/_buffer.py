@@ -46,7 +46,7 @@ def _update(store: ReplayStore, run: str, iteration: int, ids: Sequence[str], ra
     figures: dict[str, Any] = {
         "advantage": 0.5,
         "drift_mean": 1.0,
-        "drift_max": 2.0,
+        "token_gap_max": 2.0,
         "ess_share": 1 / len(ids),
         "clip_fraction": 0.05,
     }

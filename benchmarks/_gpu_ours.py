@@ -14,7 +14,7 @@ from agentloop.training.train import train
 from benchmarks._gpu_work import asked, summary
 from replay.questions import metric_series
 
-DRIFT = "actor/fresh/drift_max"
+GAP = "actor/fresh/token_gap_max"
 
 
 def watched(peak: dict[str, float], tokens: list[dict[str, int]], phase: str) -> Callable[..., Any]:
@@ -55,8 +55,8 @@ def main() -> None:
     result = train(config)
     with closing(result.buffer()) as store:
         run = open_run_folder(result.folder).run_id
-        series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", DRIFT]).items()}
-    seconds = {name.removeprefix("time/"): found for name, found in series.items() if name != DRIFT}
+        series = {name: dict(found) for name, found in metric_series(store, run, families=["time/", GAP]).items()}
+    seconds = {name.removeprefix("time/"): found for name, found in series.items() if name != GAP}
     iterations = [
         {phase: found[number] for phase, found in seconds.items() if number in found} | counts
         for number, counts in enumerate(tokens, 1)
@@ -65,7 +65,7 @@ def main() -> None:
     order.answer(
         {
             **summary(iterations),
-            **({"drift_max": max(series[DRIFT].values())} if DRIFT in series else {}),
+            **({"token_gap_max": max(series[GAP].values())} if GAP in series else {}),
             **(success if config.tasks.held_out else {}),
             **peak,
         }

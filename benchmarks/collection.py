@@ -102,7 +102,7 @@ def seconds(*, threads: int, episodes: int = EPISODES, sleep_s: float = SLEEP_S)
     ended = list(run_episodes(playing, tasks, config))
     taken = time.perf_counter() - began
     made = sum(episode.num_tool_calls for episode in ended)
-    if made != episodes * CALLS or any(episode.error_kind for episode in ended):
+    if made != episodes * CALLS or any(episode.error_kinds for episode in ended):
         raise RuntimeError(f"each episode must make {CALLS} calls that succeed, got {made} in all.")
     return taken
 

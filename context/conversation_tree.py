@@ -269,8 +269,17 @@ _GIVEN_ID = "call_"
 
 
 def _key(message: Message) -> _Key:
-    calls = canonical_json([[call.name, dict(call.arguments)] for call in message.tool_calls])
+    calls = canonical_json([[call.name, _alike(dict(call.arguments))] for call in message.tool_calls])
     return _Key(message.role, message.content, message.name, message.tool_call_id, calls, message.reasoning or "")
+
+
+def _alike(value: Any) -> Any:
+    """JSON with whole numbers in one form: programs write 1.0 as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _alike(inner) for name, inner in value.items()}
+    return [_alike(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _sampled_ids(node: Node) -> list[int]:

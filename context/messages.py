@@ -38,6 +38,16 @@ class Message:
     """The thinking before `content`, for templates that write it apart; None: there was none."""
     note: str = ""
     """What a strategy put below `content`, in the same message: its tokens carry author `memory`."""
+    error_kind: str | None = None
+    """What went wrong in the tool call that this answers; None: nothing, or it answers none."""
+
+
+def check_message(message: Any) -> None:
+    if not isinstance(message, Message):
+        raise ValueError(
+            f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
+            "conversation as OpenAI writes it with read_conversation."
+        )
 
 
 def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool) -> list[Message]:
@@ -48,11 +58,7 @@ def admitted(messages: Sequence[Message], authors: AuthorTable, *, opening: bool
     """
     rows = []
     for message in messages:
-        if not isinstance(message, Message):
-            raise ValueError(
-                f"messages must hold Message, got {type(message).__name__}. Write Message(role, content), or read a "
-                "conversation as OpenAI writes it with read_conversation."
-            )
+        check_message(message)
         if message.role == "assistant" and message.author == USER:  # what a Message says that names no author
             message = replace(message, author=INITIALIZATION)
         author = authors.author(message.author)

@@ -240,7 +240,7 @@ def of_critic(scored: ScoredBatch) -> dict[str, Any]:
 
 def stored_draws(store: ReplayStore) -> list[dict[str, Any]]:
     query = (
-        "select slot, stream, advantage, probability, staleness, drift_mean, drift_max, clip_fraction from draws "
+        "select slot, stream, advantage, probability, staleness, drift_mean, token_gap_max, clip_fraction from draws "
         "order by slot"
     )
     with store.reading() as connection:

@@ -10,7 +10,7 @@ from context import default_authors, load_model_files, loss_mask, read_conversat
 
 
 def training_row(model: str, conversation: str) -> dict[str, Any]:
-    """`model`: a folder with tokenizer.json and a chat template; `conversation`: a JSON file of messages."""
+    """`model`: a folder or hub id with a chat template; `conversation`: a JSON file of messages."""
     authors = default_authors()
     messages, tools = read_conversation(conversation)
     # What assistants said is to be learned; without an author of their own it is only shown.

@@ -13,6 +13,8 @@ from replay.storage.databases import Location
 
 DATABASE = "replay.sqlite"
 """The database's name in a run folder whose configuration names no other."""
+METRICS = "metrics.sqlite"
+"""The database of a run of sft, which has no buffer."""
 MODEL, START = "model", "start"
 """Folders in a run folder: the trained model, and what the run began with."""
 LOCK = "lock"
@@ -32,7 +34,7 @@ def run_identity(run_folder: Path) -> RunIdentity:
     try:
         identity = json.loads((run_folder / "run.json").read_text(encoding="utf-8"))
         return RunIdentity(identity["id"], identity["config"]["replay"].get("database"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return RunIdentity(None, None)
 
 
@@ -42,13 +44,18 @@ def own_folder(run_folder: Path | None, run: str) -> Path | None:
 
 
 def run_folders(runs: Path) -> list[Path]:
-    """The folders in this one that have a buffer, the one last written to first; of two at once the higher-numbered."""
+    """The folders in this one with a database, the one last written to first; of two at once the higher-numbered."""
     written = [
         (_last_written(folder), folder.name, folder)
         for folder in (runs.iterdir() if runs.is_dir() else ())
-        if os.path.isfile(folder / DATABASE) or run_identity(folder).database is not None
+        if os.path.isfile(_file(folder)) or run_identity(folder).database is not None
     ]
     return [folder for _, _, folder in sorted(written, reverse=True)]
+
+
+def _file(run_folder: Path) -> Path:
+    metrics = run_folder / METRICS
+    return metrics if os.path.exists(metrics) else run_folder / DATABASE
 
 
 def is_folder_of_runs(path: Path) -> bool:
@@ -59,9 +66,10 @@ def is_folder_of_runs(path: Path) -> bool:
 
 def newest_run_folder(runs: Path = Path("runs")) -> Path:
     """The folder whose buffer was last written to."""
-    found = run_folders(runs)
+    found = [folder for folder in run_folders(runs) if _file(folder).name == DATABASE]
     if not found:
-        begun = max(runs.glob("*/run.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
+        others = (file for file in runs.glob("*/run.json") if _file(file.parent).name == DATABASE)
+        begun = max(others, key=lambda file: file.stat().st_mtime_ns, default=None)
         none = f"RUN must be given when there is no run under {runs.absolute()}, got none."
         raise ReplayError(_has_none_yet(begun.parent) if begun else none)
     return found[0]
@@ -88,9 +96,9 @@ def place(run: str | None) -> tuple[Location, Path | None, str | None]:
         raise ReplayError(f"RUN must be one run, got {path}, a folder of runs. See: agentloop inspect {path}")
     identity = run_identity(path)
     if identity.database is None:
-        if identity.id is not None and not (path / DATABASE).exists():
+        if identity.id is not None and not _file(path).exists():
             raise ReplayError(_has_none_yet(path))
-        return path / DATABASE, path, None
+        return _file(path), path, None
     return identity.database, path, identity.id
 
 

@@ -83,6 +83,8 @@ Source = Annotated[str, Field(pattern=f"^{SOURCE_NAME.pattern}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """What counts something: no database and no index has to hold more."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Words = Annotated[str, Field(pattern=r"^[\w.:-]+( [\w.:-]+)*$")]
+"""With one space between each two."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ class HeldOutEpisode:
     reward: Finite
     success: bool
     stop_reason: str
-    error_kind: str | None
-    """The last tool error's; None when no tool call failed."""
+    error_kinds: Words | None
+    """As a trajectory's."""
     num_turns: Count
     num_tool_calls: Count
     messages: tuple[Message, ...] = ()
@@ -198,7 +200,8 @@ class TrajectoryRecord:
     advantage: Finite
     """In the group it was collected with."""
     stop_reason: str
-    error_kind: str | None = None
+    error_kinds: Words | None = None
+    """One word for each tool call that failed, in their order; None: no call failed, or nobody knows."""
     num_turns: Count
     num_tool_calls: Count
     num_tokens: Count = 0
@@ -282,7 +285,8 @@ class DrawRecord:
     state: str = RESERVED
     advantage: Finite | None = None
     drift_mean: Finite | None = None
-    drift_max: Finite | None = None
+    token_gap_max: Finite | None = None
+    """Nats: the largest |old_log_prob - behavior_log_prob| of its action tokens."""
     ess_share: Finite | None = None
     """The row's weight over the sum of its stream's weights."""
     approx_kl: Finite | None = None

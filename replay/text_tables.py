@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,9 @@ def _text(row: Mapping[str, Any], cell: Cell) -> str:
     return str(row[cell]) if isinstance(cell, str) else number(row[cell[0]], cell[1])
 
 
-def ended(row: Mapping[str, Any]) -> str:
-    return str(row["stop_reason"]) + (f"/{row['error_kind']}" if row["error_kind"] else "")
+def error_counts(kinds: str | None) -> str:
+    """`3 raised, 1 malformed`, of the kinds of errors of a trajectory's tool calls."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter((kinds or "").split()).items()) or "-"
 
 
 def quoted(name: str, most: int) -> Cell:

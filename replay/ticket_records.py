@@ -129,8 +129,9 @@ class Participant:
     """Since it was last seen."""
 
     def is_gone(self, lease_s: float) -> bool:
-        """Whether nobody counts on it any more: a worker reports itself three times a lease."""
-        return self.silent_s > lease_s
+        """Whether nobody counts on it any more: a worker reports itself three times a lease. One that was last seen
+        later than now was so before the clock was put back."""
+        return abs(self.silent_s) > lease_s
 
 
 @dataclass(frozen=True)

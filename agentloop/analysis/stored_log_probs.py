@@ -66,7 +66,8 @@ class Drifted:
     trajectories: int
     tokens: int
     drift_mean: float | None
-    drift_max: float | None
+    token_gap_max: float | None
+    """Nats."""
     approx_kl: float | None
     ess: float | None
     """By the run's `replay.ess.weights`, as its updates measure it."""
@@ -129,7 +130,7 @@ def rescore(
 ) -> Drifted:
     """Score stored trajectories with a policy and store its log-probs next to the old ones (`token_scores`)."""
     actor, ids = _actor(folder, weights), [row[0] for row in _sampled(store, None, filter, limit)]
-    drift_sum = drift_max = kl_sum = squares = 0.0
+    drift_sum = token_gap_max = kl_sum = squares = 0.0
     kind = folder.config.replay.ess.weights
     tokens, kept, scored = 0, [], 0
     for rows, batch, log_probs in _scored(store, folder, actor, ids):
@@ -146,7 +147,7 @@ def rescore(
         tokens += int(found.tokens.sum())
         drift_sum += float(found.sum[known].sum())
         kl_sum += float(found.kl_sum[known].sum())
-        drift_max = max([drift_max, *found.max[known].tolist()])
+        token_gap_max = max([token_gap_max, *found.token_gap_max[known].tolist()])
         squares += float(found.squares[known].sum())
         kept += (found.sequence_weight if kind == "sequence" else found.weight)[known].tolist()
     by_row = effective_sample_size(torch.tensor(kept, dtype=torch.float64)) if kept else None
@@ -155,7 +156,7 @@ def rescore(
         scored,
         tokens,
         drift_mean=drift_sum / tokens if tokens else None,
-        drift_max=drift_max if tokens else None,
+        token_gap_max=token_gap_max if tokens else None,
         approx_kl=kl_sum / tokens if tokens else None,
         ess=drift_sum**2 / (tokens * squares) if tokens and kind == "token" else by_row,
     )

@@ -23,7 +23,7 @@ from agentloop.rollouts.episodes.run_episodes import run_episodes
 from agentloop.rollouts.evaluation import Evaluated, EvaluationReport, evaluate, report
 from agentloop.rollouts.rewards import open_scorer
 from agentloop.runs.checkpoint import complete_checkpoints, seed_process
-from agentloop.runs.display import ConsoleDisplay
+from agentloop.runs.display import ConsoleDisplay, showing_progress
 from agentloop.runs.run_folder import COMPLETE, RunFolder, has_run, open_run_folder
 from agentloop.runs.signals import graceful_stop
 from replay.locate import newest_run_folder
@@ -83,7 +83,7 @@ def _evaluated(
 ) -> EvaluationReport:
     """`weights`: the model that comes first, and the weights saved of it since."""
     display = ConsoleDisplay(stderr=True)
-    with graceful_stop(display.note, idle="stopped"):
+    with graceful_stop(display.note, idle="stopped"), showing_progress(display):
         seed_process(config)
         actors = sampling_actors(config, environments, weights[0], saved=weights[1])
         progress = partial(display.phase, "evaluate")

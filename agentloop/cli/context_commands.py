@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from agentloop.cli.options import AsJson
+from context.parse import PARSERS
 from context.templates.chat_template import RenderError
 from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files
 from context.templates.template_report import TemplateReport, check_template
@@ -34,7 +35,7 @@ def check(
         Path,
         typer.Argument(
             metavar="MODEL_OR_TEMPLATE",
-            help="Model folder (tokenizer.json and a chat template), or a .jinja file.",
+            help="Model folder (tokenizer.json and a chat template), hub id, or a .jinja file.",
         ),
     ],
     template: Annotated[
@@ -69,6 +70,6 @@ def _report_text(report: TemplateReport) -> str:
     lines.append(f"\nverdict: {report.state}{rest}")
     if report.state == "rewrites history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
-    lines.append(f"calls are read by: {report.parser}")
-    lines += [f"left out: {sentence}" for sentence in report.hidden]
+    lines.append(f"context.parser: auto {'takes' if report.parser in PARSERS else 'is refused:'} {report.parser}")
+    lines += [f"{part}: {'shown' if why is None else f'left out: {why}'}" for part, why in report.parts.items()]
     return "\n".join(lines)

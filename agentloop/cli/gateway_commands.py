@@ -58,8 +58,8 @@ def gateway(
 ) -> None:
     """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
     with needing("gateway", "agentloop gateway"):
-        from agentloop.gateway import check_installed
-    check_installed()
+        from agentloop.workers.episodes_on_request import give_episodes
+        from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
     recorded = (record, upstream, model)
     if (run is None) != (None not in recorded) or (run is not None and any(recorded)):
         raise UserError(
@@ -76,12 +76,8 @@ def gateway(
 
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         if run is not None:
-            from agentloop.workers.episodes_on_request import give_episodes
-
             give_episodes(run, section, key=key, idle_s=idle_s, wait_s=wait, stop=stop, say=say)
         else:
-            from agentloop.workers.recording import UPSTREAM_KEY, RecordingOptions, record_sessions
-
             assert record is not None and upstream is not None and model is not None
             options = RecordingOptions(
                 name=name,

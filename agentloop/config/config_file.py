@@ -175,7 +175,8 @@ def _apply(override: str, values: dict[str, Any], places: dict[KeyPath, str]) ->
         raise UserError(f"{source}: an override must be dotted.key=value, got no {'key' if equals else '='}.")
     path = tuple(dotted.strip().split("."))
     try:
-        value = read_yaml(text, source, at=path).value
+        # To YAML a placeholder at the beginning is a mapping.
+        value = text if text.startswith("{split}") else read_yaml(text, source, at=path).value
     except UserError as error:
         rule = re.sub(r"^:\d+", "", str(error).removeprefix(source))  # a line number says nothing here
         raise UserError(source + rule) from None

@@ -114,7 +114,7 @@ class _RowSubset(Sequence[Row]):
 
 
 def _file(path: str) -> Sequence[Row]:
-    with _explained(path):
+    with _explained(str(Path(path).absolute())):
         place = Path(path)
         return _parquet(place) if is_parquet(place) else list(_jsonl(place))
 

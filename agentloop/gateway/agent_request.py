@@ -81,24 +81,19 @@ class Session(Protocol):
 
         It is awaited to its end even if the agent has gone meanwhile.
         """
-        ...
 
     def delivered(self, reply: AgentReply) -> None:
-        """The agent was there when all of the reply had been sent. Called before anything else that it asks is read."""
-        ...
+        """All but the mark of the reply's end has been sent, and the agent is there: it asks nothing before this."""
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """Tokens of the prompt. Raises BadRequest, RenderError."""
-        ...
 
     async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
         """Rewards by agent, the whole episode's under the empty name; `end`: it is over. Raises BadRequest."""
-        ...
 
 
-class Sessions(Protocol):
-    """All episodes that may be asked for."""
+class OpenSessions(Protocol):
+    """The episodes that may be asked for."""
 
     async def authorize(self, episode: str, key: str) -> Session:
         """The session that the key opens. Raises BadRequest with status 403 for any other key or episode."""
-        ...

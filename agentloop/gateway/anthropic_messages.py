@@ -15,19 +15,15 @@ from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, 
 PING = sse({"type": "ping"}, "ping")
 _SIGNATURE = "unsigned"
 """Clients leave out thinking that has none."""
-_NO_TIME = "1970-01-01T00:00:00Z"
 _FINISH = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 _ERRORS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    rows = [
-        row for index, message in enumerate(list_of("messages", body.get("messages"))) for row in _rows(index, message)
-    ]
+    given = list_of("messages", body.get("messages"))
+    rows = [row for index, message in enumerate(given) for row in _rows(index, message)]
     if rows and rows[-1][1]["role"] == "assistant":
-        raise wrong(
-            f"messages[{rows[-1][0]}].role", "user for the last message: no reply is begun by the agent", "assistant"
-        )
+        raise wrong(f"messages[{rows[-1][0]}].role", "user in the last message: no reply is begun here", "assistant")
     if rows and body.get("system"):
         rows.insert(0, (0, {"role": "system", "content": _texts("system", body["system"])}))
     tools = tools_of(body.get("tools"), [None, "custom"], "input_schema")
@@ -143,8 +139,8 @@ def token_count(tokens: int) -> dict[str, Any]:
 
 
 def model(name: str) -> dict[str, Any]:
-    facts = {"type": "model", "id": name, "display_name": name, "created_at": _NO_TIME, "lifecycle": "active"}
-    return checked(types.ModelInfo, facts)
+    since = {"created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
+    return checked(types.ModelInfo, {"type": "model", "id": name, "display_name": name, **since})
 
 
 def model_list(names: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from agentloop.gateway.http_json import arguments_text, checked, openai_error, s
 from agentloop.gateway.request_fields import agent_request, list_of, tools_of
 
 PING = b": ping\n\n"
-error = openai_error
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
@@ -61,7 +60,7 @@ def model_list(names: Sequence[str]) -> dict[str, Any]:
 
 
 def error_event(bad: BadRequest) -> bytes:
-    return sse(error(bad))
+    return sse(openai_error(bad))
 
 
 def _chunk(request: AgentRequest, reply: AgentReply, **fields: Any) -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -14,36 +17,37 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, Session, Sessions
-from agentloop.gateway.http_json import body_parts, json_bytes, json_object, openai_error, read_body
+from agentloop.gateway.agent_request import AgentReply, AgentRequest, BadRequest, OpenSessions, Session
+from agentloop.gateway.http_json import json_bytes, json_object, openai_error, read_body
 from agentloop.gateway.request_fields import ASIDE, MODEL, agent_of, flag, wrong
 from agentloop.records import GenerationFailed
 from context.templates.chat_template import RenderError
 
 PING_SECONDS = 15.0
 """Clients and what stands between take a stream that is silent for longer, a minute say, for a broken one."""
-_OVERRULED = "x-agentloop-overruled"
-"""The header that names the fields of a request that did not count."""
+
+
+_TURNS = 4
+"""Of the event loop: until the end of a connection that has been noticed in writing or reading is received."""
+_ANSWERED = (BadRequest, RenderError, GenerationFailed)
+"""What a client may be told of a request that has no reply."""
 
 
 class ProviderProtocol(Protocol):
-    """A module that reads and writes as a provider does."""
+    """A module that reads and writes as a provider does: a reply whole or as a stream, which an error may end."""
 
     PING: bytes
 
     def read(self, body: Mapping[str, Any], /) -> AgentRequest: ...
     def answer(self, request: AgentRequest, reply: AgentReply, /) -> dict[str, Any]: ...
-    def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]:
-        """The reply as a stream."""
-        ...
-
-    def error(self, bad: BadRequest, /) -> dict[str, Any]: ...
-    def error_event(self, bad: BadRequest, /) -> bytes:
-        """The end of a stream that has begun."""
-        ...
+    def events(self, request: AgentRequest, reply: AgentReply, /) -> Iterator[bytes]: ...
+    def error_event(self, bad: BadRequest, /) -> bytes: ...
 
 
-# A provider's package takes up to a second and 50 MB: it is imported when its endpoint is asked.
+# A provider's package takes up to a second and 50 MB: it is imported when its endpoint is asked. Missing, it is now.
+for _package in ("openai", "anthropic"):
+    if find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
 def _chat() -> ProviderProtocol:
@@ -64,13 +68,12 @@ def _messages() -> ProviderProtocol:
     return anthropic_messages
 
 
-def create_app(sessions: Sessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
+def create_app(sessions: OpenSessions, *, ping_seconds: float = PING_SECONDS) -> Starlette:
     """The gateway. Clients of OpenAI take /e/EPISODE/v1 for their base URL, those of Anthropic /e/EPISODE."""
-    replies = partial(_Replies, sessions, ping_seconds=ping_seconds)
     routes = [
-        Route("/v1/chat/completions", replies(_chat), methods=["POST"]),
-        Route("/v1/responses", replies(_responses), methods=["POST"]),
-        Route("/v1/messages", replies(_messages), methods=["POST"]),
+        Route("/v1/chat/completions", _Replies(sessions, _chat, ping_seconds), methods=["POST"]),
+        Route("/v1/responses", _Replies(sessions, _responses, ping_seconds), methods=["POST"]),
+        Route("/v1/messages", _Replies(sessions, _messages, ping_seconds), methods=["POST"]),
         Route("/v1/messages/count_tokens", partial(_count_tokens, sessions), methods=["POST"]),
         Route("/v1/models", partial(_models, sessions)),
         Route("/v1/models/{model:path}", partial(_models, sessions)),
@@ -80,11 +83,7 @@ def create_app(sessions: Sessions, *, ping_seconds: float = PING_SECONDS) -> Sta
     return Starlette(routes=[Mount("/e/{episode}", routes=routes)], exception_handlers=handlers)
 
 
-_ANSWERED = (BadRequest, RenderError, GenerationFailed)
-
-
 def _answered(error: Exception) -> BadRequest:
-    """What the client is told of a request that has no answer."""
     if isinstance(error, BadRequest):
         return error
     if isinstance(error, RenderError):
@@ -95,81 +94,71 @@ def _answered(error: Exception) -> BadRequest:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    bad = _answered(error)
-    form = _messages().error if _is_anthropics(request) else openai_error
-    return Response(json_bytes(form(bad)), bad.status, media_type="application/json")
+    bad, form = _answered(error), openai_error
+    if _is_anthropics(request):
+        from agentloop.gateway.anthropic_messages import error as form
+    return _json(form(bad), bad.status)
 
 
 def _is_anthropics(request: Request) -> bool:
     return "anthropic-version" in request.headers or "/v1/messages" in request.url.path
 
 
+@dataclass(frozen=True)
 class _Replies:
     """An endpoint that asks the policy."""
 
-    def __init__(self, sessions: Sessions, load: Callable[[], ProviderProtocol], *, ping_seconds: float) -> None:
-        self._sessions = sessions
-        self._load = load
-        self._ping_seconds = ping_seconds
+    sessions: OpenSessions
+    load: Callable[[], ProviderProtocol]
+    ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        session, body = await _opened(self._sessions, Request(scope, receive))
-        protocol = self._load()
+        session, body = await _opened(self.sessions, Request(scope, receive))
+        protocol = self.load()
         request = protocol.read(body)
-        gone = asyncio.ensure_future(_hung_up(receive))
+        gone = asyncio.ensure_future(receive())  # nothing but a disconnect is left to be received
         asked = asyncio.ensure_future(session.reply(request))
-        begin = partial(_begin, send, request)
-        begun = False
+        begun, end = False, b""
         try:
-            while request.stream and not (await asyncio.wait([asked], timeout=self._ping_seconds))[0]:
+            while request.stream and not (await asyncio.wait([asked], timeout=self.ping_seconds))[0]:
                 if not begun:
-                    await begin()
+                    await _begin(send, request)
                 begun = True
                 await _more(send, protocol.PING)
             reply = await asked
-            whole = _written(protocol, request, reply)
+            if request.stream:  # before the last part a client knows that more follows
+                *parts, end = protocol.events(request, reply)
+            else:
+                parts = [json_bytes(protocol.answer(request, reply))]
             if not begun:
-                await begin(None if request.stream else len(whole))
-            await _more(send, whole)
-            await _more(send, b"")  # returns once the client has taken most of it
+                await _begin(send, request)
+            await _more(send, b"".join(parts))
+            await _more(send, b"")  # returns once the client has taken most of it, or has gone
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             if not gone.done():
                 session.delivered(reply)
         except _ANSWERED as error:
             if not begun:
                 raise
-            await _more(send, protocol.error_event(_answered(error)))
+            end = protocol.error_event(_answered(error))
         finally:
             gone.cancel()
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": end})
 
 
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _written(protocol: ProviderProtocol, request: AgentRequest, reply: AgentReply) -> bytes:
-    if request.stream:
-        return b"".join(protocol.events(request, reply))
-    return json_bytes(protocol.answer(request, reply))
-
-
-async def _begin(send: Send, request: AgentRequest, length: int | None = None) -> None:
-    kind = "text/event-stream" if request.stream else "application/json"
-    headers = {"content-type": kind, "cache-control": "no-store"}
-    if length is not None:
-        headers["content-length"] = str(length)
+async def _begin(send: Send, request: AgentRequest) -> None:
+    headers = [(b"content-type", b"text/event-stream" if request.stream else b"application/json")]
     if request.overruled:
-        headers[_OVERRULED] = ", ".join(request.overruled)
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
+        headers.append((b"x-agentloop-overruled", ", ".join(request.overruled).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
 async def _more(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-async def _count_tokens(sessions: Sessions, request: Request) -> Response:
+async def _count_tokens(sessions: OpenSessions, request: Request) -> Response:
     from agentloop.gateway import anthropic_messages
 
     session, body = await _opened(sessions, request)
@@ -177,7 +166,7 @@ async def _count_tokens(sessions: Sessions, request: Request) -> Response:
     return _json(anthropic_messages.token_count(tokens))
 
 
-async def _models(sessions: Sessions, request: Request) -> Response:
+async def _models(sessions: OpenSessions, request: Request) -> Response:
     """The models in the form of the provider whose client asks."""
     await _session(sessions, request)
     if _is_anthropics(request):
@@ -191,7 +180,7 @@ async def _models(sessions: Sessions, request: Request) -> Response:
     return _json(model(name))
 
 
-async def _reward(sessions: Sessions, request: Request) -> Response:
+async def _reward(sessions: OpenSessions, request: Request) -> Response:
     """`{"reward": number}` or `{"rewards": {agent: number}}`, and `"end": true` where the episode is over."""
     session, body = await _opened(sessions, request)
     unknown = sorted(body.keys() - {"reward", "rewards", "end"})
@@ -202,24 +191,19 @@ async def _reward(sessions: Sessions, request: Request) -> Response:
     if not isinstance(rewards, dict) or ("rewards" in body and "reward" in body) or not (rewards or end):
         raise wrong("rewards", "numbers by agent, or left out for a reward", body.get("rewards"))
     for agent, reward in rewards.items():
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or abs(reward) > sys.float_info.max:
             raise wrong(f"rewards.{agent}" if agent else "reward", "a number", reward)
     await session.reward({agent: float(reward) for agent, reward in rewards.items()}, end=end)
     return _json({})
 
 
-async def _opened(sessions: Sessions, request: Request) -> tuple[Session, dict[str, Any]]:
+async def _opened(sessions: OpenSessions, request: Request) -> tuple[Session, dict[str, Any]]:
     """The session that a request asks, and its body."""
-    try:
-        session = await _session(sessions, request)
-    except BadRequest:
-        async for _ in body_parts(request.receive):
-            pass  # a client that still sends would not see the answer
-        raise
+    session = await _session(sessions, request)
     return session, json_object(await read_body(request.receive))
 
 
-async def _session(sessions: Sessions, request: Request) -> Session:
+async def _session(sessions: OpenSessions, request: Request) -> Session:
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     key = request.headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
     if not key:
@@ -229,5 +213,5 @@ async def _session(sessions: Sessions, request: Request) -> Session:
     return await sessions.authorize(request.path_params["episode"], key)
 
 
-def _json(value: Mapping[str, Any]) -> Response:
-    return Response(json_bytes(value), media_type="application/json")
+def _json(value: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(json_bytes(value), status, media_type="application/json")

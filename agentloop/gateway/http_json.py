@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -16,25 +16,16 @@ from context.parse.reply import Malformed
 MAX_BODY_BYTES = 32 * 2**20
 
 
-async def body_parts(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
+async def read_body(receive: Receive) -> bytes:
+    """A request's body. The server reads and forgets what is left of one that is refused."""
+    body, more = bytearray(), True
     while more:
         message = await receive()
+        body += message.get("body", b"")
         more = message.get("more_body", False)
-        yield message.get("body", b"")
-
-
-async def read_body(receive: Receive) -> bytes:
-    """A request's body. One that is too large is read to its end, else its sender would not see the answer."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in body_parts(receive):
-        size += len(part)
-        if size <= MAX_BODY_BYTES:
-            parts.append(part)
-    if size > MAX_BODY_BYTES:
-        raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got {size}.")
-    return b"".join(parts)
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequest(413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more.")
+    return bytes(body)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -67,8 +58,7 @@ def checked(model: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
 
 def kind_of(model: type[BaseModel]) -> str:
     """What a provider's type of event writes as its `type`."""
-    name: str = get_args(model.model_fields["type"].annotation)[0]
-    return name
+    return str(get_args(model.model_fields["type"].annotation)[0])
 
 
 def sse(value: Any, event: str | None = None) -> bytes:

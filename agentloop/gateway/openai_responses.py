@@ -16,20 +16,15 @@ from agentloop.gateway.http_json import arguments_text, checked, kind_of, openai
 from agentloop.gateway.request_fields import agent_request, blocks_of, list_of, tools_of, wrong
 
 PING = b": ping\n\n"
-error = openai_error
 _ASSISTANT = ("reasoning", "message", "function_call")
 """The items of one reply, in their order; there may be several calls."""
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
-    return agent_request(
-        body,
-        _rows(body.get("instructions"), body.get("input")),
-        tools_of(body.get("tools"), ["function"]),
-        limits=["max_output_tokens"],
-        read=["input", "instructions"],
-        field="input",
-    )
+    rows = _rows(body.get("instructions"), body.get("input"))
+    tools = tools_of(body.get("tools"), ["function"])
+    others = ["input", "instructions"]
+    return agent_request(body, rows, tools, limits=["max_output_tokens"], read=others, field="input")
 
 
 def _rows(instructions: Any, given: Any) -> list[tuple[int, dict[str, Any]]]:
@@ -78,7 +73,6 @@ def _part(where: str, kind: str, item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
-    whole = reply.finish != "length"
     usage = {
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
@@ -86,17 +80,14 @@ def answer(request: AgentRequest, reply: AgentReply) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
-    return _response(
-        request,
-        reply,
-        status="completed" if whole else "incomplete",
-        incomplete_details=None if whole else {"reason": "max_output_tokens"},
-        output=_items(reply),
-        usage=usage,
-    )
+    ended: dict[str, Any] = {"status": "completed", "incomplete_details": None}
+    if reply.finish == "length":
+        ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    return _response(request, reply, **ended, output=_items(reply), usage=usage)
 
 
 def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[str, Any]:
+    kind = {"type": "function", "parameters": None, "strict": False}
     head = {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -106,9 +97,7 @@ def _response(request: AgentRequest, reply: AgentReply, **fields: Any) -> dict[s
         "instructions": request.body.get("instructions"),
         "parallel_tool_calls": True,
         "tool_choice": "auto" if request.tools else "none",
-        "tools": [
-            {"type": "function", "parameters": None, "strict": False, **tool["function"]} for tool in request.tools
-        ],
+        "tools": [{**kind, **tool["function"]} for tool in request.tools],
         "previous_response_id": None,
     }
     return checked(types.Response, {**head, **fields})
@@ -123,9 +112,8 @@ def _items(reply: AgentReply) -> list[dict[str, Any]]:
         items.append({"type": "reasoning", "id": f"rs_{reply.id}", "summary": summary})
     if message.content or not message.tool_calls:
         content = [{"type": "output_text", "text": message.content, "annotations": []}]
-        items.append(
-            {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "content": content, "status": status}
-        )
+        said = {"role": "assistant", "content": content, "status": status}
+        items.append({"type": "message", "id": f"msg_{reply.id}", **said})
     for place, call in enumerate(message.tool_calls):
         called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call.arguments)}
         items.append({"type": "function_call", "id": f"fc_{reply.id}_{place}", **called, "status": "completed"})
@@ -181,4 +169,4 @@ def _item_steps(item: dict[str, Any], place: dict[str, Any]) -> list[tuple[type[
 
 def error_event(bad: BadRequest) -> bytes:
     event = {"type": "error", "sequence_number": 0, "message": str(bad), "code": bad.code, "param": bad.field}
-    return sse({**checked(types.ResponseErrorEvent, event), **error(bad)}, "error")
+    return sse({**checked(types.ResponseErrorEvent, event), **openai_error(bad)}, "error")

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from starlette.applications import Starlette
 
 from agentloop.gateway.agent_request import BadRequest
+from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, StoredNodes
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.node_writer import NodeWriter
-from agentloop.gateway.sessions import AgentSession, Ask, Policy, StoredNodes
 from context.messages import content_hash, to_template
 from context.tokens.session_nodes import Node, Status, conversation_of, segments_of
 from replay.errors import ReplayError

@@ -51,8 +51,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that have one meaning here, by the values that ask for it."""
 _OBJECTS = ("text", "output_config", "tool_choice")
-_WHOLE = " No response is kept here: send the whole conversation as input."
-_ADVICE = {"previous_response_id": _WHOLE, "conversation": _WHOLE}
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _OF_ROLE = {"assistant": ("content", "tool_calls", "reasoning_content"), "tool": ("content", "name", "tool_call_id")}
@@ -73,6 +71,7 @@ def agent_request(
     `rows` are its messages in OpenAI's form, each with its index in `field`; `limits` the fields that limit the
     reply's tokens, and `read` what else its protocol has.
     """
+    choice = body.get("tool_choice")
     overruled = _checked_fields(body, {"model", "messages", "tools", "stream", *limits, *read})
     agent, aside = agent_of(body.get("model"))
     if not rows:
@@ -82,7 +81,7 @@ def agent_request(
         agent=agent,
         aside=aside,
         messages=tuple(_message(f"{field}[{index}]", index, row) for index, row in rows),
-        tools=[] if _no_tools(body.get("tool_choice")) else tools,
+        tools=[] if "none" in (choice, isinstance(choice, dict) and choice.get("type")) else tools,
         max_tokens=min((_limit(name, body[name]) for name in limits if body.get(name) is not None), default=None),
         stream=flag("stream", body.get("stream")),
         overruled=overruled,
@@ -91,6 +90,7 @@ def agent_request(
 
 
 def wrong(field: str, rule: str, value: Any) -> BadRequest:
+    field = excerpt(field, 80)
     return BadRequest(400, f"{field} must be {rule}, got {_shown(value)}.", field)
 
 
@@ -151,8 +151,7 @@ def _message(where: str, index: int, row: Any) -> Message:
         raise BadRequest(400, text, text.partition(" must ")[0]) from None
     for place, call in enumerate(message.tool_calls):
         _name(f"{where}.tool_calls[{place}].name", call.name)
-    if message.name is not None:
-        _name(f"{where}.name", message.name)
+    _name(f"{where}.name", "none" if message.name is None else message.name)
     return message
 
 
@@ -186,9 +185,7 @@ def _checked_fields(body: Mapping[str, Any], read: Collection[str]) -> tuple[str
             if not any(value == one and type(value) is type(one) for one in _ONLY[name]):
                 raise wrong(name, " or ".join(map(_shown, _ONLY[name])) + ", or left out", value)
         elif name not in read and name not in _HARMLESS and name not in _UNLESS:
-            raise BadRequest(
-                400, f"{name} must be left out, got {_shown(value)}: not supported.{_ADVICE.get(name, '')}", name
-            )
+            raise wrong(name, "left out", value)
     return tuple(sorted(overruled))
 
 
@@ -199,10 +196,6 @@ def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}.{inner}", one) for inner, one in value.items() if one is not None)
         elif value is not None:
             yield name, value
-
-
-def _no_tools(choice: Any) -> bool:
-    return (choice.get("type") if isinstance(choice, dict) else choice) == "none"
 
 
 def _limit(field: str, value: Any) -> int:

@@ -15,9 +15,9 @@ from starlette.routing import BaseRoute, Mount
 
 from agentloop.config.sections.rollout import GatewaySection
 from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.server_thread import serving
-from agentloop.gateway.sessions import AgentSession, AgentSessions, Policy
 from agentloop.records import Completion
 from context.tokens.session_nodes import Node
 

@@ -37,4 +37,3 @@ def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[int]:
     finally:
         server.should_exit = True
         thread.join()
-        listening.close()

@@ -122,6 +122,11 @@ class CriticLearner:
         """Of its gradients and its optimizer's state."""
         return self._optimizer.bytes_to_come()
 
+    def bytes_of_state(self) -> int:
+        """What `state()` holds after the first step."""
+        weights: list[Tensor] = list(self.critic.weights.state_dict().values())
+        return sum(weight.nbytes for weight in weights) + self._optimizer.bytes_of_state()
+
     def step(self, loss: float | None, log: CriticLog, *, iteration: int) -> None:
         """One optimizer step. Without a gradient, or with one that is not finite, it leaves everything as it is.
 

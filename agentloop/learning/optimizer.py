@@ -16,6 +16,8 @@ from agentloop.config.sections.optimization import OptimizerSection
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 _MASTER = "master"
+_MEANS = {"adamw": 2, "sgd": 1, "muon": 1, "adafactor": 0}
+"""Float32 values that each optimizer keeps for a parameter; adafactor's are a row and a column."""
 
 
 def learning_rate(section: OptimizerSection, *, iteration: int, iterations: int) -> float:
@@ -122,9 +124,15 @@ class WeightOptimizer:
             parameter.grad = None
 
     def bytes_to_come(self) -> int:
-        """Of gradients, and of AdamW's two means where there are none yet; other optimizers have less."""
-        parts = ((parameter, self._optimizers[self._movers[name]].state) for name, parameter in self._targets.items())
-        return sum(parameter.numel() * (4 if parameter in state else 12) for parameter, state in parts)
+        """Of gradients, and of the optimizer's means where there are none yet."""
+        parts = [(target, self._movers[name]) for name, target in self._targets.items()]
+        means = [0 if target in self._optimizers[mover].state else _MEANS[mover] for target, mover in parts]
+        return sum(4 * target.numel() * (1 + kept) for (target, _), kept in zip(parts, means, strict=True))
+
+    def bytes_of_state(self) -> int:
+        """What `state()` holds once every parameter was moved."""
+        kept = {name: _MEANS[self._movers[name]] + (name in self._masters) for name in self._targets}
+        return sum(4 * target.numel() * kept[name] for name, target in self._targets.items())
 
     def step(self, gradient_norm: float) -> None:
         """Scale gradients of norm `gradient_norm` down to `max_grad_norm`, apply them and clear them."""

@@ -152,6 +152,10 @@ class Trainer:
         """Of gradients and of the optimizers' states that are not there yet."""
         return sum(part.bytes_to_come() for part in (self._optimizer, self._critic) if part is not None)
 
+    def bytes_of_state(self) -> int:
+        """What `save` writes after the first update."""
+        return sum(part.bytes_of_state() for part in (self._optimizer, self._critic) if part is not None)
+
     def _update(self, batch: Batch, *, reuse: bool, iteration: int) -> UpdateResult:
         """`reuse`: behavior log-probs of rows that the present weights sampled are taken for their old ones."""
         needed = self._config.kl.loss_coef > 0 or _rewards_here(self._config)

@@ -33,7 +33,8 @@ class Drift:
     tokens: Tensor
     """Action tokens whose behavior log-prob is known; where this is 0 the other arrays say nothing."""
     sum: Tensor
-    max: Tensor
+    token_gap_max: Tensor
+    """Nats: the largest |old_log_probs - behavior_log_probs| of its tokens, not clamped."""
     weight: Tensor
     """exp(mean of the clamped log drift): near 1 on long trajectories whatever becomes of their tokens."""
     sequence_weight: Tensor
@@ -64,12 +65,12 @@ def trajectory_drift(
     precise = logs.double()
     parts = (known, precise, precise.exp() * known, (2 * precise).exp() * known, precise.expm1() - precise)
     tokens, total_log, total, squares, kl = sum_by_trajectory(torch.stack(parts), trajectory, count)
-    highest = torch.where(known, precise, -torch.inf).amax(dim=1)
+    gaps = torch.where(known, old_log_probs.double() - behavior_log_probs.double(), 0.0).abs().amax(dim=1)
     return Drift(
         token_logs=torch.where(known, logs, torch.nan),
         tokens=tokens,
         sum=total,
-        max=torch.full_like(total, -torch.inf).scatter_reduce(0, trajectory, highest, "amax").exp(),
+        token_gap_max=torch.zeros_like(total).scatter_reduce(0, trajectory, gaps, "amax"),
         weight=(total_log / tokens.clamp_min(1)).exp(),
         sequence_weight=total_log.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp(),
         squares=squares,
@@ -100,7 +101,8 @@ class RowStats:
 
     drift_mean: float | None
     """Mean over action tokens of exp(old - behavior); None without behavior log-probs."""
-    drift_max: float | None
+    token_gap_max: float | None
+    """Nats: the largest |old - behavior| of them, whichever way."""
     ess_share: float | None
     """Its weight, exp(mean of its log drift), over the sum of its stream's weights."""
     approx_kl: float | None
@@ -256,7 +258,7 @@ def drift_metrics(
         rows = (replayed == flag) & (drift.tokens > 0)
         if bool(rows.any()):
             metrics[f"actor/{stream}/drift_mean"] = float(drift.sum[rows].sum() / drift.tokens[rows].sum())
-            metrics[f"actor/{stream}/drift_max"] = float(drift.max[rows].max())
+            metrics[f"actor/{stream}/token_gap_max"] = float(drift.token_gap_max[rows].max())
             for weights in get_args(EssWeights):
                 metrics[f"actor/{stream}/ess_{weights}"] = drift.effective_sample_size(rows, weights)
             metrics[f"actor/{stream}/ess"] = metrics[f"actor/{stream}/ess_{ess_weights}"]
@@ -296,7 +298,7 @@ def row_stats(drift: Drift, totals: UpdateTotals, trajectory_ids: Sequence[str])
     stream_sums = torch.where(replayed, weights[replayed].sum(), weights[~replayed].sum())
     columns = (
         _quotients(drift.sum, drift.tokens),
-        _quotients(drift.max * known, known.double()),
+        _quotients(drift.token_gap_max, known.double()),
         _quotients(weights, stream_sums * known),
         _quotients(totals.approx_kl, totals.scored),
         _quotients(totals.clipped, totals.trained),

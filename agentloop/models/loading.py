@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentloop.config import ModelSection
-from agentloop.errors import UserError, shortened
+from agentloop.errors import UserError, one_line, shortened
 from context import ChatTemplate, TokenCodec
 from context.templates.model_files import ModelFiles, named_controls, named_template, source_for, stop_tokens
 
@@ -149,21 +149,23 @@ def muted_libraries() -> Iterator[None]:
 def _one_line_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except SafetensorError as error:
+        raise UserError(
+            f"model.path must hold whole weights, got {str(path)!r} with files that can't be read ({error}). Copy the "
+            "model again."
+        ) from error
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise whatever comes of what a file says
         if (Path(path) / "run.json").exists():
             raise UserError(
                 f"model.path must be a model, got {str(path)!r}, a run's folder. Name {str(Path(path) / 'model')!r}, "
                 "which is there once a training is done."
             ) from error
         raise UserError(
-            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({reason}). "
+            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} "
+            f"({one_line(error)}). "
             "Check the path; a folder is made by save_pretrained of both model and tokenizer."
-        ) from error
-    except SafetensorError as error:
-        raise UserError(
-            f"model.path must hold whole weights, got {str(path)!r} with files that can't be read ({error}). Copy the "
-            "model again."
         ) from error
 
 

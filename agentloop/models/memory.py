@@ -1,14 +1,17 @@
-"""Whether what a pass keeps for its backward fits next to what else is in a GPU's memory."""
+"""Whether what a pass keeps for its backward fits next to what else is in memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from agentloop.config import RunConfig
 from agentloop.errors import UserError, one_line
 from agentloop.models.actor import Actor, KeptForBackward
 
@@ -68,6 +71,39 @@ def choose_checkpointing(actor: Actor, *, tokens: int, to_come: int) -> str | No
         f"and optimizer take {to_come / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free "
         "(compute.gradient_checkpointing: auto)"
     )
+
+
+def check_memory(actor: Actor, config: RunConfig, *, state: int, there: int) -> str:
+    """About what an update takes of this machine's memory, in words, where the policy is on its CPU.
+
+    `state`: bytes of what an optimizer keeps; `there`: of all memory. Raises UserError where no pass fits.
+    """
+    weights = actor.model.parameters()
+    held = state + sum(each.nbytes + 4 * each.numel() * each.requires_grad for each in weights)
+    if held > there:
+        raise UserError(
+            f"model.path must be a model whose weights, gradients and optimizer fit into memory, got {in_gb(held)} "
+            f"where there are {in_gb(there)}. Train adapters (lora.rank), or a smaller model."
+        )
+    kept = actor.kept_for_backward = actor.kept_for_backward or kept_for_backward(actor)
+    tokens = max(config.batch.micro_batch_tokens, config.context.max_tokens)
+    most = held + kept.of(tokens)
+    low = " Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true." * (most > there)
+    return (
+        f"memory: up to {in_gb(most)} of {in_gb(there)} in an update (weights, gradients and optimizer "
+        f"{in_gb(held)}, a pass of {tokens:,} tokens {in_gb(kept.of(tokens))}).{low}"
+    )
+
+
+def machine_memory() -> int:
+    """Bytes that this machine has, or a container may take of it."""
+    limit, physical = Path("/sys/fs/cgroup/memory.max"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(physical, int(allowed)) if allowed.isdecimal() else physical
+
+
+def in_gb(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"
 
 
 @contextmanager

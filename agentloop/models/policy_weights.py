@@ -105,6 +105,12 @@ class PolicyWeights:
                 self.model.save_pretrained(folder, state_dict={})  # all but the weights
         self._save_parts(folder)
 
+    @property
+    def bytes_of_files(self) -> int:
+        """What `save` writes of weights: adapters alone, or everything, tied weights once."""
+        parameters = self.model.parameters()
+        return sum(each.nbytes for each in parameters if each.requires_grad or self.kind == "full")
+
     def save_head(self, file: Path, name: str) -> None:
         """The head's weight alone, under this name."""
         model: Any = self.model

@@ -35,7 +35,7 @@ class SequenceClassifier:
                     output_loading_info=True,
                     **origin,
                 )
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # libraries raise whatever comes of what a file says
             raise UserError(
                 f"reward.model.path must be a folder or hub id of a sequence classifier, got {section.path!r} with "
                 f"{one_line(error)}. Check the path."

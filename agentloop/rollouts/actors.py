@@ -23,12 +23,12 @@ from context import AuthorTable, ChatTemplate, Message, ReactParser, Renderer, R
 from context.messages import canonical_json, shown_messages
 from context.parse import unread_call
 from context.strategies import Linear, Strategy
-from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
+from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.tokens.training_sequence import TrainingControl
 
 if TYPE_CHECKING:
-    from agentloop.gateway.sessions import Policy
+    from agentloop.gateway.agent_sessions import Policy
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
@@ -112,7 +112,7 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
 
 def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
     """What agents that ask at a base URL are answered by."""
-    from agentloop.gateway.sessions import Policy
+    from agentloop.gateway.agent_sessions import Policy
 
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
@@ -185,10 +185,8 @@ def _check_shown(factory: EnvironmentFactory, template: ChatTemplate, section: C
     for opening in openings:
         problem = hidden_message(template, opening, factory.tools)
         if problem is None and factory.tools and not section.allow_hidden_tools:
-            problem = (
-                hidden_tools(template, factory.tools, opening, described=named)
-                or (None if named else hidden_calls(template))
-                or hidden_result(template, opening, factory.tools)
+            problem = hidden_tools(template, factory.tools, opening, described=named) or hidden_result(
+                template, opening, factory.tools
             )
         if problem is not None:
             raise UserError(problem)

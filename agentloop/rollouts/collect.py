@@ -53,7 +53,7 @@ class Collector:
         rounds of the same iteration, whose ids must not come again. Raises UserError if nothing at all is left.
         """
         tasks = [task for task, size in groups for _ in range(size)]
-        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress))
+        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, scorer=self.scorer))
         scores = self.scorer.score(everything)
         everything = scores.episodes
         # Of a further round, everything may fail: the first one's groups are there.
@@ -182,6 +182,6 @@ def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     if episodes and not kept:
         raise UserError(
             f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
-            "Mend it and --resume: this iteration is collected again."
+            "Mend it, and --resume if the run had begun: this iteration is collected again."
         )
     return kept

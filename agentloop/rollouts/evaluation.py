@@ -181,7 +181,7 @@ def evaluate(
     tasks = source.held_out(section.tasks)
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
-    everything = list(run_episodes(actors, each, config, progress=progress))
+    everything = list(run_episodes(actors, each, config, progress=progress, scorer=scorer))
     without_engine_failures(everything)
     everything = scorer.judge(everything)
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)
@@ -193,7 +193,7 @@ def evaluate(
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
-            "Mend the first of them, and --resume."
+            "Mend the first of them, and --resume if the run had begun."
         )
     return Evaluation(tuple(attempts), section.samples, lost, tuple(judged))
 
@@ -213,7 +213,7 @@ def held_out_episode(
         reward=outcome.reward,
         success=outcome.success,
         stop_reason=outcome.stop_reason,
-        error_kind=episode.error_kind,
+        error_kinds=" ".join(episode.error_kinds) or None,
         num_turns=outcome.turns,
         num_tool_calls=episode.num_tool_calls,
         messages=episode.messages,

@@ -90,7 +90,7 @@ class Scores:
 
 
 class RewardScorer:
-    """The configured rewards. Has no state: the same episodes get the same scores, as far as the functions do."""
+    """The configured rewards: the same episodes get the same scores, as far as the functions do."""
 
     def __init__(
         self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None, judges: bool = False
@@ -101,6 +101,7 @@ class RewardScorer:
         self._model = model
         self._judges = judges
         self._functions = [RewardFunction(row) for row in section.functions]
+        self._tried = False
 
     def check(self, task: Task) -> None:
         """Raises UserError where a function asks for what such a task does not have."""
@@ -117,6 +118,13 @@ class RewardScorer:
             return list(episodes)
         values = iter(await self._values(self._functions[0], [episode for episode in episodes if not episode.failed]))
         return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
+
+    async def try_on(self, episode: Episode) -> None:
+        """Call the functions for this process's first episode: a mistake, a UserError, costs it alone, not a batch."""
+        if not (self._tried or episode.failed):
+            self._tried = True
+            for function in self._functions:
+                await self._values(function, [episode])
 
     @property
     def can_fail(self) -> bool:
@@ -188,8 +196,8 @@ class RewardScorer:
             return f"{problem} from {row.function}"
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
-            f"{quoted_task(episode.task, episode.messages)}. Mend it and --resume: this iteration is collected again; "
-            "or set reward.on_error: drop."
+            f"{quoted_task(episode.task, episode.messages)}. Mend it, and --resume if the run had begun: this "
+            "iteration is collected again; or set reward.on_error: drop."
         ) from (answer if failed else None)
 
 

@@ -93,6 +93,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a complete checkpoint; `restore_random` is the caller's, when everything else stands."""
     with readable(folder):
         values = json.loads((folder / _VALUES).read_text())
+        if not isinstance(values, dict):
+            raise ValueError(f"{_VALUES} holds no mapping")
         return Checkpoint(folder, load_file(folder / _RANDOM_TENSORS), values)
 
 
@@ -101,7 +103,7 @@ def readable(folder: Path) -> Iterator[None]:
     """Turn what damage to the checkpoint in `folder` raises within into a UserError that says how to go on."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise UserError(
             f"checkpoint must be readable, got {one_line(error)} in {folder}. Remove it to resume from the one before."
         ) from error

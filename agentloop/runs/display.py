@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol, TextIO
 
 from context.wording import visible_lines
 
-_OF_EVERY_ITERATION = ("collect", "update")
-_LONGEST_SILENCE = 15.0
-"""Seconds after which a line says how far a long phase has come."""
+_OF_EVERY_ITERATION = ("collect", "update", "checkpoint", "report")
 
 
 class RunDisplay(Protocol):
@@ -20,8 +21,8 @@ class RunDisplay(Protocol):
     def phase(self, name: str, done: int, total: int) -> None:
         """Something long is going on: `done` of `total` (episodes, updates, ...)."""
 
-    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        """An iteration has been committed."""
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
+        """An iteration has been committed. `left`: seconds that the rest of the run takes at the pace so far."""
 
     def note(self, text: str) -> None:
         """A message on a line of its own."""
@@ -32,10 +33,14 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
-def time_left(seconds: float, done: int, total: int) -> str:
+def time_left(seconds: float) -> str:
     """What the rest takes at the pace so far; an upper bound, for warm-ups and runs may end early."""
-    left = int(seconds / done * (total - done))
-    return f"left <= {left // 60}:{left % 60:02d}"
+    return f"left <= {duration(seconds)}"
+
+
+def duration(seconds: float) -> str:
+    """75 seconds as `1:15`, an hour more as `1:01:15`."""
+    return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
 
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
@@ -60,35 +65,62 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
 class ConsoleDisplay:
     """Plain lines, for terminals, logs and pipes."""
 
+    silence = 15.0
+    """Seconds after which a line says how far what goes on has come."""
+
     def __init__(
         self, *, stderr: bool = False, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`stderr` leaves stdout to what a program reads; `file` takes the lines in the place of both."""
         self._file, self._stderr, self._clock = file, stderr, clock
-        self._began = self._phase_began = self._shown_at = clock()
-        self._before: int | None = None
-        """Iterations that earlier processes of the run made; None before this one's first."""
-        self._phase, self._phase_done = "", 0
+        self._phase_began = self._shown_at = clock()
+        self._phase, self._first, self._done, self._total = "", 0, 0, 0
+        self._quiet = False
+        """Since an iteration ended: phases that every iteration has begin without a line."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        now, starting = self._clock(), self._before is None and name not in _OF_EVERY_ITERATION
-        if starting:
-            self._began = now  # what comes before the first iteration says nothing of the pace
         if name != self._phase:
-            self._phase, self._phase_began, self._phase_done = name, now, done
-            if starting:
+            self._phase, self._phase_began, self._first = name, self._clock(), done
+            if not (self._quiet or name in _OF_EVERY_ITERATION):
                 self.note(f"{name} ...")
-        elif self._phase_done < done < total and now - self._shown_at >= _LONGEST_SILENCE:
-            first = self._phase_done  # what a resumed training had done before
-            self.note(f"{name} {done}/{total}  {time_left(now - self._phase_began, done - first, total - first)}")
+        self._done, self._total = done, total
+        self.look()
 
-    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
-        self._phase = ""
-        if self._before is None:
-            self._before = number - 1
-        left = time_left(self._clock() - self._began, number - self._before, total - self._before)
-        self.note(describe_iteration(number, total, metrics, left))
+    def look(self) -> None:
+        """Show the phase that is under way, unless something was shown just now."""
+        now, quiet_since = self._clock(), max(self._shown_at, self._phase_began)
+        if self._done >= self._total or now - quiet_since < self.silence:
+            return
+        seconds, done = now - self._phase_began, self._done - self._first  # without what was resumed
+        left = time_left(seconds / done * (self._total - self._done)) if done > 0 else f"for {duration(seconds)}"
+        self.note(f"{self._phase} {self._done}/{self._total}  {left}")
+
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
+        self._phase, self._total, self._quiet = "", 0, True
+        self.note(describe_iteration(number, total, metrics, time_left(left) if number < total else "to be saved"))
 
     def note(self, text: str) -> None:
-        print(visible_lines(text), file=self._file or (sys.stderr if self._stderr else sys.stdout), flush=True)
+        file = self._file or (sys.stderr if self._stderr else sys.stdout)
+        print(f"{visible_lines(text)}\n", end="", file=file, flush=True)  # in one piece, for several threads do so
         self._shown_at = self._clock()
+
+
+@contextmanager
+def showing_progress(display: RunDisplay) -> Iterator[None]:
+    """Within, the console shows what is under way even while nothing of it ends; other displays see to themselves."""
+    if not isinstance(display, ConsoleDisplay):
+        yield
+        return
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(display.silence / 5):
+            display.look()
+
+    thread = threading.Thread(target=look, name="display", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

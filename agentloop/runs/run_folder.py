@@ -9,9 +9,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from os.path import isdir, isfile  # unlike those of paths they take any text
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -33,6 +34,10 @@ _OWN = "run:"
 """Prefix of a stored path that is relative to the run's folder, so that the folder can be moved."""
 _OWN_PATHS = (("tasks", "data"), ("model", "path"))
 """Settings that may hold such a path."""
+_FILES = ("model", "environment", "environments", "tasks", "reward", "replay", "loss", "metrics", "sft")
+"""Sections whose texts may name files of the user's; others hold words that a file could be called by chance."""
+_FOLDERS = ("path", "data", "attach")
+"""Keys below them that may name folders."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class RunFolder:
 def create_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
     """A new run in `path`, or under the next free number of its name; earlier runs are never touched."""
     path = claim_run_folder(config) if path is None else path
-    _change_identity(path, id=uuid.uuid4().hex, name=config.run.name, config=_stored(config, path))
+    began = {"id": uuid.uuid4().hex, "began_in": str(Path.cwd())}
+    _change_identity(path, **began, name=config.run.name, config=_stored(config, path))
     return open_run_folder(path)
 
 
@@ -143,7 +149,9 @@ def record_config(folder: RunFolder) -> RunConfig | None:
     former = open_run_folder(folder.path).config
     if former == folder.config:
         return None
-    _change_identity(folder.path, config=folder.stored_config())
+    # All else is the same, and names files from where the run began.
+    stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
+    _change_identity(folder.path, config={**stored, "run": folder.stored_config()["run"]})
     return former
 
 
@@ -156,12 +164,31 @@ def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
     return plain
 
 
-def _read(plain: dict[str, Any], folder: Path) -> RunConfig:
+def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
+    if began_in != Path.cwd():
+        plain |= {section: _from(began_in, plain[section], section) for section in _FILES}
+        plain["context"]["parser"] = _from(began_in, plain["context"]["parser"], "parser")
     for section, key in _OWN_PATHS:
         name = plain[section][key]
         if name is not None and name.startswith(_OWN):
             plain[section][key] = str(folder / name.removeprefix(_OWN))
     return load_plain(plain)
+
+
+def _from(began_in: Path, value: Any, key: str) -> Any:
+    """A setting with its files as named from where the run began; those that are not there are looked for from here."""
+    if isinstance(value, Mapping):
+        return {name: _from(began_in, each, "attach" if key == "attach" else name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_from(began_in, each, key) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+    place = began_in / file.removeprefix("hf:")
+    before, split, _ = file.partition("{split}")
+    folder = (began_in / f"{before}x").parent if split else place
+    there = isfile(place) or (key in _FOLDERS and isdir(folder))
+    return f"{place}{colon}{name}" if there else value
 
 
 def _change_identity(path: Path, **changed: Any) -> None:
@@ -177,9 +204,9 @@ def open_run_folder(path: Path) -> RunFolder:
     """An existing run; the error says what is missing."""
     try:
         identity: dict[str, Any] = json.loads((path / _IDENTITY).read_text())
-        environments = tuple(identity.get("environments", ()))
-        return RunFolder(path, identity["id"], _read(identity["config"], path), environments)
-    except (OSError, ValueError, KeyError) as error:
+        environments, began_in = tuple(identity.get("environments", ())), Path(identity["began_in"])
+        return RunFolder(path, identity["id"], _read(identity["config"], path, began_in), environments)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"RUN must be a run folder with a run.json, got {str(path)!r}. See: ls runs") from error
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +23,7 @@ from agentloop.learning.optimizer import WeightOptimizer, learning_rate
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
 from agentloop.models.loading import LoadedModel, check_positions, muted_libraries
-from agentloop.models.memory import choose_checkpointing, memory_suffices
+from agentloop.models.memory import check_memory, choose_checkpointing, machine_memory, memory_suffices
 from agentloop.models.tiny import build_tiny_model
 from agentloop.runs.checkpoint import (
     Checkpoint,
@@ -33,17 +35,22 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
 from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
 from agentloop.supervised.demonstrations import Demonstration, conversation_texts, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
+from replay.locate import METRICS
+from replay.records import RunRecord
+from replay.store import ReplayStore
 
 _Row = TypeVar("_Row")
 _SUFFIX = "-sft"
 _FIRST = "start"
 """Folder of the built-in model as the training begins with it."""
+_READ_SECTIONS = ("run", "model", "tiny", "lora", "context", "batch", "compute", "optimizer", "sft", "checkpoint")
+"""What of a configuration decides about this training."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +79,14 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     config = _own_run(config) if run is None else config
     display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
-    with folder.lock(), graceful_stop(display.note) as stop:
+    with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
         data = data or _read(config, _first_model(folder, display), display, saved=saved)
         update = checkpoint.values["update"] if checkpoint else -1
         sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=update)
-        with closing(sinks):
-            training = _Training(data, folder, sinks, display)
+        with closing(sinks), closing(ReplayStore.create(folder.path / METRICS)) as store:
+            training = _Training(data, folder, sinks, store, display)
             training.begin(checkpoint)
             training.run(stop)
     return training.result(stop.exit_code)
@@ -187,7 +194,9 @@ def batch_of_update(rows: Sequence[_Row], update: int, *, size: int, seed: int) 
 
 
 class _Training:
-    def __init__(self, data: _Data, folder: RunFolder, sinks: MetricSinks, display: RunDisplay) -> None:
+    def __init__(
+        self, data: _Data, folder: RunFolder, sinks: MetricSinks, store: ReplayStore, display: RunDisplay
+    ) -> None:
         self.data = data
         self.update = 0
         """Updates made."""
@@ -195,6 +204,7 @@ class _Training:
         """(update, held-out loss), oldest first."""
         self._folder = folder
         self._sinks = sinks
+        self._store = store
         self._display = display
         self._config = config = data.config
         section = config.sft
@@ -207,6 +217,7 @@ class _Training:
         self._total = self._per_epoch * section.epochs
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
+        self._store.add_run(self._record())
         if checkpoint is None:
             self._display.note(f"folder: {self._folder.path}")
             self._measure({})
@@ -223,16 +234,30 @@ class _Training:
         restore_random(checkpoint)
         self._display.note(f"resumed {self._folder.path} after update {self.update}")
 
+    def _record(self) -> RunRecord:
+        """An iteration is an update here."""
+        plain, authors = self._folder.stored_config(), self._authors
+        config = {name: plain[name] for name in _READ_SECTIONS}
+        config["run"]["iterations"] = self._total
+        name, code = self._folder.path.name, version("agentloop-replay")
+        return RunRecord(self._folder.run_id, name, config, authors.to_json(), authors.hash, code)
+
     def run(self, stop: StopRequest) -> None:
         """To the last update or a request to stop; a checkpoint is the last thing."""
         batch, context = self._config.batch, self._config.context
         with stop.working(), memory_suffices(batch.micro_batch_tokens):
             tokens = max(batch.micro_batch_tokens, context.max_tokens)
+            if self._actor.device.type == "cpu" and self.update == 0:
+                state = self._optimizer.bytes_of_state()
+                self._display.note(check_memory(self._actor, self._config, state=state, there=machine_memory()))
             chosen = choose_checkpointing(self._actor, tokens=tokens, to_come=self._optimizer.bytes_to_come())
             if chosen is not None:
                 self._display.note(chosen)
             while self.update < self._total and not stop.requested:
+                began = time.perf_counter()
                 metrics = self._learn(self.update + 1)
+                seconds = {"time/iteration": time.perf_counter() - began}
+                self._store.add_metrics(self._folder.run_id, self.update, metrics | seconds)
                 if self.update % self._config.sft.every == 0 or self.update == self._total:
                     self._measure(metrics)
                 else:
@@ -279,7 +304,9 @@ class _Training:
         """Measure the held-out loss, show and log it with the update's own figures, and save a checkpoint."""
         loss = self._on(measure, self.data.held_out).loss
         self.losses.append((self.update, loss))
-        self._sinks.log(self.update, {**metrics, "sft/held_out_loss": loss})
+        measured = {"sft/held_out_loss": loss}
+        self._store.add_metrics(self._folder.run_id, self.update, measured)
+        self._sinks.log(self.update, {**metrics, **measured})
         trained = f"  loss {metrics['sft/loss']:.4f}" if metrics else ""
         self._display.note(f"update {self.update}/{self._total}{trained}  held-out loss {loss:.4f}")
         self._save()

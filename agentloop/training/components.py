@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from agentloop.learning.trainer import Trainer
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel, check_positions
+from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
 from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
@@ -40,7 +42,7 @@ from agentloop.training.advantage_estimator import AdvantageEstimator
 from agentloop.training.policies.engine_publisher import connect_engines
 from agentloop.training.policies.publish import Publisher
 from agentloop.training.starting_model import starting_model
-from agentloop.training.startup_checks import check_sampling_memory, check_scoring, free_memory
+from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring, free_memory
 from agentloop.user_code import failing_as, load_function, load_sampler
 from context import AuthorTable
 from context.messages import Message, content_hash
@@ -164,7 +166,9 @@ def _connected(
 ) -> Components:
     config, replay, saved = folder.config, folder.config.replay, checkpoint.model if checkpoint else None
     authors, done = config.context.author_table(), checkpoint.values["loop"]["iteration"] if checkpoint else 0
+    display.phase("loading the model", 0, 1)
     loaded = load_policy(config, first, saved=saved)
+    display.phase("loading the model", 1, 1)
     actor = Actor(loaded.model, packs=config.batch.packs, compute=config.compute)
     local, agree = _local_sampler(config, loaded, actor, version=done)
     reference = reference_policy(config, first, actor)
@@ -184,6 +188,12 @@ def _connected(
         if actor.device.type == "cuda":
             to_come = trainer.bytes_to_come() if isinstance(trainer, Trainer) else 0
             display.note(check_sampling_memory(local, config, free=free_memory(actor.device) - to_come))
+    if checkpoint is None and isinstance(trainer, Trainer):
+        state, free = trainer.bytes_of_state(), shutil.disk_usage(folder.path).free
+        if actor.device.type == "cpu":
+            display.note(check_memory(actor, config, state=state, there=machine_memory()))
+        sizes = {"weights": weights.bytes_of_files, "state": state, "least_policies": publisher.least_folders}
+        display.note(check_disk(config, **sizes, free=free))
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
@@ -286,7 +296,7 @@ def load_redactor(spec: str) -> Redactor:
     function: Callable[..., Any] = load_function(spec, what="replay.redact")
 
     def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:
-        advice = f" from {spec}. Nothing of the iteration was stored; mend the function and run again with --resume."
+        advice = f" from {spec}. Nothing of it was stored; mend the function, and --resume if the run had begun."
         with failing_as("replay.redact must take every trajectory's messages, got", advice):
             redacted = function(messages)
         if redacted is None:

@@ -21,6 +21,7 @@ from agentloop.training.collecting.collection import Collection, StoppedWaiting
 from agentloop.training.components import Components
 from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
+from agentloop.training.pace import Pace, PhaseClock
 from replay.mixing.batch_plan import ReplayStarved
 from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
@@ -42,11 +43,13 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
+        self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
         """Iterate until the end, the success target, or a request to stop; a checkpoint is the last thing."""
         self._stop = stop
         try:
+            self.pace.begin()
             while not self.finished and not stop.requested:
                 self.iterate(self.state.iteration + 1)
                 if self.state.iteration % self.config.checkpoint.every == 0:
@@ -68,7 +71,7 @@ class Loop:
 
     def iterate(self, iteration: int) -> None:
         """One composed batch: collect, append, draw, update, publish, log."""
-        parts, clock = self.components, _Clock()
+        parts, clock = self.components, PhaseClock()
         planned = self.collection.plan(iteration)
         fresh = self.collect(planned)
         clock.lap("collect")
@@ -85,10 +88,8 @@ class Loop:
         parts.publisher.publish(iteration)
         later = self.evict(iteration, appended)
         clock.lap("publish")
-        self.state.training_seconds += clock.total
         later |= self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
-        every = self.config.evaluation.every
-        if iteration == self.config.run.iterations or (every > 0 and iteration % every == 0):
+        if self.pace.is_evaluated(iteration):
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
@@ -215,14 +216,17 @@ class Loop:
 
     def evaluate(self) -> dict[str, float]:
         """Held-out success, remembered for the target and the closing line."""
+        began = time.perf_counter()
         result = self.collection.evaluate()
+        self.pace.add_evaluation(time.perf_counter() - began, episodes=result.tasks * result.samples)
         self.state.evaluations.append((self.state.iteration, result.success))
         return result.metrics()
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """To people and to the sinks; the database has it already."""
         self.components.sinks.log(iteration, metrics)
-        self._display.iteration(iteration, self.config.run.iterations, metrics)
+        left = self.pace.seconds_left(iteration)
+        self._display.iteration(iteration, self.config.run.iterations, metrics, left=left)
 
     def save(self) -> None:
         """Write a full checkpoint of this moment, unless there is one."""
@@ -230,6 +234,7 @@ class Loop:
             return
         parts, folder = self.components, self.components.folder
         self._store.refuse_replaced(self._run_id)
+        self._display.phase("checkpoint", 0, 1)
         state = {
             "run": self._run_id,
             "loop": asdict(self.state),
@@ -246,6 +251,7 @@ class Loop:
         # where another process has taken the run over, which may have begun from one that would be removed.
         self._store.purge(self._run_id, int(oldest.name))
         prune(folder.checkpoints, keep=self.config.checkpoint.keep)
+        self._display.phase("checkpoint", 1, 1)
         self._saved = self.state.iteration
 
     def _stop_at_corruption(self, iteration: int, *, rows: float, corrupt: float) -> None:
@@ -258,24 +264,3 @@ class Loop:
                 "Look for a failing disk, and remove them before --resume: "
                 "agentloop replay prune --where \"state == 'quarantined'\" --yes"
             )
-
-
-class _Clock:
-    """Seconds per phase of one iteration."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self._laps[phase] = now - self._last
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        return sum(self._laps.values())
-
-    def metrics(self, *, tokens: int) -> dict[str, float]:
-        laps = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}
-        return laps | {"time/iteration": self.total, "speed/tokens_per_second": tokens / self.total}

@@ -115,7 +115,6 @@ class LoopState:
     """Part of the ids of what the loop collects: a resumed run must not reuse those of its orphans."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, held-out success), oldest first."""
-    training_seconds: float = 0.0
     batches: int = 0
     """Batches of workers that have been learned from: an iteration that replays alone has none."""
 

@@ -12,6 +12,7 @@ from agentloop.engines import GenerationRequest
 from agentloop.engines.local.local_generator import LocalGenerator
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
+from agentloop.models.memory import in_gb
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.5
 """Nats between sampling and scoring. Half precision rounds differently in batches of other shapes: only the mean is
@@ -73,6 +74,28 @@ def check_sampling_memory(generator: LocalGenerator, config: RunConfig, *, free:
         f"sampling: keys and values of {episodes} episodes at once take {taken / 1e9:,.1f} GB once they have "
         f"{tokens} tokens; {free / 1e9:,.1f} GB of the GPU are free next to gradients and optimizer"
     )
+
+
+def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: int, free: int) -> str:
+    """What checkpoints and policies of the whole run take, in words. What the buffer takes depends on the episodes.
+
+    `weights` and `state`: bytes of a policy's files and of what a checkpoint has besides; `free`: of the disk. Raises
+    UserError where it has no room for the first two checkpoints.
+    """
+    section, iterations = config.checkpoint, config.run.iterations
+    checkpoints = min(section.keep, 1 + -(-iterations // section.every))
+    kept = {"all": iterations + 1, "none": 0}.get(str(section.keep_policies), section.keep_policies)
+    policies = min(max(int(kept), least_policies), iterations + 1)
+    one, end = weights + state, checkpoints * (weights + state) + policies * weights
+    if 2 * one > free:
+        raise UserError(
+            f"run.folder must have room for two checkpoints of {in_gb(one)}, got too little at "
+            f"{config.run.folder} ({free:,} bytes free). Make room, choose another, or train adapters (lora.rank)."
+        )
+    parts = f"{checkpoints} checkpoints of {in_gb(one)}" + f", {policies} policies of {in_gb(weights)}" * (policies > 0)
+    # A new one is written before the oldest goes.
+    low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
+    return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"
 
 
 def free_memory(device: torch.device) -> int:

@@ -21,7 +21,7 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent, showing_progress
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -44,8 +44,8 @@ from agentloop.training.loop import Loop
 from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.user_code import load_sampler
-from context import RenderError
-from replay.errors import DatabaseRefused
+from context import PrefixError, RenderError
+from replay.errors import ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.locate import MODEL
 from replay.pages.report import REPORT_NAME
@@ -113,7 +113,7 @@ def train(
         path = run_to_continue(config, resume=resume) if run is None else run if has_run(run) else None
         folder = create_run_folder(config, run) if path is None else resumed_run_folder(config, path)
         display = display or ConsoleDisplay()
-        with folder.lock(), graceful_stop(display.note) as stop:
+        with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
             checkpoint = newest_checkpoint(folder.checkpoints)
             if checkpoint is not None:
                 check_length(folder.config, checkpoint.values["loop"]["iteration"], folder.path)
@@ -128,9 +128,11 @@ def train(
                     folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
-                loop = Loop(parts, begin_run(parts, checkpoint))
-                if not loop.state.evaluations:
-                    _first_evaluation(loop)
+                alone = config.collection.by == "loop"  # workers may have joined it, and wait for it to go on
+                with _unbegun_removed(folder, new=path is None and alone):
+                    loop = Loop(parts, begin_run(parts, checkpoint))
+                    if not loop.state.evaluations:
+                        _first_evaluation(loop)
                 if checkpoint is not None and loop.finished:
                     display.note(f"{folder.path} has nothing left to do: {_why_ended(loop.state, folder.config)}")
                 report = _run(loop, stop)
@@ -173,11 +175,12 @@ def train_worker(config: RunConfig) -> None:
 
 @contextmanager
 def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
-    """Remove a new run that can't be put together, unless a model was warmed up for it: --resume would stumble."""
+    """Remove a new run that is refused before its first checkpoint, unless a model was warmed up for it."""
     try:
         yield
-    except (UserError, RenderError, DatabaseRefused):
-        if new and not (folder.config.model.path is None and (folder.start / COMPLETE).exists()):
+    except (UserError, RenderError, PrefixError, ReplayError) as error:
+        warmed_up = folder.config.model.path is None and (folder.start / COMPLETE).exists()
+        if new and not warmed_up and not isinstance(error, RunReplaced):
             remove_unbegun(folder)
         raise
 
@@ -274,6 +277,7 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
 
 def _write_report(parts: Components) -> Path:
     path = parts.folder.path / REPORT_NAME
+    parts.display.phase("report", 0, 1)
     with explained(path, advice="The run itself is whole: make room and run again with --resume."):
         return report_run(parts.store, path, run=parts.run_id)
 
@@ -284,6 +288,7 @@ def _first_evaluation(loop: Loop) -> None:
     parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
     parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
+    parts.display.note(loop.pace.episodes_to_come())
 
 
 def _run_record(parts: Components) -> RunRecord:

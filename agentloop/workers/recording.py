@@ -23,11 +23,11 @@ from agentloop.engines.remote.engine_client import RemoteEngine
 from agentloop.engines.remote.server_facts import ask_server
 from agentloop.errors import UserError, shortened
 from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_sessions import Ask
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.episode_keys import SharedKey
 from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
 from agentloop.gateway.server_thread import serving
-from agentloop.gateway.sessions import Ask
 from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.signals import StopRequest

@@ -30,7 +30,7 @@ class Looks:
 
     def look(self) -> RunView:
         """The run as it is now."""
-        return self._store.roles.view(self._run)
+        return self._store.roles.view(self._run, lease_s=self._lease_s)
 
     @property
     def report_is_due(self) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, Protocol
 
 from context.parse.gemma import GemmaParser
 from context.parse.harmony import HarmonyParser
 from context.parse.named_json import DeepSeekParser, KimiParser, MistralParser
-from context.parse.pythonic import PythonicParser
+from context.parse.pythonic import OlmoParser, PythonicParser
 from context.parse.react import ReactParser
-from context.parse.reply import ReplyParser, Tools
+from context.parse.reply import CallParser, ReplyParser, Tools
 from context.parse.tagged_json import (
     CommandAParser,
     CommandRParser,
@@ -23,17 +23,20 @@ from context.parse.tagged_json import (
     NemotronParser,
     PhiParser,
 )
-from context.parse.tagged_parameters import GlmParser, MiniMaxParser, QwenCoderParser
+from context.parse.tagged_parameters import DeepSeekV4Parser, GlmParser, KimiK3Parser, MiniMaxParser, QwenCoderParser
 
-PARSERS: dict[str, Callable[[Tools], ReplyParser]] = {
+PARSERS: dict[str, type[CallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "pythonic": PythonicParser,
+    "olmo3": OlmoParser,
     "qwen3_coder": QwenCoderParser,
     "glm": GlmParser,
     "mistral": MistralParser,
     "deepseek": DeepSeekParser,
+    "deepseek_v4": DeepSeekV4Parser,
     "kimi": KimiParser,
+    "kimi_k3": KimiK3Parser,
     "gemma": GemmaParser,
     "harmony": HarmonyParser,
     "minimax": MiniMaxParser,
@@ -86,25 +89,39 @@ WrittenCalls = tuple[int, tuple[str, ...]]
 
 
 def choose_parser(name: str, template: Template, *, tools: Tools = ()) -> ReplyParser:
-    """The parser of that name; `auto` takes the first that reads a call and two parallel ones of the template's.
+    """The parser of that name; `auto` is the one of `auto_parser`.
 
-    `tools`: those of the conversation, for formats whose arguments have no types of their own. A template that writes
-    no calls gets `react`. Raises ValueError where none can read them.
+    `tools`: those of the conversation, for formats whose arguments have no types of their own.
     """
-    if name != "auto":
-        if name not in PARSERS:
-            raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
-        return PARSERS[name](tools)
+    if name == "auto":
+        name = auto_parser(template, tools)
+    if name not in PARSERS:
+        raise ValueError(f"context.parser must be one of auto, {', '.join(PARSERS)}, got {name!r}.")
+    return PARSERS[name](tools)
+
+
+def auto_parser(template: Template, tools: Tools) -> str:
+    """The name of the first parser that reads a call and two parallel ones of the template's.
+
+    A template that writes no calls gets `react`. Raises ValueError where no parser can read them, and where the
+    template shows the tools and writes no calls.
+    """
     written = written_calls(template)
-    if not written:
-        return ReactParser(tools)
-    for kind in PARSERS.values():
-        if _reads(kind((_TOOL,)), written):
-            return kind(tools)
-    raise ValueError(
-        "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, got "
-        f"'auto' and {_start(written)!r}. Give path/to/file.py:ClassName, or react if the prompt describes the tools."
-    )
+    for name, kind in PARSERS.items():
+        if written and _reads(kind((_TOOL,)), written):
+            return name
+    if written:
+        raise ValueError(
+            "context.parser must be a class of your own for a chat template whose tool calls no built-in parser reads, "
+            f"got 'auto' and {_start(written)!r}. Give path/to/file.py:ClassName, or react if the prompt describes the "
+            "tools."
+        )
+    if tools and _NAME in _text(template, _USER):
+        raise ValueError(
+            "context.parser must be named for a chat template that shows tools and leaves calls out, got 'auto'. Name "
+            "the one that reads the model's calls, or set context.template: hermes (or llama3, mistral, a .jinja file)."
+        )
+    return "react"
 
 
 def written_calls(template: Template) -> list[WrittenCalls]:

@@ -8,13 +8,7 @@ from collections.abc import Sequence
 
 from context.messages import ToolCall
 from context.parse.json_calls import strict_json
-from context.parse.reply import (
-    NOT_CLOSED,
-    THINK,
-    BlockParser,
-    Malformed,
-    check_tool_name,
-)
+from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, check_tool_name
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 

@@ -1,4 +1,4 @@
-"""Tool calls written as Python: `[lookup(key="pearl"), count()]`. Read as literals, never evaluated."""
+"""Tool calls written as Python: `lookup(key="pearl")`, in a list or a line each. Read as literals, never evaluated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any
 
 from context.messages import ToolCall
 from context.parse.json_calls import SAME_KEY, strict_json
-from context.parse.reply import NOT_CLOSED, TOO_DEEP, CallParser, Malformed, ReadCalls, check_length, check_tool_name
+from context.parse.reply import (
+    NOT_CLOSED,
+    TOO_DEEP,
+    BlockParser,
+    CallParser,
+    Malformed,
+    ReadCalls,
+    check_length,
+    check_tool_name,
+)
 
 _FILE = "<tool calls>"
 _MAX_PARTS = 10_000  # Python's parser takes its time with brackets and commas, more than with long texts
@@ -22,7 +31,7 @@ _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 class PythonicParser(CallParser):
-    """The whole reply is a list of calls with named arguments, or what follows a tag is: Llama 4, LFM2, OLMo 3.
+    """The whole reply is a list of calls with named arguments, or what follows a tag is: Llama 4, LFM2.
 
     The tags are Llama's `<|python_tag|>` and LFM2's `<|tool_call_start|>` ... `<|tool_call_end|>`, behind which LFM2
     may speak: that belongs to the content. Text behind calls without tags is left out. A line break within quotation
@@ -51,19 +60,42 @@ class PythonicParser(CallParser):
         return ReadCalls(content.removesuffix("\n"), calls)
 
 
+class OlmoParser(BlockParser):
+    """`<function_calls>` f(a=1, b="x"), a line for each call, `</function_calls>`: OLMo 3 Instruct's chat template.
+
+    Malformed: as for lists of calls.
+    """
+
+    opening, closing = re.compile("<function_calls>"), "</function_calls>"
+
+    def _call(self, text: str, start: int) -> tuple[ToolCall, int]:
+        if start == len(text):
+            raise Malformed(NOT_CLOSED)
+        node, end = _expression(text, start)
+        return _call(node), end
+
+
 def _calls(text: str, start: int) -> tuple[tuple[ToolCall, ...], int]:
     """The list of calls that begins there, and where it ends."""
     check_length(len(text) - start)
-    if sum(text.count(mark, start) for mark in "([{,") > _MAX_PARTS:
-        raise Malformed(f"the tool calls have more than {_MAX_PARTS} parts")
-    end = _end_of_list(text, start)
+    node, end = _expression(text, start)
+    if not isinstance(node, ast.List) or not node.elts:
+        raise Malformed("the tool calls are not a list of calls")
+    return tuple(map(_call, node.elts)), end
+
+
+def _expression(text: str, start: int) -> tuple[ast.expr, int]:
+    """The expression that begins there, up to the bracket that closes its first one, and where it ends."""
+    end = _end_of_brackets(text, start)
     body = text[start:end]
+    if sum(map(body.count, "([{,")) > _MAX_PARTS:
+        raise Malformed(f"the tool calls have more than {_MAX_PARTS} parts")
     if "\n" in body or "\r" in body:
         body = _TOKEN.sub(lambda token: token[0].translate(_LINE_BREAKS), body)
-    return tuple(map(_call, _elements(body))), end
+    return _parsed(body), end
 
 
-def _end_of_list(text: str, start: int) -> int:
+def _end_of_brackets(text: str, start: int) -> int:
     depth = 0
     for token in _TOKEN.finditer(text, start):
         depth += (token[0] in "([{") - (token[0] in ")]}")
@@ -72,18 +104,15 @@ def _end_of_list(text: str, start: int) -> int:
     return len(text)
 
 
-def _elements(text: str) -> list[ast.expr]:
+def _parsed(text: str) -> ast.expr:
     try:
-        tree = ast.parse(text.strip(), _FILE, mode="eval").body
+        return ast.parse(text.strip(), _FILE, mode="eval").body
     except SyntaxError as error:
         raise Malformed(f"the tool calls are not valid Python: {str(error.msg)[:60]}") from None
     except (RecursionError, MemoryError):  # both are how Python's parser says so
         raise Malformed(TOO_DEEP) from None
     except ValueError:
         raise Malformed("the tool calls are not valid Python") from None
-    if not isinstance(tree, ast.List) or not tree.elts:
-        raise Malformed("the tool calls are not a list of calls")
-    return tree.elts
 
 
 def _call(node: ast.expr) -> ToolCall:

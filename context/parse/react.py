@@ -6,13 +6,7 @@ import re
 
 from context.messages import ToolCall
 from context.parse.json_calls import json_at
-from context.parse.reply import (
-    CallParser,
-    Malformed,
-    ReadCalls,
-    check_length,
-    check_tool_name,
-)
+from context.parse.reply import CallParser, Malformed, ReadCalls, check_length, check_tool_name
 
 
 class ReactParser(CallParser):

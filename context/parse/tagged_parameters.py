@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from context.messages import ToolCall
 from context.parse.json_calls import SAME_KEY, strict_json
-from context.parse.reply import NOT_CLOSED, BlockParser, Malformed, Tools, check_tool_name
+from context.parse.reply import NOT_CLOSED, THINK, BlockParser, Malformed, Tools, check_tool_name
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
@@ -55,13 +55,15 @@ class TaggedParametersParser(BlockParser):
                 raise Malformed("an argument of a tool call is not closed")
             if key[1] in arguments:
                 raise Malformed(SAME_KEY)
-            types = self._types.get(name, {}).get(key[1], frozenset())
-            arguments[key[1]] = _value(text[key.end() : closed.start()], types)
+            arguments[key[1]] = self._value(name, key, text[key.end() : closed.start()])
             end = closed.end()
         closing = self.call_end.match(text, end)
         if closing is None:
             raise Malformed(NOT_CLOSED)
         return ToolCall(name, arguments), closing.end()
+
+    def _value(self, name: str, key: re.Match[str], text: str) -> Any:
+        return _by_schema(text, self._types.get(name, {}).get(key[1], frozenset()))
 
 
 class QwenCoderParser(TaggedParametersParser):
@@ -103,6 +105,45 @@ class MiniMaxParser(TaggedParametersParser):
     call_end = re.compile(r"\s*</invoke>")
 
 
+class TypedParametersParser(TaggedParametersParser):
+    """A parser of blocks whose tags say, in group 2 of `key`, whether a value is text; what is not text is JSON."""
+
+    def _value(self, name: str, key: re.Match[str], text: str) -> Any:
+        return text if key[2] in ("true", "string") else strict_json(text)
+
+
+class DeepSeekV4Parser(TypedParametersParser):
+    """`<｜DSML｜tool_calls>` `<｜DSML｜invoke name="...">` `<｜DSML｜parameter name="key" string="true">value` ...
+
+    Every tag is closed by `</｜DSML｜...>`: DeepSeek V4's encoding.
+    """
+
+    opening, closing = re.compile("<｜DSML｜tool_calls>"), "</｜DSML｜tool_calls>"
+    name = re.compile(r'\s*<｜DSML｜invoke name="([^">\n]*)">')
+    key = re.compile(r'\s*<｜DSML｜parameter name="([^">\n]*)" string="(true|false)">')
+    value_end = re.compile(r"</｜DSML｜parameter>(?=\s*(?:<｜DSML｜parameter name=|</｜DSML｜invoke>))")
+    call_end = re.compile(r"\s*</｜DSML｜invoke>")
+
+
+class KimiK3Parser(TypedParametersParser):
+    """`<|open|>call tool="..." index="1"<|sep|>` `<|open|>argument key="..." type="string"<|sep|>value` ...
+
+    Calls stand in `<|open|>tools<|sep|>` ... `<|close|>tools<|sep|>`, answers in `response`, thinking in `think`, all
+    of it in `message`: Kimi K3's chat template.
+    """
+
+    thinking = (("<|open|>think<|sep|>", "<|close|>think<|sep|>"), THINK)
+    opening, closing = re.compile(r"<\|open\|>tools<\|sep\|>"), "<|close|>tools<|sep|>"
+    name = re.compile(r'\s*<\|open\|>call tool="([^"\n]*)"[^<\n]*<\|sep\|>')
+    key = re.compile(r'\s*<\|open\|>argument key="([^"&\n]*)" type="(\w+)"<\|sep\|>')
+    value_end = re.compile(r"<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument |close\|>call<))")
+    call_end = re.compile(r"\s*<\|close\|>call<\|sep\|>")
+    _AROUND = re.compile(r"<\|(?:open|close)\|>(?:response|message)<\|sep\|>")
+
+    def _content(self, around: Sequence[str]) -> str:
+        return self._AROUND.sub("", super()._content(around))
+
+
 def _json_types(schema: Any) -> Iterator[str]:
     """The types a schema allows; none where it does not say."""
     if not isinstance(schema, dict):
@@ -115,7 +156,7 @@ def _json_types(schema: Any) -> Iterator[str]:
         yield "string"
 
 
-def _value(text: str, types: frozenset[str]) -> Any:
+def _by_schema(text: str, types: frozenset[str]) -> Any:
     if types == frozenset({"string"}):
         return text
     try:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
 
 from context.authors import TEMPLATE, AuthorTable
-from context.messages import Change, Message
+from context.messages import Change, Message, check_message
+from context.parse import PARSERS
 from context.parse.reply import before_stop
 from context.templates.chat_template import ChatTemplate, RenderError
 from context.templates.hidden_parts import HIDDEN_THOUGHTS, hidden_calls, hidden_text, left_out
@@ -36,7 +37,7 @@ from context.tokens.token_sequence import TokenSequence
 from context.wording import storable
 
 _Tools = Sequence[Mapping[str, Any]]
-_THOUGHT_OPENINGS = ("<think>", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<|channel>thought")
+_THOUGHT_OPENINGS = {opening for parser in PARSERS.values() for opening, _ in parser.thinking}
 _MOST_PIECES = 4096
 """Texts whose tokens are kept: what is shown again is not tokenised again."""
 
@@ -109,9 +110,9 @@ class Renderer:
         self._thoughts_are_controls = bool(codec.controls("</think>"))
         self._piece = lru_cache(_MOST_PIECES)(self._new_piece)
 
-    def initial(self, messages: Sequence[Message], tools: _Tools) -> TokenSequence:
+    def initial(self, messages: Sequence[Message], tools: _Tools | None = None) -> TokenSequence:
         """The whole first prompt, with the generation prompt."""
-        return self.tokens(self.render(messages, tools))
+        return self.tokens(self.render(messages, tools or ()))
 
     def render(
         self,
@@ -179,8 +180,8 @@ class Renderer:
     def said(self, token_ids: Sequence[int]) -> tuple[Sampled, bool]:
         """A sampled reply as text, without what ended it, and whether something did."""
         if token_ids[-1] in self.stop_ids:
-            return Sampled(self.codec.decode(token_ids[:-1]), token_ids[-1]), True
-        text = self.codec.decode(token_ids)
+            return Sampled(self.codec.decode(token_ids[:-1], opens=True), token_ids[-1]), True
+        text = self.codec.decode(token_ids, opens=True)
         before = before_stop(text, self.stop_strings)
         return Sampled(text if before is None else before, None), before is not None
 
@@ -256,6 +257,7 @@ class Renderer:
         return own_controls(written, self.codec, again, before=before)
 
     def _read(self, message: Message) -> Message:
+        check_message(message)
         return with_thought(message) if self.template.knows_thoughts else message
 
     def _write(
@@ -292,12 +294,10 @@ class Renderer:
 
     def _numbered(self, rendering: Rendering, first: int) -> tuple[str, tuple[Row, ...]]:
         """The text with a mark before and behind each content of the messages from `first` on; and its rows."""
-        number = -1
+        numbers = count()
 
         def numbered(text: str) -> str:
-            nonlocal number
-            number += 1
-            text = storable(text)
+            number, text = next(numbers), storable(text)
             inner = text.strip()
             before, _, behind = text.partition(inner)
             return before + marks.begin(number) + inner + marks.end(number) + behind

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
-from context.parse import PARSERS, choose_parser
+from context.parse.choose import auto_parser
 from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
@@ -34,10 +34,11 @@ class Case:
 @dataclass(frozen=True)
 class TemplateReport:
     cases: tuple[Case, ...]
-    hidden: tuple[str, ...]
-    """What it leaves out of prompts and of replies that are learned, as a run that needs it would refuse it."""
+    parts: Mapping[str, str | None]
+    """Why it leaves something out of prompts and of replies that are learned, as a run that needs it would refuse it;
+    None: it is shown."""
     parser: str
-    """What `context.parser: auto` finds for the calls that it writes: a parser's name, or why there is none."""
+    """What `context.parser: auto` takes where there are tools: a parser's name, or why there is none."""
 
     @property
     def state(self) -> State:
@@ -87,30 +88,35 @@ def check_template(model: ModelFiles) -> TemplateReport:
     """Run every case."""
     renderer = model.renderer(default_authors())
     cases = tuple(_case(renderer, model, *case) for case in _CASES)
-    return TemplateReport(cases, tuple(dict.fromkeys(_hidden(renderer, model.template))), _parser(model.template))
+    return TemplateReport(cases, _parts(renderer, model.template), _parser(model.template))
 
 
-def _hidden(renderer: Renderer, template: ChatTemplate) -> Iterator[str]:
-    """One sentence for each kind of thing that is left out."""
+def _parts(renderer: Renderer, template: ChatTemplate) -> dict[str, str | None]:
     (system, asked), tools = _conversation("su", "none"), (LOOKUP,)
     refused = hidden_message(template, (system, asked), tools)
     openings = [(asked,), (system, asked)] if refused is None else [(asked,)]
-    no_tools = next(filter(None, (hidden_tools(template, tools, opening) for opening in openings)), None)
-    yield from filter(None, (refused, no_tools, hidden_calls(template), hidden_result(template, (asked,), tools)))
+    return {
+        "system messages": refused,
+        "tools": next(filter(None, (hidden_tools(template, tools, opening) for opening in openings)), None),
+        "calls": hidden_calls(template),
+        "results": hidden_result(template, (asked,), tools),
+        "thoughts": _hidden_thought(renderer),
+    }
+
+
+def _hidden_thought(renderer: Renderer) -> str | None:
     try:
         renderer.reply(Message("assistant", _ANSWER, reasoning="Which record was it?"))
     except RenderError as error:
-        yield str(error)
+        return str(error)
+    return None
 
 
 def _parser(template: ChatTemplate) -> str:
-    if hidden_calls(template) is not None:
-        return "none, for the template writes no calls"
     try:
-        chosen = type(choose_parser("auto", template))
+        return auto_parser(template, (LOOKUP,))
     except ValueError as error:
         return str(error)
-    return next(name for name, kind in PARSERS.items() if kind is chosen)
 
 
 def _case(renderer: Renderer, model: ModelFiles, name: str, plan: str, thinking: Thinking, tools: bool) -> Case:

@@ -61,7 +61,8 @@ class TokenCodec:
 
     def __init__(self, tokenizer_json: str, *, special: Iterable[str] = ()) -> None:
         """`special`: tokens that the model names (bos, eos, pad), which are never plain text."""
-        description = _whole_text_rules_off(json.loads(tokenizer_json))
+        given = json.loads(tokenizer_json)
+        description = _whole_text_rules_off(given)
         control = _control_tokens(description, frozenset(special))
         self.hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.added_ids = frozenset(int(row["id"]) for row in control)
@@ -73,6 +74,7 @@ class TokenCodec:
                 "This tokenizer can't be used safely."
             )
         self._byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
+        self._drops_first_space = _word_decoder(given).decode([0]) == "x"
         self._full = _tokenizer_of(description)
         self._text = _without_control_tokens(description, self.added_ids)
         inside = _inside_a_text(description)
@@ -144,9 +146,13 @@ class TokenCodec:
             return bytes([int(match[1], 16)])
         return written.replace(_SENTENCEPIECE_SPACE, " ").encode()
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text for people and parsers, control tokens visible. Unknown ids are left out."""
-        return str(self._full.decode(list(ids), skip_special_tokens=False))
+    def decode(self, ids: Sequence[int], *, opens: bool = False) -> str:
+        """Text for people and parsers, control tokens visible. Unknown ids are left out.
+
+        `opens`: it is a text of its own: SentencePiece's space before its first word is none.
+        """
+        text = str(self._full.decode(list(ids), skip_special_tokens=False))
+        return text.removeprefix(" ") if opens and self._drops_first_space else text
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._full.token_to_id(token)
@@ -221,6 +227,14 @@ def _only_control_tokens(description: _Description, control: Sequence[Mapping[st
     model = {"type": "WordLevel", "vocab": {_OTHER: 0}, "unk_token": _OTHER}
     added = [{**row, "id": number} for number, row in enumerate(control, 1)]
     return _tokenizer_of({**description, "model": model, "added_tokens": added, "pre_tokenizer": None, "decoder": None})
+
+
+def _word_decoder(description: _Description) -> Tokenizer:
+    """The tokenizer that knows SentencePiece's word `x` alone, and decodes it as this one does."""
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
+    word = f"{_SENTENCEPIECE_SPACE}x"
+    model = {"type": "WordLevel", "vocab": {word: 0}, "unk_token": word}
+    return _tokenizer_of({**description, **parts, "added_tokens": [], "model": model})
 
 
 def _pieces_without(

@@ -5,14 +5,18 @@ A copy, because a draw is on record with its trajectory, and both have to be in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import reduce
 from operator import or_
+from pathlib import Path
 
 from replay.exchange.files import ExchangeError
 from replay.exchange.importing import ImportReport, Placed, Progress, import_rows
 from replay.exchange.stored_rows import ExportReport, bundles, exportable, known_runs
+from replay.locate import DATABASE
 from replay.locate import place as located
 from replay.records import ELIGIBLE
 from replay.sampling.compatibility import bits, meanings, names_of
@@ -70,3 +74,26 @@ def attach(
     report.problems += [f"{name}:{id}: {reason}" for id, reason in read.corrupt.items()]
     report.bad = len(read.corrupt)
     return report
+
+
+@contextmanager
+def copy_with(
+    store: ReplayStore, run: str, places: Mapping[str, str], *, allow_mismatch: Sequence[str] = ()
+) -> Iterator[ReplayStore]:
+    """The buffer as it will be once `run` has attached these others: a copy, for as long as it is looked at."""
+    if store.path is None:
+        named = ", ".join(places)
+        raise ExchangeError(
+            f"replay.attach must hold what {store.url} has already, got {named}: a server's database is not copied to "
+            "look at it. Leave it out, or attach it by starting the run."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / DATABASE
+        with store.reading() as connection, closing(sqlite3.connect(file)) as target:
+            source = connection.connection.driver_connection
+            assert isinstance(source, sqlite3.Connection)
+            source.backup(target)
+        with closing(ReplayStore.open(file)) as copy:
+            for name, place in places.items():
+                attach(copy, run, name, place, allow_mismatch=allow_mismatch)
+            yield copy

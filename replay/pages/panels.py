@@ -123,6 +123,7 @@ _STREAMS = ("fresh", "replay", "held-out", "ink")
 _ENVIRONMENT, _PART, _TOOL = "environment/", "reward/", "time/tool/"
 FAMILIES = (STOPS, ESS_BY_AGE, _ENVIRONMENT, _PART, _TOOL)
 """Beginnings of the names of metrics that are shown whatever comes after."""
+DEMONSTRATIONS = "Is it learning what was demonstrated?"
 _SOME_RUNS = "One by one"
 """The panels here are left out where they have no curve."""
 
@@ -136,9 +137,11 @@ def _listed() -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 def panel_groups(metrics: Metrics, config: Config) -> PanelGroups:
     """All panels, in reading order: does it learn, is the update sound, how old is the data, what went in; last, what
-    the run has several of."""
+    the run has several of. A run of sft has its own."""
     groups = {question: [_panel(spec, metrics, config) for spec in specs] for question, specs in _listed().items()}
-    some = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves]
+    some, demonstrations = [panel for panel in groups.pop(_SOME_RUNS) if panel.curves], groups.pop(DEMONSTRATIONS)
+    if any(curve.points for panel in demonstrations for curve in panel.curves):
+        return {DEMONSTRATIONS: demonstrations}
     return groups | ({_SOME_RUNS: some} if some else {})
 
 

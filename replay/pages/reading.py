@@ -156,7 +156,7 @@ def shown_message(message: QueryResult, position: int) -> QueryResult:
     for call in message["tool_calls"]:
         given = json.dumps(call["arguments"], ensure_ascii=False)
         texts.append((f"calls {call['name']}", indented(given) or given))
-    named = {name: message[name] for name in ("author", "role", "name")}
+    named = {name: message[name] for name in ("author", "role", "name", "error_kind")}
     parts = [{"label": label, "shown": folded(text)} for label, text in texts]
     return {**named, "position": position, "style": style_of(message["author"]), "texts": parts}
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from replay.pages.panels import FAMILIES, Config, number, panel_groups, plain_groups
+from replay.pages.panels import DEMONSTRATIONS, FAMILIES, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
 from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged, regime
@@ -38,6 +38,7 @@ COLUMNS: Mapping[str, str] = {
     "clip_fraction_replay": "actor/replay/pg_clipfrac",
     "staleness": "replay/staleness_mean",
     "seconds": "time/iteration",
+    **{f"sft_{name}": f"sft/{name}" for name in ("loss", "held_out_loss", "grad_norm")},
 }
 """The metric of each column of the table of iterations."""
 
@@ -82,6 +83,7 @@ def run_contents(store: ReplayStore, run: RunRecord, within: range = ALL) -> Que
         "setting": setting(run.config),
         "tiles": tiles(tile_series(store, run.id), run.config),
         **plain_groups(groups, merged=merged),
+        "is_sft": DEMONSTRATIONS in groups,
         "iterations": _newest(store, run.id),
     }
 
@@ -130,10 +132,13 @@ class Tile(NamedTuple):
 
 
 def tiles(metrics: Metrics, config: Config) -> tuple[Tile, ...]:
-    """Held-out success, training time, the trajectories that fed updates, and what limits the run."""
+    """Held-out success, training time, the trajectories that fed updates, and what limits the run; of one of sft,
+    held-out loss and training time."""
     found = regime(metrics, config)
     limited = () if found is None else (Tile("limited by", _plain(found.limit), found.text),)
-    return (_success(metrics), _time(metrics, stored(config, "run.iterations", int)), _rows(metrics), *limited)
+    first, seconds, rows = _success(metrics), _time(metrics, stored(config, "run.iterations", int)), _rows(metrics)
+    loss = finite(metrics, "sft/held_out_loss")
+    return (_held_out_loss(loss), seconds) if loss else (first, seconds, rows, *limited)
 
 
 def _plain(text: str) -> tuple[tuple[str, str], ...]:
@@ -159,6 +164,13 @@ def _success(metrics: Metrics) -> Tile:
         return Tile(name, _plain(_percent(start)), f"at iteration {first:,}, evaluated once", hero=True)
     words = ((_percent(start), "plain"), ("\u2192", "arrow"), (_percent(end), "rising" if end > start else "plain"))
     return Tile(name, words, f"from iteration {first:,} to {last:,}, on tasks never trained on", hero=True)
+
+
+def _held_out_loss(loss: Series) -> Tile:
+    (first, start), (last, end) = loss[0], loss[-1]
+    words = ((f"{start:.3f}", "plain"), ("\u2192", "arrow"), (f"{end:.3f}", "plain"))
+    note = f"nats per trained token, from update {first:,} to {last:,}, on demonstrations never trained on"
+    return Tile("held-out loss", words, note, hero=True)
 
 
 def _time(metrics: Metrics, limit: int | None) -> Tile:
@@ -190,8 +202,10 @@ def _percent(share: float) -> str:
 def setting(config: Config) -> str:
     """What makes this run this run, in one line."""
     seed, target = stored(config, "run.seed", int), stored(config, "run.stop_at_success", float)
+    environment, data = stored(config, "environment.name", str), stored(config, "sft.data", str)
+    learned = f"{data}, from {stored(config, 'model.path', str) or 'a new built-in model'}" if data else None
     parts = [
-        stored(config, "environment.name", str),
+        environment or learned,
         None if seed is None else f"seed {seed}",
         _replay(config),
         None if target is None else f"ends at {number(target, percent=True)} held-out success twice in a row",

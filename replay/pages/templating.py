@@ -11,6 +11,7 @@ from markupsafe import Markup
 from context.wording import visible
 from replay.pages.addresses import address
 from replay.pages.panels import number
+from replay.text_tables import error_counts
 
 _DASH = "\u2013"
 
@@ -33,6 +34,7 @@ def environment() -> Environment:
         "digits": digits,
         "number": lambda value: _DASH if value is None else number(value),
         "short": short,
+        "error_counts": error_counts,
         "percent": lambda value: _DASH if value is None else f"{100 * value:.1f}\u00a0%",
         "signed": signed,
     }

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from replay.errors import ReplayError
 from replay.questions.filters import conditions
-from replay.questions.filters.fields import DRIFT, DRIFT_MAX
+from replay.questions.filters.fields import DRIFT, TOKEN_GAP_MAX, TOOL_ERRORS
 from replay.questions.filters.query import Query, QueryResult, Sort, newest_versions, run_is, staleness
 from replay.questions.trajectory import NONE, excerpts_of
 from replay.storage.format import schema
@@ -28,16 +28,22 @@ _rows = schema.trajectories.c
 _GREATEST = 2**62
 """Beyond every staleness, as its negative is; a row that a resume orphaned may be newer than its run's policy."""
 
-_COUNTED = {Sort.turns: "num_turns", Sort.tools: "num_tool_calls", Sort.tokens: "num_tokens"}
+_COUNTED = {
+    Sort.turns: _rows.num_turns,
+    Sort.tools: _rows.num_tool_calls,
+    Sort.tokens: _rows.num_tokens,
+    Sort.tool_errors: TOOL_ERRORS,
+}
 _SHOWN = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "task", "environment", "source", "reward", "success")),
     *(_rows[name] for name in ("num_turns", "num_tool_calls", "num_tokens", "num_action_tokens")),
-    *(_rows[name] for name in ("stop_reason", "error_kind", "advantage", "state", "state_reason", "uses")),
+    *(_rows[name] for name in ("stop_reason", "error_kinds", "advantage", "state", "state_reason", "uses")),
     _rows.group.label("group"),
+    TOOL_ERRORS.label("tool_errors"),
     DRIFT.label("drift"),
-    DRIFT_MAX.label("drift_max"),
+    TOKEN_GAP_MAX.label("token_gap_max"),
 )
-_DRIFTS = {Sort.drift: DRIFT, Sort.drift_max: DRIFT_MAX}
+_DRIFTS = {Sort.drift: DRIFT, Sort.token_gap_max: TOKEN_GAP_MAX}
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def _place(query: Query, age: sa.ColumnElement[int]) -> list[sa.ColumnElement[An
         return [sa.func.coalesce(age, last * _GREATEST), *columns]
     if sort in _DRIFTS:
         return [sa.func.coalesce(_DRIFTS[sort], sa.literal(last * sys.float_info.max, sa.Double)), *columns]
-    return [_rows[_COUNTED.get(sort, sort.value)], *columns]
+    return [_COUNTED[sort] if sort in _COUNTED else _rows[sort.value], *columns]
 
 
 def _place_of(connection: sa.Connection, place: Sequence[sa.ColumnElement[Any]], id: str, name: str) -> sa.Tuple:

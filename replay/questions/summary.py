@@ -148,7 +148,7 @@ def _draws(connection: sa.Connection, run: str | None, filter: str | None) -> Qu
         mean(draws.c.staleness).filter(committed).label("staleness_mean"),
         sa.func.max(draws.c.staleness).filter(committed).label("staleness_max"),
         mean(draws.c.drift_mean).filter(committed).label("drift_mean"),
-        sa.func.max(draws.c.drift_max).filter(committed).label("drift_max"),
+        sa.func.max(draws.c.token_gap_max).filter(committed).label("token_gap_max"),
     ).where(mine, sa.or_(draws.c.stream == REPLAY, draws.c.state == RESERVED))
     found = dict(connection.execute(others).mappings().one())
     all_draws = connection.scalar(sa.select(sa.func.count()).select_from(draws).where(mine)) or 0

@@ -29,7 +29,7 @@ _MOST_GROUPS = 200
 """The newest are listed one by one; of the others there is only what they add up to."""
 _LISTED = (
     *(_rows[name] for name in ("id", "run", "iteration", "slot", "member", "policy_version_min", "reward", "success")),
-    *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kind", "state")),
+    *(_rows[name] for name in ("advantage", "num_turns", "num_tokens", "stop_reason", "error_kinds", "state")),
     _rows.uses,
     _rows.group.label("group"),
 )
@@ -217,11 +217,11 @@ def _order(row: Mapping[str, Any], sort: TaskSort) -> tuple[Any, ...]:
 
 _COLUMNS = {
     TaskSort.replayed: ("replayed",),
-    TaskSort.drift: ("drift_mean", "drift_max"),
+    TaskSort.drift: ("drift_mean", "token_gap_max"),
     TaskSort.attempts: ("attempts",),
     TaskSort.last: ("last_iteration",),
 }
-_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "drift_max": None}
+_UNTRIED: QueryResult = {"eligible": 0, "replayed": 0, "drift_mean": None, "token_gap_max": None}
 
 
 def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]:
@@ -240,7 +240,7 @@ def _tried(connection: sa.Connection, run: str | None) -> dict[str, QueryResult]
         hash,
         sa.func.count().label("replayed"),
         mean(draws.c.drift_mean).label("drift_mean"),
-        sa.func.max(draws.c.drift_max).label("drift_max"),
+        sa.func.max(draws.c.token_gap_max).label("token_gap_max"),
     ).select_from(with_collected(draws, draws.c.trajectory))
     drawn = drawn.where(used, run_is(run, groups.c.run)).group_by(groups.c.task)
     found = {row["hash"]: {**_UNTRIED, **row} for row in connection.execute(tried.group_by(groups.c.task)).mappings()}

@@ -21,6 +21,7 @@ from replay.questions.filters.query import QueryResult
 from replay.questions.tokens import CodecOf, no_codec, same_start, turns_of, whole_segments
 from replay.records import COMMITTED, EVICTED, Trajectory
 from replay.sampling.compatibility import names_of, run_mismatches
+from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.column_types import ExactText
 from replay.storage.format.encoding import BlobError
@@ -120,7 +121,7 @@ def _left(connection: sa.Connection, id: str) -> QueryResult:
     group = _row_of(connection, groups.c.id, left["group"])
     run, iteration = group["run"], group["iteration"]
     return {
-        **_collected(connection, run, iteration, group["task"], left["policy_version_min"]),
+        **_collected(connection, id, run, iteration, group["task"], reclaimed.c),
         "problem": {"kind": "reclaimed", "reason": left["state_reason"]},
         "state": EVICTED,
         "state_reason": left["state_reason"],
@@ -179,20 +180,22 @@ def _around(connection: sa.Connection, found: Trajectory) -> QueryResult:
     columns = (_rows.id, _rows.member, _rows.attempt, _rows.reward, _rows.success, _rows.state)
     members = sa.select(*columns).where(_rows.group == record.group).order_by(_rows.member, _rows.attempt, _rows.id)
     return {
-        **_collected(connection, record.run, record.iteration, record.task, record.policy_version_min),
+        **_collected(connection, record.id, record.run, record.iteration, record.task, _rows),
         "group": _row_of(connection, groups.c.id, record.group),
         "members": [dict(row) for row in connection.execute(members.limit(_MOST_MEMBERS)).mappings()],
     }
 
 
-def _collected(connection: sa.Connection, run: str, iteration: int, task: str, policy_version: int) -> QueryResult:
+def _collected(connection: sa.Connection, id: str, run: str, iteration: int, task: str, kept: Any) -> QueryResult:
+    """`kept`: the columns of the table that the row is in."""
     newest = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == run)
     collected = sa.exists().where(iterations.c.run == run, iterations.c.iteration == iteration)
-    version, committed = connection.execute(sa.select(newest.scalar_subquery(), collected)).one()
+    age = sa.select(publishes_since(newest.scalar_subquery(), kept)).where(kept.id == id).scalar_subquery()
+    staleness, committed = connection.execute(sa.select(age, collected)).one()
     return {
         "iteration_committed": bool(committed),
         "task": _row_of(connection, tasks.c.hash, task),
-        "staleness": None if version is None else version - policy_version,
+        "staleness": staleness,
     }
 
 

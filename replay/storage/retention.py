@@ -15,6 +15,7 @@ from pydantic import Field
 
 from replay.records import ELIGIBLE, EVICTED, OPEN_GROUP, ORPHANED, QUARANTINED, REDACTED, WAITING
 from replay.setting_types import Positive, Section
+from replay.staleness import publishes_since
 from replay.storage.counters import is_live, set_state
 from replay.storage.format.schema import draws, policies, runs, trajectories
 from replay.storage.tombstones import reclaim
@@ -89,7 +90,7 @@ def over_capacity(
     if capacity.age is not None:
         add("age", _streamed(connection, may_go, _rows.iteration < iteration - capacity.age))
     if capacity.staleness is not None:
-        add("staleness", _streamed(connection, may_go, _rows.policy_version_min < policy_version - capacity.staleness))
+        add("staleness", _streamed(connection, may_go, publishes_since(policy_version, _rows) > capacity.staleness))
     if capacity.per_task is not None:
         add("per_task", _over_per_task(connection, run, may_go, capacity.per_task, gone))
     if capacity.rows is not None:

@@ -82,11 +82,11 @@ def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: 
     assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
 
 
-def test_arguments_in_another_order_are_the_same_call(tree: ConversationTree) -> None:
+def test_arguments_in_another_order_or_form_are_the_same_call(tree: ConversationTree) -> None:
     call = family("chatml").call.replace('"pearl"', '"pearl", "depth": 3')
     node = answered(tree, tree.prompt(ASKED, TOOLS), call)
     (said,) = node.messages[-1].tool_calls
-    turned = ToolCall(said.name, {"depth": 3, "key": "pearl"}, tree.call_ids(0)[0])
+    turned = ToolCall(said.name, {"depth": 3.0, "key": "pearl"}, tree.call_ids(0)[0])
     asked = [*ASKED, replace(node.messages[-1], tool_calls=(turned,)), Message("tool", "78", tool_call_id=turned.id)]
     assert tree.prompt(asked, TOOLS).place.fork is None
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from context import (
     NOT_SAMPLED,
@@ -18,6 +19,7 @@ from context import (
     loss_mask,
     response_mask,
 )
+from tests.fakes import real_templates
 from tests.fakes.families import Family, families, family
 
 START = (Message("system", "You are careful.", "initialization"), Message("user", "What is the code?"))
@@ -118,17 +120,45 @@ def test_observation_that_does_not_fit_changes_nothing(model: Family) -> None:
 def test_reply_in_arrays_is_the_one_in_lists() -> None:
     ids = sampled(family("chatml"), "41")
     found = []
-    for as_given in (list, np.array):
+    for as_given in (list, np.array, torch.tensor):
         context = manager(family("chatml"))
         context.begin(START)
         reply = context.record_reply(as_given(ids), as_given(log_probs(ids)), policy_version=0)
         found.append((reply, context.prompt_ids))
-    assert found[0] == found[1] and found[0][0].outcome == "final"
+    assert found[0] == found[1] == found[2] and found[0][0].outcome == "final"
+
+
+def test_reply_of_sentencepiece_begins_with_its_first_word() -> None:
+    model = family("mistral")
+    context = manager(model)
+    context.begin(START, ())
+    ids = [*model.codec.encode_text(" 78"), model.end_id]
+    assert context.record_reply(ids, log_probs(ids), policy_version=0).message.content == "78"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("qwen3_5_think", "</think>"),
+        ("written/deepseek_v4", "</think>"),
+        ("written/kimi_k3", "<|close|>think<|sep|>"),
+    ],
+)
+def test_thought_that_the_prompt_opens_and_the_reply_does_not_close_is_no_answer(template: str, end: str) -> None:
+    files = real_templates.model(template)
+    context = ContextManager(files.renderer(default_authors()), choose_parser("auto", files.template), max_tokens=4000)
+    context.begin(START)
+    ids = [*files.codec.encode_text("It is 78."), min(files.stop_ids)]
+    reply = context.record_reply(ids, log_probs(ids), policy_version=0)
+    assert (reply.outcome, reply.problem) == ("malformed", f"the thinking is not closed with {end}")
 
 
 def test_messages_that_are_none_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
-        manager(family("chatml")).begin([{"role": "user", "content": "x"}])  # type: ignore[list-item]
+    model, row = family("chatml"), {"role": "user", "content": "x"}
+    for given in (manager(model).begin, model.renderer().initial, lambda rows: model.renderer().reply(*rows)):
+        with pytest.raises(ValueError, match=r"messages must hold Message, got dict\. Write Message\(role, content\)"):
+            given([row])
+    assert len(model.renderer().initial([Message(**row)], None))
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def fresh_draws(rows: Sequence[Trajectory], *, iteration: int) -> list[DrawRecor
 
 def measured(draws: Sequence[DrawRecord]) -> list[DrawRecord]:
     """The same with the statistics of an update."""
-    update = {"advantage": 0.5, "drift_mean": 1.1, "drift_max": 1.5}
+    update = {"advantage": 0.5, "drift_mean": 1.1, "token_gap_max": 1.5}
     shares = {"ess_share": 0.1, "approx_kl": 0.01, "clip_fraction": 0.0}
     return [replace(draw, **update, **shares) for draw in draws]
 
@@ -246,10 +246,10 @@ def add_draw(
     largest: float | None = None,
     **kind: str,
 ) -> None:
-    """A draw of a row, committed and replayed where `kind` says nothing else, with its mean and largest drift."""
+    """A draw of a row, committed and replayed where `kind` says nothing else, with its mean drift and largest gap."""
     names = {"stream": "replay", "state": "committed", **kind}
     statement = (
-        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, drift_max) "
+        "insert into draws (run, iteration, slot, trajectory, stream, state, drift_mean, token_gap_max) "
         "values (?, ?, ?, ?, ?, ?, ?, ?)"
     )
     sql(store, statement, run, iteration, slot, id, names["stream"], names["state"], mean, largest)

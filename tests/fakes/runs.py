@@ -56,7 +56,7 @@ class SilentDisplay:
     def phase(self, name: str, done: int, total: int) -> None:
         self._at_phase(name, len(self.iterations))
 
-    def iteration(self, number: int, total: int, metrics: Mapping[str, float]) -> None:
+    def iteration(self, number: int, total: int, metrics: Mapping[str, float], *, left: float) -> None:
         self.iterations.append(dict(metrics))
         self._at_iteration(number)
 

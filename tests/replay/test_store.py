@@ -152,7 +152,7 @@ def test_round_trip_is_bit_equal(store: ReplayStore) -> None:
     long = tokens(list(range(300)), ["template"] * 100 + ["llm"] * 120 + ["llm(discard)"] * 80, version=3)
     given = [
         trajectory("a", segments=(Segment(SHORT), Segment(long, "old turns clipped"))),
-        trajectory("b", error_kind="unknown_tool", mean_entropy=None, parent="a", success=False, reward=-0.1),
+        trajectory("b", error_kinds="unknown_tool", mean_entropy=None, parent="a", success=False, reward=-0.1),
     ]
     assert store.append([task()], [group()], given) == AppendReport(inserted=2, duplicates=0)
     for found, row in zip(store.read(["b", "a"]), reversed(given), strict=True):

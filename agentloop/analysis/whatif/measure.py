@@ -153,7 +153,7 @@ def part_data(
         tokens=int(tokens.sum()),
         unknown=int((tokens - known).sum()),
         drift_mean=float(drift.sum[measured].sum() / known.sum()) if there else None,
-        drift_max=float(drift.max[measured].max()) if there else None,
+        token_gap_max=float(drift.token_gap_max[measured].max()) if there else None,
         ess=drift.effective_sample_size(measured, ess_weights) if there else None,
     )
 

@@ -35,7 +35,8 @@ class PartData:
     unknown: int
     """Those of them without a behavior log-prob: they are in neither drift nor ESS."""
     drift_mean: float | None
-    drift_max: float | None
+    token_gap_max: float | None
+    """Nats."""
     ess: float | None
 
 
@@ -110,7 +111,7 @@ _DATA: dict[str, Cell] = {
     "tokens": "tokens",
     "unknown": "unknown",
     "drift": ("drift_mean", 3),
-    "most": ("drift_max", 2),
+    "gap": ("token_gap_max", 2),
     "ESS": ("ess", 3),
 }
 _EFFECTS: dict[str, Cell] = {

@@ -25,7 +25,18 @@ from replay.questions.iteration import lineage_up_to
 from replay.questions.open_buffer import OpenBuffer, asked_run
 from replay.questions.trajectory import lineage_of
 from replay.records import REMOVED_TASK
-from replay.text_tables import Cell, counted, ended, number, quoted, row_table, share, state_text, table, yes_or_no
+from replay.text_tables import (
+    Cell,
+    counted,
+    error_counts,
+    number,
+    quoted,
+    row_table,
+    share,
+    state_text,
+    table,
+    yes_or_no,
+)
 
 _ENDLESS = questions.Patience(rows=2**62, seconds=math.inf)
 """Whoever asks in a terminal waits, and can stop waiting."""
@@ -117,7 +128,7 @@ def _summary_text(answer: dict[str, Any]) -> str:
         f"updates used  {drawn['fresh']:,} fresh, {drawn['replay']:,} replayed"
         f" ({drawn['trajectories_replayed']:,} different), {drawn['reserved']:,} reserved",
         f"  replayed    staleness {number(drawn['staleness_mean'], 1)} (most {number(drawn['staleness_max'], 0)}),"
-        f" drift {number(drawn['drift_mean'], 3)} (most {number(drawn['drift_max'], 3)})",
+        f" drift {number(drawn['drift_mean'], 3)}, largest gap {number(drawn['token_gap_max'], 3)} nats",
     ]
     return "\n".join(lines)
 
@@ -130,13 +141,14 @@ _LISTED: dict[str, Cell] = {
     "success": yes_or_no("success"),
     "turns": "num_turns",
     "tools": "num_tool_calls",
+    "errors": lambda row: error_counts(row["error_kinds"]),
     "tokens": "num_tokens",
-    "stop": ended,
+    "stop": "stop_reason",
     "advantage": lambda row: f"{row['advantage']:+.2f}",
     "uses": "uses",
     "stale": ("staleness", 0),
     "drift": ("drift", 3),
-    "most": ("drift_max", 2),
+    "gap": ("token_gap_max", 2),
     "state": "state",
     "prompt": quoted("prompt", 48),
     "last answer": quoted("answer", 32),
@@ -149,7 +161,7 @@ _USES: dict[str, Cell] = {
     "stale": ("staleness", 0),
     "advantage": ("advantage", 3),
     "drift": ("drift_mean", 4),
-    "most": ("drift_max", 3),
+    "gap": ("token_gap_max", 3),
     "ess": ("ess_share", 4),
     "kl": ("approx_kl", 5),
     "clipped": ("clip_fraction", 3),
@@ -198,8 +210,9 @@ def _facts_text(answer: dict[str, Any]) -> str:
         means, least = number(row["mean_behavior_log_prob"], 3), number(row["min_behavior_log_prob"], 3)
         entropy = number(row["mean_entropy"], 3)
         lines += [
-            ("ended by", row["stop_reason"], f"error: {row['error_kind'] or 'none'}"),
+            ("ended by", row["stop_reason"]),
             ("length", f"{row['num_turns']} turns", f"{row['num_tool_calls']} tool calls"),
+            ("errors", error_counts(row["error_kinds"])),
             ("tokens", str(row["num_tokens"]), f"{row['num_action_tokens']} sampled"),
             ("sampling", f"temperature {row['temperature']:g}", f"entropy {entropy} nats"),
             ("log-probs", f"mean {means}", f"least {least}"),
@@ -240,7 +253,7 @@ _TASKS: dict[str, Cell] = {
     "stored": "eligible",
     "replayed": "replayed",
     "drift": ("drift_mean", 3),
-    "most": ("drift_max", 2),
+    "gap": ("token_gap_max", 2),
     "prompt": quoted("prompt", 60),
 }
 

@@ -189,7 +189,7 @@ def _check_text(check: LogProbCheck) -> str:
 def _drift_text(drifted: Drifted) -> str:
     return (
         f"scored  {drifted.trajectories:,} trajectories, {drifted.tokens:,} tokens, by policy {drifted.version}\n"
-        f"drift   {number(drifted.drift_mean, 4)} on average, {number(drifted.drift_max, 3)} at most\n"
+        f"drift   {number(drifted.drift_mean, 4)} on average, {number(drifted.token_gap_max, 3)} nats at most\n"
         f"kl      {number(drifted.approx_kl, 5)} nats per token\n"
         f"ess     {number(drifted.ess, 4)}"
     )

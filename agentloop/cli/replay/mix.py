@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +14,7 @@ from agentloop.cli.options import AsJson, Overrides
 from agentloop.cli.replay.common import Run, RunId, app, opened, say, say_json
 from replay import questions
 from replay.config import StoredConfig, TaskPool
+from replay.exchange.attach import copy_with
 from replay.locate import own_folder
 from replay.mixing.mix_settings import SAME_TASK
 from replay.questions.open_buffer import OpenBuffer, asked_run
@@ -34,7 +37,7 @@ def mix(
 ) -> None:
     """What the next batch of a run would be made of, by its settings or others. Nothing is drawn or changed.
 
-    Which rows can be drawn, which can't and why.
+    Which rows can be drawn, which can't and why. Buffers that the settings attach are copied as the run would.
     """
     from agentloop.config.config_file import load_config, load_plain
 
@@ -43,7 +46,11 @@ def mix(
         id = asked_run(buffer, run_id)
         own = buffer.store.run(id).config
         settings = load_plain(own, given, source=f"run {id}") if config is None else load_config(config, given)
-        answer = _preview(buffer, id, settings)
+        known = (own.get("replay") or {}).get("attach") or {}
+        new = {name: place for name, place in settings.replay.attach.items() if known.get(name) != place}
+        allowed = settings.replay.allow_mismatch
+        with copy_with(buffer.store, id, new, allow_mismatch=allowed) if new else nullcontext(buffer.store) as store:
+            answer = _preview(replace(buffer, store=store), id, settings)
     say_json(answer) if as_json else say("\n".join(_lines(answer)))
 
 

@@ -23,7 +23,8 @@ from context.wording import suggest
 
 UNKNOWN_TOOL = "unknown_tool"
 BAD_ARGUMENTS = "bad_arguments"
-POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
+MALFORMED = "malformed"
+POLICY_ERRORS = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS, MALFORMED})
 """Kinds of errors that are the policy's own; every other kind is the tool's."""
 TIMEOUT = "timeout"
 _SHOWN_NAME = 40

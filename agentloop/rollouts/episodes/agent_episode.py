@@ -98,7 +98,9 @@ def episode_of(
     problem, reward = end.problem, posted if posted is not None else end.reward
     if not segments:
         stop_reason, reward = StopReason.ENGINE_FAILURE, math.nan
-        problem = opened.problem or f"the agent was given no reply of the policy: {problem or end.output or 'it ended'}"
+        last = end.output.strip().rpartition("\n")[2]
+        why = ", ".join(filter(None, (end.problem, last))) or "it asked for none"
+        problem = opened.problem or f"the agent was given no reply of the policy: {why}"
     replies = [node.messages[-1] for node in nodes if node.num_sampled]
     said = [message for node in nodes for message in node.messages]
     ending = "\n".join(filter(None, (end.problem, end.output)))
@@ -109,7 +111,6 @@ def episode_of(
         (reward or 0.0) if stop_reason == StopReason.ANSWERED else math.nan if not segments else 0.0,
         stop_reason,
         None if problem is None else shortened(problem),
-        error_kind=None,
         num_turns=len(replies),
         num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
         entropies=tuple(opened.entropies),

@@ -89,36 +89,51 @@ async def _run_program(command: list[str], task: Task, address: AgentAddress, ti
         path = Path(folder) / "task.json"
         path.write_text(json.dumps(task.payload), encoding="utf-8")
         before = [sys.executable, "-I", "-S", "-c", ENDS_WITH_PARENT, str(os.getpid())]
-        process = await asyncio.create_subprocess_exec(
-            *(before if sys.platform == "linux" else ()),
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **address.variables(path)},
-            start_new_session=True,
-        )
+        # A pipe of our own: asyncio takes a program for ended once nobody holds its output, whatever it has started.
+        output_end, input_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(before if sys.platform == "linux" else ()),
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=input_end,
+                stderr=input_end,
+                env={**os.environ, **address.variables(path)},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(output_end)
+            raise
+        finally:
+            os.close(input_end)
+        reading = asyncio.ensure_future(_tail(output_end))
         try:
             async with asyncio.timeout(timeout_s):
-                output = await _answered(process, json.dumps(task.payload).encode() + b"\n")
+                await _answered(process, json.dumps(task.payload).encode() + b"\n")
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)  # what it started, too: that may hold its output open
             await process.wait()
+            output = await reading
     problem = None if process.returncode == 0 else f"exit code {process.returncode}"
     return AgentEnd(_last_reward(output), problem, output)
 
 
-async def _answered(process: asyncio.subprocess.Process, task: bytes) -> str:
-    assert process.stdin is not None and process.stdout is not None
+async def _answered(process: asyncio.subprocess.Process, task: bytes) -> None:
+    assert process.stdin is not None
     with suppress(ConnectionError):  # it reads no task
         process.stdin.write(task)
         await process.stdin.drain()
     process.stdin.close()
-    kept = b""
-    while piece := await process.stdout.read(_PIECE):
-        kept = (kept + piece)[-4 * _TAIL :]
     await process.wait()
+
+
+async def _tail(pipe: int) -> str:
+    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb"))
+    kept = b""
+    while piece := await reader.read(_PIECE):
+        kept = (kept + piece)[-4 * _TAIL :]
     return kept.decode(errors="replace")[-_TAIL:]
 
 

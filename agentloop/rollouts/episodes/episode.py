@@ -15,6 +15,7 @@ from agentloop.config.sections.rollout import RolloutSection
 from agentloop.engines import Completion, GenerationFailed
 from agentloop.environments import POLICY_ERRORS, Environment, Task
 from agentloop.environments.environment import quoted_task
+from agentloop.environments.tools.call import MALFORMED, UNKNOWN_TOOL
 from agentloop.environments.tools.tool_memory import EpisodeTools
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import WorkerThreads
@@ -25,9 +26,7 @@ from context.strategies import CONTEXT_FULL
 from context.tokens.session_nodes import Node
 from replay.records import StopReason
 
-MALFORMED = "malformed"
-_ADVICE = "Mend it and --resume: this iteration is collected again."
-UNKNOWN_TOOL = "unknown_tool"
+_ADVICE = "Mend it, and --resume if the run had begun: this iteration is collected again."
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
 
@@ -51,18 +50,16 @@ class Episode:
     stop_reason: str
     problem: str | None
     """What was wrong, in words, where the stop reason alone does not say."""
-    error_kind: str | None
-    """The last tool error's kind; None when no tool call failed."""
     num_turns: int
     num_tool_calls: int
+    error_kinds: tuple[str, ...] = ()
+    """Of the tool calls that failed, in their order; wrong names and arguments among them."""
     entropies: tuple[float, ...] = ()
     """Nats, one per sampled token whose entropy the engine said."""
     rewrites: Mapping[str, int] = field(default_factory=dict)
     """How often what was shown was rewritten, by kind."""
-    num_failed_calls: int = 0
-    """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
     tool_problem: str | None = None
-    """What failed in the last of them, for the tool's author."""
+    """What failed in the last of its `num_failed_calls`, for the tool's author."""
     num_replayed_calls: int = 0
     """Tool calls that were answered by what an equal one had answered."""
     num_tool_runs: int = 0
@@ -82,8 +79,13 @@ class Episode:
     def answered(cls, task: Task, messages: Sequence[Message], reward: float) -> Episode:
         """One that no policy sampled: it ended with an answer, and has no tokens."""
         calls = [len(message.tool_calls) for message in messages if message.role == "assistant"]
-        ended = (reward, StopReason.ANSWERED, None, None)
+        ended = (reward, StopReason.ANSWERED, None)
         return cls(task, (), tuple(messages), *ended, num_turns=len(calls), num_tool_calls=sum(calls))
+
+    @property
+    def num_failed_calls(self) -> int:
+        """Tool calls in which the tool itself failed; wrong names and arguments are the policy's."""
+        return sum(kind not in POLICY_ERRORS for kind in self.error_kinds)
 
     @property
     def failed(self) -> bool:
@@ -220,7 +222,7 @@ class _Turns:
     ask: Ask
     number: int = 0
     entropies: list[float] = field(default_factory=list)
-    calls: dict[str, Any] = field(default_factory=lambda: {"num_tool_calls": 0, "error_kind": None})
+    calls: dict[str, Any] = field(default_factory=lambda: {"num_tool_calls": 0, "error_kinds": ()})
     """What became of the tool calls so far, as `Episode` has it."""
     tool_seconds: float = 0.0
     reply_seconds: float = 0.0
@@ -263,19 +265,21 @@ class _Turns:
         if reply.outcome == "malformed":
             text = json.dumps({"error": f"malformed tool call: {reply.problem}"}, ensure_ascii=False)
             calls["num_tool_calls"] += 1
-            calls["error_kind"] = MALFORMED
-            return [Message("tool", text, author="env", name="error")]
+            calls["error_kinds"] += (MALFORMED,)
+            return [Message("tool", text, author="env", name="error", error_kind=MALFORMED)]
         messages = []
         for call in reply.message.tool_calls:
             result = await self.tools.call(call)
             calls["num_tool_calls"] += 1
-            calls["error_kind"] = result.error_kind or calls["error_kind"]
-            if result.error_kind is not None and result.error_kind not in POLICY_ERRORS:
-                calls["num_failed_calls"] = calls.get("num_failed_calls", 0) + 1
-                calls["tool_problem"] = f"{call.name}: {result.problem}"
+            kind = result.error_kind
+            if kind is not None:
+                calls["error_kinds"] += (kind,)
+                if kind not in POLICY_ERRORS:
+                    calls["tool_problem"] = f"{call.name}: {result.problem}"
             # A name the policy made up is its own text: it may hold anything, so it is not repeated as a name.
-            name = UNKNOWN_TOOL if result.error_kind == UNKNOWN_TOOL else call.name
-            messages.append(Message("tool", result.content, author="env", name=name, tool_call_id=call.id))
+            name = UNKNOWN_TOOL if kind == UNKNOWN_TOOL else call.name
+            answer = Message("tool", result.content, author="env", name=name, tool_call_id=call.id, error_kind=kind)
+            messages.append(answer)
         return messages
 
 

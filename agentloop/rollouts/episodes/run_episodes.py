@@ -23,6 +23,7 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
+from agentloop.rollouts.rewards import RewardScorer
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -117,25 +118,36 @@ Progress = Callable[[int, int], None]
 
 
 def run_episodes(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, *, progress: Progress = lambda *_: None
+    actors: Actors,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    *,
+    progress: Progress = lambda *_: None,
+    scorer: RewardScorer | None = None,
 ) -> Iterator[Episode]:
-    """Run one episode per task, `rollout.parallel` at a time; yields them in order."""
+    """Run one episode per task, `rollout.parallel` at a time; yields them in order.
+
+    `scorer`: whose functions are tried on the first episode that ends. Raises UserError where they fail.
+    """
     with with_gateway(actors, config) as actors:
-        yield from _in_parts(actors, tasks, config, progress)
+        yield from _in_parts(actors, tasks, config, progress, scorer)
 
 
-def _in_parts(actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress) -> Iterator[Episode]:
+def _in_parts(
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, scorer: RewardScorer | None
+) -> Iterator[Episode]:
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
+    progress(0, len(tasks))
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks))))
+        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), scorer))
         return
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
         ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
         turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
         together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended))
+        yield from run_coroutine(_run(actors, chunk, config, together, ended, scorer))
 
 
 async def _run(
@@ -144,6 +156,7 @@ async def _run(
     config: RunConfig,
     turns: ConcurrentTurns | TogetherTurns,
     progress: Callable[[int], None],
+    scorer: RewardScorer | None,
 ) -> list[Episode]:
     threads = WorkerThreads(config.rollout.tool_threads)
     places = asyncio.Semaphore(config.rollout.parallel)
@@ -152,10 +165,10 @@ async def _run(
     async def one(number: int, task: Task) -> Episode:
         nonlocal ended
         async with places:
-            try:
-                episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
-            finally:
-                turns.ended()
+            episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
+            if scorer is not None:
+                await scorer.try_on(episode)
+            turns.ended()  # after a failure nobody goes on
         ended += 1
         progress(ended)
         return episode

@@ -119,7 +119,7 @@ class Hindsight:
 
 def _may_have_solved_another(row: Trajectory) -> bool:
     record = row.record
-    if record.success or record.stop_reason != StopReason.ANSWERED or record.error_kind is not None:
+    if record.success or record.stop_reason != StopReason.ANSWERED or record.error_kinds is not None:
         return False
     return all(segment.behavior_context == "plain" for segment in row.segments)
 

@@ -101,21 +101,16 @@ def end(number: int) -> str:
 
 def numbered_spans(marked: str) -> tuple[str, dict[int, tuple[int, int]]]:
     """The text without its marks, and the first place of each numbered content in it."""
-    parts: list[str] = []
-    begun: dict[int, int] = {}
+    text, *marks = _NUMBERED.split(marked)
+    begun: dict[str, int] = {}
     found: dict[int, tuple[int, int]] = {}
-    at = last = 0
-    for match in _NUMBERED.finditer(marked):
-        parts.append(marked[last : match.start()])
-        at += match.start() - last
-        last = match.end()
-        if match[1] == "b":
-            begun[int(match[2])] = at
-        elif int(match[2]) in begun:
-            number = int(match[2])
-            found.setdefault(number, (begun[number], at))
-    parts.append(marked[last:])
-    return "".join(parts), found
+    for kind, number, behind in zip(marks[::3], marks[1::3], marks[2::3], strict=True):
+        if kind == "b":
+            begun[number] = len(text)
+        elif number in begun:
+            found.setdefault(int(number), (begun[number], len(text)))
+        text += behind
+    return text, found
 
 
 def last_end(marked: str) -> str:

@@ -26,7 +26,7 @@ COLUMNS = {
     "stored_advantage": "stored advantage",
     "advantage": "advantage",
     "drift_mean": "drift",
-    "drift_max": "largest",
+    "token_gap_max": "largest gap",
     "ess_share": "ESS share",
     "approx_kl": "KL",
     "clip_fraction": "clipped",
@@ -39,7 +39,8 @@ _OF_STREAM = {
     "lower": "pg_clipfrac_lower",
     "kl": "approx_kl",
     "loss": "pg_loss",
-    **{f"{of}_{part}": f"{of}_{part}" for of in ("ratio", "drift") for part in ("p01", "p50", "p99", "mean", "max")},
+    **{name: name for name in (f"{of}_{part}" for of in ("ratio", "drift") for part in ("p01", "p50", "p99", "mean"))},
+    **{name: name for name in ("ratio_max", "token_gap_max")},
 }
 """Metrics of one stream, by the name that the template has for them."""
 

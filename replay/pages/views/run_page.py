@@ -34,11 +34,12 @@ def shows(source: OpenBuffer, request: Request) -> QueryResult | Response:
         return Response(status_code=204)
     within = range(whole(request, "first", 0), whole(request, "last", ALL.stop - 1) + 1)
     others = [(id, name) for id, name in questions.run_names(source.store).items() if id != run]
+    contents = run_contents(source.store, record, within)
     return {
-        **run_contents(source.store, record, within),
+        **contents,
         "progress": {**progress, "mark": mark},
         "duration": duration,
-        "iteration_link": address("runs", run, "iterations") + "/{}",
+        "iteration_link": None if contents["is_sft"] else address("runs", run, "iterations") + "/{}",
         "config_text": yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True),
         "others": others[:_MOST_OTHERS],
         "by_workers": questions.is_collected_by_workers(source.store, record),

@@ -139,7 +139,8 @@ def run_lines(buffer: OpenBuffer, run: str | None = None) -> list[QueryResult]:
         if run in (None, row["id"]):
             record = buffer.store.run(row["id"])
             progress = questions.progress(buffer.store, record, own_folder(buffer.folder, record.id))
-            reached = {"state": progress["state"], "iteration": row["iterations"], "of": progress["iterations"]}
+            made = max(row["iterations"], progress["iteration"])  # an update of sft is in the metrics alone
+            reached = {"state": progress["state"], "iteration": made, "of": progress["iterations"]}
             known = {name: row[name] for name in ("name", "success", "trajectories", "code_version")}
             lines.append({"run": record.id, **known, **reached, "problem": None})
     return lines

@@ -1,10 +1,10 @@
 """A filter, written as a Python expression, as an SQL condition over the table `trajectories`.
 
-    success and 0.5 < reward <= 1 and (turns >= 2 or error is not None) and 'drawer' in text
+    success and 0.5 < reward <= 1 and (turns >= 2 or error_kind is not None) and 'drawer' in text
 
 `ast` reads it and nothing of it is evaluated: what may stand where is listed here. Every comparison is true or false:
-None equals nothing and is neither greater nor smaller than anything, so `error != 'timeout'` holds where there was no
-error. The result is the same on SQLite and PostgreSQL.
+None equals nothing and is neither greater nor smaller than anything, so `error_kind != 'timeout'` holds where there was
+no such error. The result is the same on SQLite and PostgreSQL.
 
 Both databases compare text by its bytes, and case matters. A text that no database can hold as it is (see `ExactText`)
 is stored as JSON: `==` and `in [...]` are exact for these too, and a search within one looks at that JSON.
@@ -52,6 +52,7 @@ _SIGNS = {
     FieldKind.whole: (*_EQUAL, *_ORDER, "is"),
     FieldKind.truth: (*_EQUAL, "is"),
     FieldKind.text: (*_EQUAL, *_SEARCH, "is"),
+    FieldKind.word: (*_EQUAL, "is"),
     FieldKind.messages: (*_EQUAL, *_SEARCH),
     FieldKind.calls: _EQUAL,
 }
@@ -254,6 +255,7 @@ _ENDS = {
     FieldKind.whole: "{} < 8",
     FieldKind.truth: "{} == True",
     FieldKind.text: "{} == 'name'",
+    FieldKind.word: "{} == 'raised'",
     FieldKind.messages: "'words' in {}",
     FieldKind.calls: "{} == 'lookup'",
 }
@@ -285,7 +287,11 @@ def compared(field: Field, sign: str, values: Sequence[Value], known: Known) -> 
         return trajectories.c.group.in_(sa.select(groups.c.id).where(_holds(field.of_group, sign, values)))
     expression = known.get(field.name, field.expression)
     assert expression is not None
-    holds = _holds(expression, sign, values)
+    if field.kind is FieldKind.word and sign != "is":
+        among = sa.literal(" ").concat(expression).concat(" ")
+        holds = sa.or_(*(_holds(among, "contains", [f" {value} "]) for value in values))
+    else:
+        holds = _holds(expression, sign, values)
     return sa.and_(expression.is_not(None), holds) if field.may_be_unknown and sign != "is" else holds
 
 

@@ -7,8 +7,10 @@ from enum import Enum
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.sql.functions import coalesce
 
 from replay.records import COMMITTED, STATES
+from replay.staleness import publishes_since
 from replay.storage.format.schema import draws, groups, policies, trajectories
 
 _rows = trajectories.c
@@ -21,6 +23,7 @@ class FieldKind(Enum):
     whole = "a whole number"
     truth = "True or False"
     text = "a text in quotes"
+    word = "a word in quotes"
     messages = "a text in quotes, searched in the messages"
     calls = "the name of a called tool in quotes"
 
@@ -38,7 +41,7 @@ class Field:
 
     @property
     def may_be_unknown(self) -> bool:
-        return bool(getattr(self.expression, "nullable", True))
+        return bool(getattr(self.expression, "nullable", not isinstance(self.expression, coalesce)))
 
     @property
     def asks_messages(self) -> bool:
@@ -46,8 +49,8 @@ class Field:
 
 
 _NEWEST = sa.select(sa.func.max(policies.c.version)).where(policies.c.run == _rows.run).correlate(trajectories)
-_STALENESS = _NEWEST.scalar_subquery() - _rows.policy_version_min
-"""The row's today: publishes of its run since its oldest token; NULL where the run has published nothing."""
+_STALENESS = publishes_since(_NEWEST.scalar_subquery(), _rows)
+"""The row's today; NULL too where the run has published nothing."""
 
 
 def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
@@ -57,18 +60,31 @@ def _last_drawn(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
     return newest.correlate(trajectories).scalar_subquery()
 
 
-DRIFT, DRIFT_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.drift_max)
+DRIFT, TOKEN_GAP_MAX = _last_drawn(draws.c.drift_mean), _last_drawn(draws.c.token_gap_max)
 """NULL where no update has used it, or none of its tokens has a log-prob it was sampled with."""
+_SPACES = sa.func.length(_rows.error_kinds) - sa.func.length(sa.func.replace(_rows.error_kinds, " ", ""))
+TOOL_ERRORS: sa.ColumnElement[int] = coalesce(_SPACES + 1, 0, type_=sa.BigInteger)
 _ALL = (
     Field("reward", FieldKind.number, "reward of the episode", _rows.reward),
     Field("success", FieldKind.truth, "whether it reached `rollout.success_reward`", _rows.success),
     Field("advantage", FieldKind.number, "advantage within its group", _rows.advantage),
-    Field("staleness", FieldKind.whole, "publishes of its run since its oldest token was sampled", _STALENESS),
+    Field(
+        "staleness",
+        FieldKind.whole,
+        "publishes of its own run since its oldest token was sampled, unknown of imported rows",
+        _STALENESS,
+    ),
     Field("uses", FieldKind.whole, "updates that replayed it", _rows.uses),
     Field("drift", FieldKind.number, "mean drift of its tokens in the update that used it last", DRIFT),
-    Field("drift_max", FieldKind.number, "largest drift of a token of it in that update", DRIFT_MAX),
+    Field(
+        "token_gap_max",
+        FieldKind.number,
+        "largest gap of a token of it between old and behavior log-prob in that update, either way, in nats",
+        TOKEN_GAP_MAX,
+    ),
     Field("turns", FieldKind.whole, "replies of the policy", _rows.num_turns),
     Field("tools", FieldKind.whole, "tool calls", _rows.num_tool_calls),
+    Field("tool_errors", FieldKind.whole, "those of them that failed, the policy's mistakes included", TOOL_ERRORS),
     Field("tokens", FieldKind.whole, "tokens of all its segments", _rows.num_tokens),
     Field("action_tokens", FieldKind.whole, "sampled tokens among them", _rows.num_action_tokens),
     Field("bytes", FieldKind.whole, "bytes it takes in the database", _rows.num_bytes),
@@ -96,7 +112,7 @@ _ALL = (
     Field("state", FieldKind.text, "whether it may be drawn", _rows.state, choices=STATES),
     Field("state_reason", FieldKind.text, "why it has that state", _rows.state_reason),
     Field("stop_reason", FieldKind.text, "what ended the episode", _rows.stop_reason),
-    Field("error", FieldKind.text, "kind of the error that ended it", _rows.error_kind),
+    Field("error_kind", FieldKind.word, "kind of error of a tool call of it", _rows.error_kinds),
     Field("tool", FieldKind.calls, "a tool it called"),
     Field("text", FieldKind.messages, "what a message of it says, its reasoning included"),
 )

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from replay.questions.filters import condition
+from replay.staleness import publishes_since
 from replay.storage.format import schema
 from replay.storage.format.schema import policies, runs
 
@@ -28,11 +29,12 @@ class Sort(StrEnum):
     success = "success"
     turns = "turns"
     tools = "tools"
+    tool_errors = "tool_errors"
     tokens = "tokens"
     uses = "uses"
     staleness = "staleness"
     drift = "drift"
-    drift_max = "drift_max"
+    token_gap_max = "token_gap_max"
     stop_reason = "stop_reason"
     source = "source"
 
@@ -75,7 +77,7 @@ def staleness(newest: Mapping[str, int], run: str | None) -> sa.ColumnElement[in
     """
     versions = {of: sa.literal(version, sa.BigInteger) for of, version in newest.items()}
     if run in versions:
-        return versions[run] - _rows.policy_version_min
+        return publishes_since(versions[run], _rows)
     if not versions:
         return sa.cast(sa.null(), sa.BigInteger)
-    return sa.case(*((_rows.run == of, version) for of, version in versions.items())) - _rows.policy_version_min
+    return publishes_since(sa.case(*((_rows.run == of, version) for of, version in versions.items())), _rows)

@@ -64,7 +64,7 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     """Up to `count` free tickets; one that has been claimed too often fails instead, and one in its last try comes by
     itself: should it end its worker once more, no other one loses a try by it. None come only where there are none."""
     columns = [_tickets[name] for name in ("number", "member", "task", "iteration", "purpose", "fence", "tries")]
-    free = free_tickets(run, *columns).limit(count).with_for_update(skip_locked=True)
+    free = free_tickets(run, *columns, lease_s=lease_s).limit(count).with_for_update(skip_locked=True)
     found = [dict(row) for row in connection.execute(free).mappings()]
     exhausted = [row for row in found if row["tries"] >= MOST_TRIES]
     last = [row for row in found if row["tries"] == MOST_TRIES - 1]
@@ -83,15 +83,21 @@ def claim(connection: sa.Connection, run: str, holder: str, *, count: int, lease
     return claims
 
 
-def free_tickets(run: str, *columns: sa.Column[Any]) -> sa.Select[Any]:
+def free_tickets(run: str, *columns: sa.Column[Any], lease_s: float) -> sa.Select[Any]:
     """Tickets that nobody holds, or whose lease is over, in the order of the index of unclosed tickets: evaluations
     first, then the oldest. In another order SQLite looks at every ticket there ever was."""
-    # A subquery looks at the clock once, not at every ticket.
-    now = sa.select(seconds_now()).scalar_subquery()
-    is_over = (_tickets.state == LEASED) & (_tickets.due < now)
+    is_over = (_tickets.state == LEASED) & ~lasts(_tickets.due, lease_s)
     is_free = sa.and_(_tickets.run == run, _tickets.closed_at.is_(None), (_tickets.state == QUEUED) | is_over)
     # `eval` comes before `train` in the order of letters.
     return sa.select(*columns).where(is_free).order_by(_tickets.purpose, *PLACE)
+
+
+def lasts(due: sa.ColumnElement[float], lease_s: float) -> sa.ColumnElement[bool]:
+    """Whether a lease that ends at `due` goes on. One that has more than two leases to go began before the clock was
+    put back, and nobody may be there to renew it."""
+    # A subquery looks at the clock once, not at every ticket.
+    now = sa.select(seconds_now()).scalar_subquery()
+    return due.between(now, now + 2 * lease_s)
 
 
 def _place(row: Row) -> Place:

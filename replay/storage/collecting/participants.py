@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from context.messages import canonical_json
 from replay.errors import ReplayError, RunReplaced
-from replay.storage.collecting.leases import free_tickets
+from replay.storage.collecting.leases import free_tickets, lasts
 from replay.storage.databases import Database, retried
 from replay.storage.format.schema import engines, runs, tickets, workers
 from replay.storage.statements import seconds_now
@@ -52,13 +52,13 @@ class Roles:
     def count(self, role: Role, run: str, *, lease_s: float) -> int:
         """How many have reported themselves within a lease."""
         table = TABLES[role]
-        there = (table.c.run == run) & (table.c.seen_at >= seconds_now() - lease_s)
+        there = (table.c.run == run) & lasts(table.c.seen_at + lease_s, lease_s)
         counted = sa.select(sa.func.count()).select_from(table).where(there)
         return self._database.ask(lambda connection: connection.scalar(counted)) or 0
 
-    def view(self, run: str) -> RunView:
+    def view(self, run: str, *, lease_s: float) -> RunView:
         """What a worker looks at, in one statement, for there may be a thousand: what to do, and with which engines."""
-        free = free_tickets(run, tickets.c.number).limit(1).scalar_subquery().label("free")
+        free = free_tickets(run, tickets.c.number, lease_s=lease_s).limit(1).scalar_subquery().label("free")
         query = sa.select(runs.c.ended, free, *_participant_columns(_ENGINES))
         listed = query.select_from(runs.outerjoin(_ENGINES, _ENGINES.c.run == runs.c.id)).where(runs.c.id == run)
 
@@ -80,7 +80,7 @@ class Roles:
         """Make `leader` the run's one learner; raises ReplayError while another one's lease is not over. Who leads
         still has to resume the run: that takes the right to write it from the one before (`RunReplaced`)."""
         here = runs.c.id == run
-        is_alive = sa.case((runs.c.leader_due >= seconds_now(), 1), else_=0).label("is_alive")
+        is_alive = sa.case((lasts(runs.c.leader_due, lease_s), 1), else_=0).label("is_alive")
 
         def work(connection: sa.Connection) -> None:
             found = connection.execute(sa.select(runs.c.leader, is_alive).where(here)).one_or_none()

@@ -54,7 +54,7 @@ _BETWEEN = "\x1f"
 RUN_COLUMNS = [runs.c[field.name] for field in fields(RunRecord)]
 GROUP_COLUMNS = [groups.c[field.name] for field in fields(GroupRecord)]
 SEGMENT_COLUMNS = [segments.c[name] for name in ("reason", "behavior_context", "num_tokens", "tokens")]
-_OPTIONAL_PARTS = ("name", "tool_call_id", "reasoning")
+_OPTIONAL_PARTS = ("name", "tool_call_id", "reasoning", "error_kind")
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 segment_values = itemgetter(*(column.key for column in SEGMENT_COLUMNS))
 NODE_COLUMNS = [column for column in nodes.c if column.key != "trajectory"]

@@ -94,7 +94,7 @@ def test_data_of_a_part_are_those_of_its_rows_alone() -> None:
     scored = scored_rows(actor, rows, old=actor)
     part = part_data("2-3", drift_of(scored), torch.tensor([0, 1]), torch.ones(3), ess_weights="mean")
     assert (part.trajectories, part.tokens, part.unknown) == (2, 2, 0)
-    assert (part.drift_mean, part.drift_max) == pytest.approx((1.0, 1.5), rel=1e-5)  # (1.5 + 0.5) / 2
+    assert (part.drift_mean, part.token_gap_max) == pytest.approx((1.0, -math.log(0.5)), rel=1e-5)  # (1.5 + 0.5) / 2
     assert part.ess == pytest.approx(2.0**2 / (2 * (1.5**2 + 0.5**2)), rel=1e-5)
     unknown = [row("u", segment("uux"), stream="replay")]
     of_unknown = drift_of(scored_rows(actor, unknown, old=actor))

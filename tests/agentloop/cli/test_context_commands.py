@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from agentloop.cli.context_commands import app
 from tests.fakes.families import CHATML, family
+from tests.fakes.real_templates import real_template
 
 
 def run(*arguments: str | Path) -> Result:
@@ -33,13 +34,23 @@ def test_check_prints_every_case_and_what_is_found(folder: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["system", "message", "append-only"]
-    assert {"verdict: append-only", "calls are read by: hermes"} <= set(lines)
+    said = {"verdict: append-only", "context.parser: auto takes hermes"}
+    assert said | {"system messages: shown", "tools: shown", "calls: shown", "results: shown"} <= set(lines)
     thoughts = "chat template must show every thought of a learned reply"
-    assert any(line.startswith(f"left out: {thoughts}") for line in lines)
+    assert any(line.startswith(f"thoughts: left out: {thoughts}") for line in lines)
     answer = json.loads(run("check", folder, "--json").stdout)
     assert (answer["state"], answer["parser"], len(answer["cases"])) == ("append-only", "hermes", 12)
-    assert [sentence.partition(",")[0] for sentence in answer["hidden"]] == [thoughts]
+    assert [part for part, why in answer["parts"].items() if why is not None] == ["thoughts"]
+    assert answer["parts"]["thoughts"].partition(",")[0] == thoughts
     assert answer["cases"][0] == {"name": "system message", "state": "append-only", "details": []}
+
+
+def test_check_says_why_auto_takes_no_parser(tmp_path: Path) -> None:
+    template = tmp_path / "one.jinja"
+    template.write_text(real_template("trl/lfm2").text)
+    assert "context.parser: auto is refused: context.parser must be named for a chat" in run("check", template).stdout
+    template.write_text(real_template("written/smollm2").text)
+    assert "context.parser: auto takes react" in run("check", template).stdout
 
 
 def test_check_exits_1_where_a_template_can_do_nothing(tmp_path: Path) -> None:

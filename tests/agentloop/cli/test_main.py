@@ -141,7 +141,9 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
     }
     # Its progress is plain lines where there is no terminal.
     lines = finished.stderr.splitlines()
-    assert lines[:2] == ["chat template: append-only", "run folder: runs/small-001"]
+    assert lines[:2] == ["loading the model ...", "chat template: append-only"]
+    assert [line.partition(" ")[0] for line in lines[2:4]] == ["memory:", "disk:"]
+    assert lines[4] == "run folder: runs/small-001"
     iterations = [line for line in lines if line.startswith("iteration ")]
     assert [line.split("  ")[0] for line in iterations] == ["iteration 1/3", "iteration 2/3", "iteration 3/3"]
     figures = r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d %  [\d,]+ tokens/s"

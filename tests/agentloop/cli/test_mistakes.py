@@ -76,6 +76,10 @@ def _configured(**values: Any) -> Callable[[Path], None]:
 SPOILT: dict[str, Callable[[Path], object]] = {
     "wide": _configured(vocab_size=1000),
     "deep": _configured(num_hidden_layers=2, layer_types=["full_attention"] * 2),
+    "vast": _configured(hidden_size=10**15, intermediate_size=10**15),
+    "headless": _configured(num_attention_heads=0),
+    "nested": lambda model: (model / "config.json").write_text("[" * 10**5),
+    "listed": lambda model: (model / "model.safetensors.index.json").write_text("[]"),
     "cut": lambda model: os.truncate(model / "model.safetensors", 1000),
     "elsewhere": lambda model: (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
     "blank": lambda model: [(model / f"tokenizer{end}.json").unlink() for end in ("", "_config")],
@@ -88,6 +92,7 @@ def training(*sets: str) -> list[str]:
     return ["train", "small.yaml", *(word for each in ("run.folder=new", *sets) for word in ("--set", each))]
 
 
+NO_MODEL = "model.path must be a folder or hub id of a causal LM with a tokenizer"
 MISTAKES: list[tuple[list[str], str]] = [
     # configurations
     (["train", "nowhere.yaml"], "nowhere.yaml: the file must be there to read, got: no such file"),
@@ -107,9 +112,16 @@ MISTAKES: list[tuple[list[str], str]] = [
         training("environment.name=mine.py:OnlyRows", "model.path=null", "tasks.data=asked.jsonl"),
         "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
     ),
-    (training("model.path=empty"), "model.path must be a folder or hub id of a causal LM with a tokenizer, got 'empty"),
+    (training("model.path=empty"), f"{NO_MODEL}, got 'empty"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
+    (
+        training("model.path=vast"),
+        f"{NO_MODEL}, got 'vast' (RuntimeError: Storage size calculation overflowed with size",
+    ),
+    (training("model.path=headless"), f"{NO_MODEL}, got 'headless' (ZeroDivisionError: integer division"),
+    (training("model.path=nested"), f"{NO_MODEL}, got 'nested' (RecursionError: maximum recursion depth exceeded"),
+    (training("model.path=listed"), f"{NO_MODEL}, got 'listed/model.safetensors.index.json' (TypeError: list indices"),
     (training("model.path=cut"), "model.path must hold whole weights, got 'cut' with files that can't be read (Error"),
     (
         training("model.path=elsewhere"),
@@ -121,11 +133,14 @@ MISTAKES: list[tuple[list[str], str]] = [
     # the user's own code
     (training("environment.options={size: 3}"), f"environment.options must be arguments of {PARITY}, got 'size'."),
     (
-        training("environment.name=mine.py:BadReward"),
+        training("environment.name=mine.py:BadReward", "evaluation.tasks=8"),
         "BadReward.reward must return a number, got ZeroDivisionError: division by zero at mine.py:16 for the task ",
     ),
     (
-        training("context.strict=true", "context.strategy=linear_think", f"context.parser={PONDERING}"),
+        training(
+            *("context.strict=true", "context.strategy=linear_think", "evaluation.tasks=8"),
+            f"context.parser={PONDERING}",
+        ),
         "context.strict must hold for every prompt, got the strategy linear_think, which",
     ),
     # what a run left
@@ -148,6 +163,7 @@ def test_mistake_is_one_line(words: list[str], message: str, shell: Shell, stand
     said = line.removeprefix("agentloop: ")
     assert said.startswith(message)
     assert RULE.fullmatch(said)
+    assert not any((standing / "new").glob("*"))
 
 
 def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def test_load_config_refuses_hostile_yaml_at_once(
     importlib.reload(strict_yaml)
 
 
+def test_override_may_begin_with_the_placeholder_of_a_split(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, ""), ["tasks.data={split}.jsonl"]).tasks.data == "{split}.jsonl"
+
+
 def test_override_wins_over_the_file_and_the_last_one_over_the_first(tmp_path: Path) -> None:
     path = write(tmp_path, "replay: {fraction: 0.1}\nmodel: {path: x}\n")
     overrides = [

@@ -1,6 +1,7 @@
 import math
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +19,34 @@ def test_drift_is_over_the_known_action_tokens_of_all_rows_of_a_trajectory() -> 
     # Ratios of trajectory 0: 2, 1/2 | 4; mean log = (ln 2 - ln 2 + ln 4) / 3
     assert drift.tokens.tolist() == [3, 0]
     assert drift.sum[0].item() == pytest.approx(6.5)
-    assert drift.max[0].item() == pytest.approx(4.0)
+    assert drift.token_gap_max.tolist() == pytest.approx([math.log(4), 0.0])
     assert drift.weight[0].item() == pytest.approx(4 ** (1 / 3))
     assert drift.sequence_weight[0].item() == pytest.approx(4.0)  # 2 x 1/2 x 4
     assert drift.squares[0].item() == pytest.approx(20.25)
     # r - 1 - ln r: (1 - ln 2) + (-1/2 + ln 2) + (3 - ln 4)
     assert drift.kl_sum[0].item() == pytest.approx(3.5 - math.log(4))
+
+
+def test_largest_gap_is_the_same_way_up_and_down_and_no_clamp_bounds_it() -> None:
+    generator = np.random.default_rng(0)
+    behavior, old = -generator.exponential(3.0, (2, 40, 9))
+    behavior[3, 2] = old[3, 2] - 31.5
+    behavior[5, 4], old[6, 1] = np.nan, -50.0
+    trajectory, response = generator.integers(0, 12, 40), generator.random((40, 9)) < 0.7
+    response[3, 2] = response[5, 4] = response[6, 1] = True
+    found = trajectory_drift(
+        *(torch.tensor(values, dtype=torch.float32) for values in (old, behavior)),
+        response_mask=torch.tensor(response),
+        trajectory=torch.tensor(trajectory),
+        count=12,
+    )
+    gaps = np.where(response, np.abs(old - behavior), np.nan)
+    wanted = [np.nanmax(gaps[trajectory == place], initial=0.0) for place in range(12)]
+    assert max(wanted) > 31.0
+    assert found.token_gap_max.tolist() == pytest.approx(wanted, abs=1e-5)
+    # By hand, one token of two: log(0.5) - log(0.25) = 0.693, and -9.2 - (-0.2) = -9.
+    by_hand = drifting([2.0, math.exp(-9.0)], [2.0])
+    assert by_hand.token_gap_max.tolist() == pytest.approx([9.0, math.log(2.0)])
 
 
 def drifting(*ratios: list[float]) -> Drift:

@@ -119,7 +119,8 @@ def test_correction_weighs_the_loss_and_rejection_leaves_the_denominators(
     for name, value in metrics.items():
         key = name if name == "rejected" else f"importance_{name}"
         assert found.metrics[f"actor/replay/{key}"] == pytest.approx(value, rel=1e-5)
-    # The drift is what people are shown, whatever is done about it: 7.5 / 4.
+    # The drift is what people are shown, whatever is done about it: 7.5 / 4. The largest gap is log 4.
+    assert found.metrics["actor/replay/token_gap_max"] == pytest.approx(math.log(4.0), rel=1e-5)
     assert found.metrics["actor/replay/drift_mean"] == pytest.approx(7.5 / 4, rel=1e-5)
 
 
@@ -128,7 +129,7 @@ def test_metrics_of_a_stream_without_rows_are_absent() -> None:
     replay = trainer(tiny_actor(), run_config(**CONFIG)).update(mixed_rows(fresh=0), iteration=1).metrics
     names = {"pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "approx_kl", "ratio_mean", "ratio_min", "ratio_max"}
     quantiles = {f"{name}_p{percent}" for name in ("ratio", "drift") for percent in ("01", "50", "99")}
-    names |= {"drift_mean", "drift_max", *ESS, *quantiles}
+    names |= {"drift_mean", "token_gap_max", *ESS, *quantiles}
     shared = {"actor/grad_norm", "actor/learning_rate", "actor/skipped_no_signal", "actor/skipped_bad_gradient"}
     assert set(fresh) == {f"actor/fresh/{name}" for name in names} | shared | {"actor/entropy"}
     assert set(replay) == {f"actor/replay/{name}" for name in {*names, "ess/age_unknown"}} | shared
@@ -145,8 +146,8 @@ def test_row_statistics_are_those_of_the_trajectory() -> None:
         # sum of squared shares = sum w^2 / (sum w)^2 = 1 / (N ESS)
         squares = sum((share or 0.0) ** 2 for share in shares)
         assert result.metrics[f"actor/{stream}/ess_mean"] == pytest.approx(1 / (len(shares) * squares))
-        largest = max(result.rows[r.trajectory.id].drift_max or 0.0 for r in rows if r.stream == stream)
-        assert result.metrics[f"actor/{stream}/drift_max"] == pytest.approx(largest)
+        largest = max(result.rows[r.trajectory.id].token_gap_max or 0.0 for r in rows if r.stream == stream)
+        assert result.metrics[f"actor/{stream}/token_gap_max"] == pytest.approx(largest)
 
 
 def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() -> None:
@@ -154,11 +155,11 @@ def test_rows_without_behavior_log_probs_are_in_no_drift_and_no_sample_size() ->
     config = run_config(batch={"mini_batch": 100}, loss={"replay": {"anchor": "old"}})
     alone = trainer(tiny_actor(), config).update(mixed_rows(), iteration=1)
     result = trainer(tiny_actor(), config).update([*mixed_rows(), unknown], iteration=1)
-    for name in ("drift_mean", "drift_max", *ESS):
+    for name in ("drift_mean", "token_gap_max", *ESS):
         key = f"actor/replay/{name}"
         assert result.metrics[key] == pytest.approx(alone.metrics[key], rel=1e-12)
     stats = result.rows["unknown"]
-    assert (stats.drift_mean, stats.drift_max, stats.ess_share) == (None, None, None)
+    assert (stats.drift_mean, stats.token_gap_max, stats.ess_share) == (None, None, None)
     assert result.rows["t8"].ess_share == pytest.approx(alone.rows["t8"].ess_share)
 
 
@@ -190,7 +191,7 @@ def test_observed_rows_have_drift_and_no_loss() -> None:
     learner = trainer(tiny_actor(), run_config(**CONFIG))
     observed = learner.score_only([row("a", segment("uudd", [-1.0, -2.0]), stream="replay", advantage=1.0)])
     assert observed.optimizer_steps == 0
-    names = {"drift_mean", "drift_max", "drift_p01", "drift_p50", "drift_p99", *ESS, "ess/age_unknown", "approx_kl"}
+    names = {"drift_mean", "token_gap_max", "drift_p01", "drift_p50", "drift_p99", *ESS, "ess/age_unknown", "approx_kl"}
     assert set(observed.metrics) == {f"actor/replay/{name}" for name in names}
     stats = observed.rows["a"]
     assert stats.clip_fraction is None

@@ -62,7 +62,7 @@ def test_bad_tools_and_calls_are_answered_and_the_episode_goes_on(reply: str, ki
     trajectory, prompts = episode(reply, "done")
     assert shown in prompts[1]
     record = trajectory.record
-    assert (record.stop_reason, record.error_kind, record.num_turns, record.reward) == ("answered", kind, 2, 1.0)
+    assert (record.stop_reason, record.error_kinds, record.num_turns, record.reward) == ("answered", kind, 2, 1.0)
     assert [m.role for m in trajectory.messages][-3:] == ["assistant", "tool", "assistant"]
     assert trajectory.messages[-3].content + "".join(c.name for c in trajectory.messages[-3].tool_calls) != ""
     # Trained is what was sampled, to the token: the two replies with their end tokens, and nothing of the answer.
@@ -72,6 +72,19 @@ def test_bad_tools_and_calls_are_answered_and_the_episode_goes_on(reply: str, ki
     assert said == f"{reply}<|im_end|>done<|im_end|>"
     assert record.num_action_tokens == int(mask.sum())
     assert set(segment.tokens.behavior_log_probs[mask].tolist()) == {LOG_PROB}
+
+
+def test_every_failing_call_of_an_episode_is_kept_where_it_stands() -> None:
+    fails = call("fail", '{"kind": "value"}')
+    malformed = call("add", '{"a": 1,}')
+    collected = played(graded([f"{fails}\n{call('count')}\n{fails}", fails, malformed]))
+    (trajectory,) = collected.trajectories
+    assert trajectory.record.error_kinds == "raised raised raised malformed"
+    assert (trajectory.record.stop_reason, trajectory.record.num_tool_calls) == ("max_turns", 5)
+    results = [message.error_kind for message in trajectory.messages if message.role == "tool"]
+    assert results == ["raised", None, "raised", "raised", "malformed"]
+    # Of five calls the tool itself failed in three.
+    assert collected.extra_metrics["rollout/failed_calls"] == 0.6
 
 
 @pytest.mark.parametrize(

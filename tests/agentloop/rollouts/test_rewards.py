@@ -31,7 +31,7 @@ from replay.records import BatchRow
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
 from tests.fakes.environments import ENVIRONMENTS, functions
-from tests.fakes.scripted import LOG_PROB, scripted_actors
+from tests.fakes.scripted import LOG_PROB, ScriptedGenerator, call, scripted_actors
 
 FILE = functions.__file__
 
@@ -99,6 +99,23 @@ def test_function_that_gives_no_number_stops_the_run_or_costs_the_episode(name: 
     assert forgiving.can_fail
     lost, *others = forgiving.score(episodes).totals
     assert math.isnan(lost) and others in ([], [2.0])
+
+
+def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
+    factory = load_environment("lookup_chain", {})
+    scripts = [["bad"], [call("lookup", '{"key": "a"}'), "ok"]]
+    actors = scripted_actors(factory, scripts)
+    config = run_config(reward={"functions": named("picky")}, context={"max_tokens": 4000})
+    task = factory.make_task(random.Random(0))
+    with pytest.raises(
+        UserError, match=r"got ConnectionError: no answer .*\. Mend it, and --resume if the run had begun"
+    ):
+        collect(actors, [(task, 2)], config)
+    assert isinstance(actors.generator, ScriptedGenerator)
+    assert len(actors.generator.prompts[1]) < len(scripts[1])
+    config = run_config(reward={"functions": named("picky"), "on_error": "drop"}, context={"max_tokens": 4000})
+    found = collect(scripted_actors(factory, scripts), [(task, 2)], config)
+    assert (len(found.trajectories), found.extra_metrics["rollout/reward_failures"]) == (1, 1.0)
 
 
 def test_number_of_any_library_is_a_reward_and_any_other_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,14 @@ def test_checkpoint_restores_every_random_generator(tmp_path: Path) -> None:
     assert numbers() == first
 
 
+@pytest.mark.parametrize("state", ["{", "[]", '{"a": ' * 10**5])
+def test_checkpoint_whose_state_is_damaged_is_named(tmp_path: Path, state: str) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "000001" / "state.json").write_text(state)
+    with pytest.raises(UserError, match=r"checkpoint must be readable, got .* in .*/000001\. Remove it to resume"):
+        load_checkpoint(tmp_path / "000001")
+
+
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     for number in (1, 2, 3, 10):
         save(tmp_path, number)

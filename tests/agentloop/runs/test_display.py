@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
-from agentloop.runs.display import ConsoleDisplay
+from agentloop.runs.display import ConsoleDisplay, showing_progress
 
 FIGURES = {
     "rollout/success": 0.172,
@@ -62,11 +63,13 @@ def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
         clock.now += 5.0
         display.phase("collect", 1, 2)
         display.phase("update", 0, 1)
-        display.iteration(number, 12, {**FIGURES, "actor/replay/ess": 0.875})
+        display.iteration(number, 12, {**FIGURES, "actor/replay/ess": 0.875}, left=60.0 - 5 * number)
+    display.iteration(12, 12, FIGURES, left=0.0)
     assert written.getvalue().splitlines() == [
         "evaluate ...",
         "iteration 1/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:55",
         "iteration 2/12  success 17.2 %  fresh 96 + replay 32  replay ESS 0.88  12,346 tokens/s  left <= 0:50",
+        "iteration 12/12  success 17.2 %  fresh 96 + replay 32  12,346 tokens/s  to be saved",
     ]
 
 
@@ -76,11 +79,31 @@ def test_display_gives_an_iteration_one_line(shown: Shown) -> None:
         (1, {"batch/fresh": 118.0, "batch/replay": 10.0}, "fresh 118 + replay 10 of 32  "),
         (1, {"rollout/failed_calls": 0.125}, "  failed tool calls 12.5 %  "),
         (1, {"rollout/engine_failures": 3.0}, "  3 lost to the engine  "),
-        (41, {}, "left <= 0:57\n"),  # a resumed run counts its own iterations only
+        (41, {}, "left <= 1:02:05\n"),
     ],
 )
 def test_iteration_says_what_went_otherwise(shown: Shown, number: int, figures: dict[str, float], part: str) -> None:
-    display, written, clock = shown
-    clock.now = 3.0
-    display.iteration(number, 60, {**FIGURES, **figures})
+    display, written, _ = shown
+    display.iteration(number, 60, {**FIGURES, **figures}, left=3725.9)
     assert part in written.getvalue()
+
+
+def test_display_speaks_while_nothing_of_a_phase_ends() -> None:
+    class Heard(io.StringIO):
+        twice = threading.Event()
+
+        def write(self, text: str) -> int:
+            written = super().write(text)
+            if self.getvalue().count("evaluate 0/64  for ") == 2:
+                self.twice.set()
+            return written
+
+    written = Heard()
+    display = ConsoleDisplay(file=written)
+    display.silence = 0.01
+    with showing_progress(display):
+        display.phase("evaluate", 0, 64)
+        assert written.twice.wait(60)
+        display.phase("evaluate", 64, 64)
+    assert "for 0:00" in written.getvalue().splitlines()[1]
+    assert not any(thread.name == "display" for thread in threading.enumerate())

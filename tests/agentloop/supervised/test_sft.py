@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ from agentloop.config import ModelSection, RunConfig, TinyModelSection
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
-from agentloop.runs.run_folder import config_to_resume
+from agentloop.runs.run_folder import config_to_resume, open_run_folder
 from agentloop.supervised.demonstrations import read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
 from context.tokens.token_sequence import TokenSequence
+from replay.errors import ReplayError
+from replay.locate import newest_run_folder
+from replay.pages.app import create_folder_app
+from replay.pages.views.runs_page import OpenedRuns
 from tests.fakes.batch_rows import AUTHORS, segment, tiny_actor
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import ROOT, SilentDisplay, small_config
+from tests.replay.pages.serving import charts_of, served
 
 DEMONSTRATIONS = ROOT / "examples/demonstrations.jsonl"
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"key": "a"}'}}
@@ -185,6 +191,30 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     found = evaluate_run(newest_trained_folder(result.folder.parent))
     assert found.evaluation.tasks == 8
     assert (found.evaluated.run, found.evaluated.policy_version) == (str(result.folder), None)
+
+
+def test_inspector_lists_a_run_of_sft_and_shows_its_losses_and_what_it_was_trained_from(
+    unbroken: tuple[SftResult, SilentDisplay], data: Path, qwen2: Path
+) -> None:
+    result, _ = unbroken
+    path = f"/in/{result.folder.name}/runs/{open_run_folder(result.folder).run_id}"
+    with closing(OpenedRuns(result.folder.parent)) as opened, served(create_folder_app(opened)) as server:
+        listed = server.words("/")
+        shown, text = server.page(path), server.words(path)
+        others = [server.ask(f"/in/{result.folder.name}/{page}").status for page in ("buffer", "mixing")]
+    assert f"{result.folder.name} {result.folder.name} finished {result.updates} of {result.updates}" in listed
+    assert f"{data}, from {qwen2}" in text
+    assert f"{result.held_out_before:.3f} → {result.held_out_after:.3f}" in text
+    panels = {panel["title"]: panel["curves"] for panel in charts_of(shown).values()}
+    assert len(panels) == 3
+    curves = {curve["label"]: curve["points"] for curve in panels["Loss of demonstrations"]}
+    rows = logged(result)
+    assert curves["training"] == [[row["iteration"], row["sft/loss"]] for row in rows[1:]]
+    losses = [[row["iteration"], row["sft/held_out_loss"]] for row in rows if "sft/held_out_loss" in row]
+    assert curves["held-out"] == losses and len(losses) > 2
+    assert others == [200, 200]
+    with pytest.raises(ReplayError, match="^RUN must"):  # what is left out there means a run with a buffer
+        newest_run_folder(result.folder.parent)
 
 
 @pytest.mark.slow

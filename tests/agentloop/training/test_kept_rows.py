@@ -110,7 +110,7 @@ def test_rescore_stores_what_a_policy_says(finished: tuple[TrainResult, SilentDi
     query = "select count(*), sum(num_action_tokens) from trajectories where iteration = 4 and state = 'eligible'"
     ((count, tokens),) = rows(database, query)
     assert (answer["version"], answer["trajectories"], answer["tokens"]) == (4, count, tokens)
-    assert 0 < answer["ess"] <= 1 and answer["drift_max"] > 1.0
+    assert 0 < answer["ess"] <= 1 and answer["token_gap_max"] > 0.0
     assert rows(database, "select count(distinct trajectory), min(policy_version) from token_scores") == [(count, 4)]
     # By `replay.ess.weights`: each token has its own ratio.
     shown = [ask("show", id, str(folder), "--json")["segments"] for (id,) in rows(database, _OF_4)]
@@ -124,7 +124,7 @@ def test_rescore_stores_what_a_policy_says(finished: tuple[TrainResult, SilentDi
     assert len(ratios) == tokens and answer["ess"] == pytest.approx(wanted, abs=1e-6)
     # By the policy that sampled them, drift is 1.
     answer = ask("rescore", str(folder), "--policy", "3", *chosen)
-    assert (answer["drift_mean"], answer["drift_max"], answer["ess"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-4)
+    assert (answer["drift_mean"], answer["token_gap_max"], answer["ess"]) == pytest.approx((1.0, 0.0, 1.0), abs=1e-4)
     ((id,),) = rows(database, "select id from trajectories where iteration = 4 and slot = 0")
     (segment, *_) = ask("show", id, str(folder), "--json")["segments"]
     assert segment["scored_by"]["policy_version"] == 3

@@ -24,8 +24,9 @@ from agentloop.environments import EnvironmentFactory, RunEnvironments, load_env
 from agentloop.errors import UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
+from agentloop.models.memory import check_memory
 from agentloop.rollouts.actors import checked_parser
-from agentloop.training.startup_checks import check_sampling_memory, check_scoring
+from agentloop.training.startup_checks import check_disk, check_sampling_memory, check_scoring
 from agentloop.training.train import train
 from context import ChatTemplate, Message
 from context.templates.chat_template import LOOKUP
@@ -34,7 +35,7 @@ from context.templates.template_report import check_template
 from replay import ReplayError
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.real_templates import real_template
-from tests.fakes.runs import PARITY, ROOT, SilentDisplay, save_llama, small_config
+from tests.fakes.runs import PARITY, ROOT, SilentDisplay, save_llama, save_vllm_llama, small_config
 
 GOALS = ENVIRONMENTS / "parity.py"
 HINDSIGHT = "replay.fraction=0.5; replay.hindsight.enable=true; replay.sources={hindsight: 0.5, self: 0.5}"
@@ -56,11 +57,12 @@ BEFORE = [
         "advantage.credit=turn; replay.fraction=0.0",
         "must be trajectory when the environment has no turn_rewards, got turn with",
     ),
-    (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
-]
-WITHIN = [
     ("replay.redact=HERE/hide.py:fail", "redact must take every trajectory's messages, got ValueError: no idea"),
     ("replay.redact=HERE/hide.py:number", "replay.redact must return messages or None, got int"),
+    (HINDSIGHT, "replay.hindsight.enable must be false .*Parity. Write def achieved"),
+]
+"""Before the first checkpoint, which the first evaluation comes before."""
+WITHIN = [
     (
         f"environment.name={GOALS}:Confused; replay.shortfall=shrink; {HINDSIGHT}",
         "Confused.achieved must return a list of Achieved, each with a first_turn of",
@@ -123,7 +125,19 @@ def test_template_without_tools_is_refused_as_context_check_says_it(loaded: Load
     bare = with_template(loaded, SMOLLM2)
     with pytest.raises(UserError, match=r"must show every tool, got .* Set context\.template: hermes") as refused:
         check(bare, replace(calculator("How many?"), tools=(LOOKUP,)), parser=parser)
-    assert str(refused.value) in check_template(bare).hidden
+    assert str(refused.value) in check_template(bare).parts.values()
+
+
+@pytest.mark.parametrize("insisting", [False, True])
+def test_template_that_shows_tools_and_writes_no_calls_needs_a_parser_that_was_named(
+    loaded: LoadedModel, insisting: bool
+) -> None:
+    silent = with_template(loaded, loaded.template.source.replace("tool_calls", "function_calls"))
+    with pytest.raises(
+        UserError, match=r"^context\.parser must be named for a chat template that shows tools and leave"
+    ):
+        check(silent, allow_hidden_tools=insisting)
+    check(silent, parser="hermes")
 
 
 def test_tools_that_the_prompt_describes_need_a_parser_that_was_named(loaded: LoadedModel) -> None:
@@ -189,3 +203,55 @@ def test_memory_of_keys_and_values_is_named_or_refused(loaded: LoadedModel) -> N
     assert check_sampling_memory(growing, config, free=1) == (
         "sampling: no step of Qwen2ForCausalLM can be recorded, its keys and values grow"
     )
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "free", "said"),
+    [
+        ({"keep": 2}, 90, "disk: 6.0 GB of 90.0 GB free in the end, and the buffer (2 checkpoints of 3.0 GB)."),
+        # The first one, and those after iterations 4, 8 and 10.
+        ({"keep": 9, "every": 4}, 90, "disk: 12.0 GB of 90.0 GB free in the end, and the buffer (4 checkpoints of "),
+        ({"keep": 1, "keep_policies": 3}, 90, "the buffer (1 checkpoints of 3.0 GB, 3 policies of 1.0 GB)."),
+        (
+            {"keep": 2, "keep_policies": "all"},
+            17,  # before the last old checkpoint goes: 3 x 3 + 11 x 1
+            "11 policies of 1.0 GB). Too much: lower checkpoint.keep or checkpoint.keep_policies.",
+        ),
+    ],
+)
+def test_disk_that_a_run_takes_is_said_before_it_begins(checkpoint: dict[str, Any], free: int, said: str) -> None:
+    config = RunConfig.model_validate({"run": {"iterations": 10}, "checkpoint": checkpoint})
+    assert said in check_disk(config, weights=GB, state=2 * GB, least_policies=0, free=free * GB)
+    with pytest.raises(
+        UserError, match=r"two checkpoints of 3.0 GB, got too little at runs \(5,900,000,000 bytes free\)\."
+    ):
+        check_disk(config, weights=GB, state=2 * GB, least_policies=0, free=int(5.9 * GB))
+
+
+def test_memory_that_an_update_takes_is_said_before_the_first(loaded: LoadedModel) -> None:
+    actor, config = Actor(loaded.model), RunConfig()
+    held = GB + sum(weight.numel() * (4 + 4) for weight in loaded.model.parameters())
+    least = check_memory(actor, config, state=GB, there=10 * GB)
+    assert least.startswith("memory: up to 1.") and "a pass of 1,536 tokens " in least and "Too much" not in least
+    assert check_memory(actor, config, state=GB, there=held).endswith(
+        "Too much: lower batch.micro_batch_tokens, or set compute.gradient_checkpointing: true."
+    )
+    with pytest.raises(UserError, match=r"got 1\.0 GB where there are 1\.0 GB\. Train adapters \(lora\.rank\)"):
+        check_memory(actor, config, state=GB, there=held - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_disk_said_is_the_disk_taken(tmp_path: Path, dtype: str) -> None:
+    sizes = {"run": {"iterations": 2}, "checkpoint": {"keep_policies": 2}}
+    config = to_plain(small_config(tmp_path / "runs", save_vllm_llama(tmp_path / "model"), **sizes))
+    display = SilentDisplay()
+    run = train(load_plain(config, [f"model.dtype={dtype}"]), display=display).folder
+    (said,) = [note for note in display.notes if note.startswith("disk: ")]
+    folders = [run / "checkpoints", run / "policies"]
+    taken = sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+    assert float(said.split()[1]) == pytest.approx(taken / 1e6, rel=0.2)
+    assert said.split()[2] == "MB"

@@ -39,16 +39,17 @@ def leadership(store: ReplayStore, tmp_path: Path) -> Leadership:
 
 
 def test_a_learner_that_is_refused_does_not_call_workers_of_an_ended_run_back(
-    store: ReplayStore, leadership: Leadership
+    store: ReplayStore, tmp_path: Path
 ) -> None:
+    leadership = Leadership(store, RUN, tmp_path, lease_s=600)
     store.roles.lead(RUN, "elsewhere", lease_s=600)
     store.roles.end_run(RUN)
     with pytest.raises(ReplayError, match="while 'elsewhere' leads"), leadership.held():
         pass
-    assert store.roles.view(RUN).has_ended
+    assert store.roles.view(RUN, lease_s=60.0).has_ended
     store.roles.stop_leading(RUN, "elsewhere")
     with leadership.held():
-        assert not store.roles.view(RUN).has_ended
+        assert not store.roles.view(RUN, lease_s=60.0).has_ended
 
 
 def test_a_learner_with_nothing_under_way_says_why_it_ends_when_another_leads(

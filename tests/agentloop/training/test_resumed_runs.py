@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
 from agentloop.training.train import TrainResult, train
+from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
 
@@ -166,3 +168,42 @@ def test_a_run_that_can_not_be_put_together_leaves_only_the_logs_of_its_folder(t
         train(config, run=folder, display=SilentDisplay())
     assert [path.name for path in folder.iterdir()] == ["logs"]
     assert train(two_iterations(tmp_path, qwen2), run=folder, display=SilentDisplay()).iterations == 2
+
+
+def test_a_run_finds_the_files_it_began_with_from_any_directory(
+    tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "data").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    shutil.copytree(qwen2, "model")
+    hinted = "class Hinted(RowParity):\n    def __init__(self, hint: str) -> None:\n        self.hint = hint\n"
+    Path("parity.py").write_text((ENVIRONMENTS / "parity.py").read_text() + f"\n\n{hinted}")
+    for split in ("train", "test"):
+        rows = [{"prompt": f"{split} {number}", "number": number} for number in range(4)]
+        Path(f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rewards.py").write_text("def brief(episode):\n    return 1.0\n")
+    config = small_config(
+        Path("runs"),
+        Path("model"),
+        run={"iterations": 1},
+        environment={"name": "parity.py:Hinted", "options": {"hint": "Long. " * 999}},
+        tasks={"data": "data/{split}.jsonl", "held_out": "test"},
+        reward={"functions": [{"function": "rewards.py:brief", "weight": 0.5}]},
+    )
+    first = train(config, display=SilentDisplay())
+    run = first.folder.absolute()
+    before = (run / "run.json").read_text()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("rewards.py").write_text("def brief(episode):\n    raise ValueError('another file')\n")
+    assert evaluate_run(run).evaluation.success == first.success_after
+    assert lengthened(run, "run.iterations=2").iterations == 2
+    # It is written down as it was given, so that it goes on from there, too, and where all of it has been moved.
+    after = json.loads((run / "run.json").read_text())["config"]
+    assert {**after, "run": None} == {**json.loads(before)["config"], "run": None}
+    monkeypatch.chdir(tmp_path / "here")
+    assert lengthened(Path("runs/small-001"), "run.iterations=3").iterations == 3
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").rename(tmp_path / "there")
+    monkeypatch.chdir(tmp_path / "there")
+    assert lengthened(Path("runs/small-001"), "run.iterations=4").iterations == 4

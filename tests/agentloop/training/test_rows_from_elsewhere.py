@@ -65,6 +65,7 @@ def test_a_buffer_of_another_tokenizer_is_refused(first: Path, tmp_path: Path) -
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(ExchangeError, match="replay.attach.x must hold rows that this run can learn from, got none"):
         train(short(tmp_path / "runs", llama, replay={"attach": {"x": str(first)}}), display=SilentDisplay())
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 CHAT = [
@@ -153,7 +154,7 @@ def test_failed_episodes_are_stored_once_more_as_what_they_solved(finished: Trai
 
 def test_such_rows_are_trained_and_have_no_drift(finished: TrainResult) -> None:
     database = finished.folder / "replay.sqlite"
-    query = """select d.drift_mean, d.drift_max, d.ess_share, d.advantage, d.clip_fraction, d.staleness,
+    query = """select d.drift_mean, d.token_gap_max, d.ess_share, d.advantage, d.clip_fraction, d.staleness,
                d.iteration - t.iteration from draws d join trajectories t on t.id = d.trajectory
                where t.source = '{}' and d.stream = 'replay'"""
     drawn = rows(database, query.format("hindsight"))

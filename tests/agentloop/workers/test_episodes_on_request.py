@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from openai import OpenAI
+from openai import OpenAI, PermissionDeniedError
 
 from replay.storage.databases import Location
 from replay.ticket_records import EVALUATION
 from tests.fakes.engine_server import serving
 from tests.fakes.processes import Program, until
 from tests.fakes.runs import save_qwen2
-from tests.fakes.worker_runs import IssuedRun, issued_run, worker_config
+from tests.fakes.worker_runs import IssuedRun, issued_run, stop_between_writes, worker_config
 
 pytestmark = pytest.mark.slow
 
@@ -91,21 +91,39 @@ def test_agents_play_the_tickets_of_a_run_until_it_has_ended(run: IssuedRun) -> 
     assert KEY not in desk.output
 
 
+def play_all(run: IssuedRun, desk: Desk) -> None:
+    while not run.has_ended:
+        found = desk.ask()
+        if found.status_code == 200:
+            with suppress(PermissionDeniedError):  # this test was slower than its time to be idle
+                reply(found.json())
+                end(found.json(), reward=1.0)
+
+
 def test_tickets_of_agents_that_left_and_of_a_gateway_that_was_killed_are_played_by_others(run: IssuedRun) -> None:
     total = run.issue(1)
     with Desk(run) as first:
         lost = [first.ask().json() for _ in range(3)]
         reply(lost[0])
-        assert end(lost[1]["url"] and {**lost[1], "key": lost[0]["key"]}, reward=1.0) == 403
+        assert end({**lost[1], "key": lost[0]["key"]}, reward=1.0) == 403
         first.kill()
     assert run.counts.rows == 0
-    with Desk(run, "--idle-s", "1.0") as desk:
+    with Desk(run, "--idle-s", "1.5") as desk:
         left = desk.ask().json()
         reply(left)
-        while not run.has_ended:
-            found = desk.ask()
-            if found.status_code == 200:
-                reply(found.json())
-                end(found.json(), reward=1.0)
+        play_all(run, desk)
         assert end(left, reward=1.0) == 403  # it was idle: another has played its ticket
+    assert (run.counts.done, run.counts.rows) == (total, total)
+
+
+def test_an_agent_whose_ticket_another_has_claimed_is_refused(run: IssuedRun, location: Location) -> None:
+    total = run.issue(1)
+    with Desk(run) as first:
+        stale = first.ask().json()
+        reply(stale)
+        stop_between_writes(first.id, location)  # for longer than its lease
+        with Desk(run) as second:
+            play_all(run, second)
+        first.send(signal.SIGCONT)
+        until(lambda: end(stale, reward=1.0) == 403)
     assert (run.counts.done, run.counts.rows) == (total, total)

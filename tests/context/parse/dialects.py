@@ -66,6 +66,7 @@ DIALECTS = [
     Dialect("llama3_json", "built_in/llama3", ("<|eot_id|>",)),
     Dialect("pythonic", "lfm2_v2", QWEN_ENDS, thinks=False, plain_names=True),
     Dialect("pythonic", "written/llama4_pythonic", ("<|eot|>",), beside=False, plain_names=True),
+    Dialect("olmo3", "written/olmo_3", ("</s>",), thinks=False, plain_names=True),
     Dialect(template="nemotron_3_nano", **CODER),
     Dialect(template="qwen3_5_think", **CODER),
     Dialect(template="qwen3_6", **CODER),
@@ -75,7 +76,9 @@ DIALECTS = [
     Dialect("mistral", "built_in/mistral", ("</s>",)),
     Dialect("deepseek", "deepseekv3", ("<｜end▁of▁sentence｜>",), thinks=False),
     Dialect("deepseek", "written/deepseek_v31", ("<｜end▁of▁sentence｜>",)),
+    Dialect("deepseek_v4", "written/deepseek_v4", ("<｜end▁of▁sentence｜>",)),
     Dialect("kimi", "written/kimi_k2", ("<|im_end|>",), ids="functions.{name}:{}", thinks=False),
+    Dialect("kimi_k3", "written/kimi_k3", ("<|close|>message<|sep|><|end_of_msg|>",)),
     Dialect("gemma", "gemma4_v5", ("<|tool_response>", "<turn|>\n"), unspeakable=('<|"|>',)),
     Dialect("harmony", "gptoss", ("<|call|>",), parallel=1, beside=False),
     Dialect("minimax", "written/minimax_m2", ("[e~[\n",), unspeakable=("</invoke>", '<parameter name="x">')),
@@ -90,15 +93,22 @@ DIALECTS = [
 
 SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 KIMI = "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>"
+DSML = "<｜DSML｜tool_calls>{}</｜DSML｜invoke></｜DSML｜tool_calls>"
+XTML = '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{}<|close|>call<|sep|><|close|>tools<|sep|>'
 ONE_CALL = {
     "hermes": '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>',
     "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
     "pythonic": "[f(a=1)]",
+    "olmo3": "<function_calls>f(a=1)</function_calls>",
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
     "mistral": '[TOOL_CALLS]f[ARGS]{"a": 1}',
     "deepseek": SECTION.format('<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
     "kimi": KIMI.format('<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+    "deepseek_v4": DSML.format(
+        '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>'
+    ),
+    "kimi_k3": XTML.format('<|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>'),
     "gemma": "<|tool_call>call:f{a:1}<tool_call|>",
     "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
     "minimax": '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>',

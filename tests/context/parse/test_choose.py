@@ -6,6 +6,7 @@ import pytest
 
 from context import ChatTemplate
 from context.parse import PARSERS, HermesParser, choose_parser, unread_call
+from context.templates.chat_template import LOOKUP
 from tests.context.parse.dialects import DIALECTS, Dialect
 from tests.fakes.families import CHATML, LLAMA3
 from tests.fakes.real_templates import SPECIAL_TOKENS, model, real_template
@@ -31,6 +32,15 @@ def test_template_that_writes_or_takes_no_calls_gets_react(name: str) -> None:
     assert chosen(model(name).template) == "react"
     refusing = "{% for m in messages if m.tool_calls %}{{ raise_exception('no') }}{% endfor %}"
     assert chosen(template(refusing + model(name).template.source)) == "react"
+
+
+@pytest.mark.parametrize("name", ["trl/lfm2", "axolotl/falcon_h1", "written/command_r7b"])
+def test_template_that_shows_tools_and_leaves_calls_out_gets_no_parser_unnamed(name: str) -> None:
+    shown = template(real_template(name).text.replace("m.tool_calls", "m.tool_plan"))
+    with pytest.raises(ValueError, match=r"^context\.parser must be named for .* got 'auto'. Name the one that reads"):
+        choose_parser("auto", shown, tools=[LOOKUP])
+    assert chosen(shown) == "react"
+    assert isinstance(choose_parser("command_a", shown, tools=[LOOKUP]), PARSERS["command_a"])
 
 
 def test_calls_that_are_written_only_once_they_are_answered_are_read() -> None:

@@ -128,6 +128,7 @@ def test_thought_that_the_prompt_opened_and_nobody_closed_is_never_final(name: s
         ("command_a", "<|START_THINKING|>hm", "the thinking is not closed with <|END_THINKING|>"),
         ("mistral", "[THINK]hm", "the thinking is not closed with [/THINK]"),
         ("gemma", "<|channel>thought\nhm", "the thinking is not closed with <channel|>"),
+        ("kimi_k3", "<|open|>think<|sep|>hm", "the thinking is not closed with <|close|>think<|sep|>"),
         ("harmony", "<|channel|>analysis<|message|>hm<|end|>", "the thinking is not followed by an answer"),
     ],
 )
@@ -145,6 +146,7 @@ def test_thinking_in_own_tags_is_closed_or_malformed(name: str, text: str, probl
         ("gemma", "<|channel>thought\nhm\n<channel|>78"),
         ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>78<|return|>"),
         ("kimi", "<think>hm</think>78"),
+        ("kimi_k3", "hm<|close|>think<|sep|><|open|>response<|sep|>78<|close|>response<|sep|><|close|>message<|sep|>"),
     ],
 )
 def test_answer_stands_behind_the_thinking(name: str, text: str) -> None:
@@ -209,6 +211,11 @@ BAD = [
     ("qwen3_coder", "<tool_call>f</tool_call>", "a tool call has no name in its tag"),
     ("qwen3_coder", CODER.format("<parameter=a>1"), "an argument of a tool call is not closed"),
     ("qwen3_coder", CODER.format("<parameter=a>1</parameter>" * 2), "the same key twice"),
+    ("olmo3", "<function_calls>f(a=1)", "a tool call is not closed"),
+    ("olmo3", "<function_calls>f(1)</function_calls>", "an argument without a name"),
+    ("olmo3", "<function_calls>f</function_calls>", "not valid Python"),
+    ("deepseek_v4", ONE_CALL["deepseek_v4"].replace(">1<", ">one<"), "a tool call is not valid JSON"),
+    ("kimi_k3", ONE_CALL["kimi_k3"].replace("<|close|>call<|sep|>", ""), "an argument of a tool call is not closed"),
     ("glm", COMMAND.format("<arg_key>a</arg_key><arg_value>1"), "an argument of a tool call is not closed"),
     ("mistral", "[TOOL_CALLS]f[ARGS][1]", "is not a JSON object"),
     ("mistral", "[TOOL_CALLS]f[CALL_ID]<s>[ARGS]{}", "id of a tool call is not a plain word"),

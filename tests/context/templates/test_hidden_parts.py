@@ -14,7 +14,7 @@ from tests.fakes.real_templates import BUILT_IN, model, renderer
 
 # Words of the sentence for each kind.
 KINDS = {
-    "system": ("(role system)", "roles [system, user]"),
+    "system messages": ("(role system)", "roles [system, user]"),
     "tools": ("every tool",),
     "calls": ("every call",),
     "results": ("(role tool)", "roles [user, assistant, tool]"),
@@ -27,7 +27,7 @@ LEFT_OUT = {
     "trl/gemma4_v5": [],
     "trl/gptoss": [],
     "written/mistral_v0_3": ["thoughts"],
-    "trl/gemma": ["system", "tools", "calls", "results", "thoughts"],
+    "trl/gemma": ["system messages", "tools", "calls", "results", "thoughts"],
     "trl/deepseek_r1_distill": ["tools", "calls"],
     "axolotl/chatml": ["tools", "calls", "thoughts"],
     "written/llama_2": ["tools", "calls", "results", "thoughts"],
@@ -46,11 +46,10 @@ SPELLED = "<think>\nWhich zebra?\n</think>\n\n"
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_a_template_leaves_out_is_said_with_the_key_that_mends_it(name: str) -> None:
     report = check_template(model(name))
-    found = [
-        kind for sentence in report.hidden for kind, words in KINDS.items() if any(word in sentence for word in words)
-    ]
-    assert found == LEFT_OUT[name]
-    assert all("Set context.template: hermes" in sentence for sentence in report.hidden)
+    hidden = {part: why for part, why in report.parts.items() if why is not None}
+    assert list(hidden) == LEFT_OUT[name]
+    for part, why in hidden.items():
+        assert any(word in why for word in KINDS[part]) and "Set context.template: hermes" in why
     assert report.state != "unsupported"
 
 

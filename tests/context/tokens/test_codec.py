@@ -58,6 +58,15 @@ def test_white_space_at_the_ends_of_contents_is_kept_or_lost_as_by_transformers(
         assert tokens.token_ids.tolist() == model.reference.ids(whole), text
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampled_reply_is_the_text_that_the_tokenizer_itself_decodes(kind: str) -> None:
+    model = subject(real_template("written/concatenates"), kind)
+    for text in ("The code.", " The code.", "  The code.", ""):
+        ids = model.renderer.codec.encode_text(text)
+        said, stopped = model.renderer.said([*ids, min(model.renderer.stop_ids)])
+        assert (said.text, stopped) == (model.reference.decode(ids), True)
+
+
 LOSING = ("nfkc", "unk_is_eos")
 """Kinds that change some letters themselves."""
 

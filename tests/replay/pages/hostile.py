@@ -61,13 +61,13 @@ def messages() -> tuple[Message, ...]:
         Message("system", SPOKEN, author="initialization"),
         Message("user", SPOKEN),
         Message("assistant", SPOKEN, author="llm", tool_calls=(call,), reasoning=SPOKEN),
-        Message("tool", SPOKEN, author="env", name="lookup", tool_call_id="call-0"),
+        Message("tool", SPOKEN, author="env", name="lookup", tool_call_id="call-0", error_kind=SPOKEN),
         Message("assistant", MARKED, author="llm"),
     )
 
 
 def hostile(id: str, **changes: Any) -> Trajectory:
-    texts = dict.fromkeys(("stop_reason", "error_kind", "environment", "environment_version", "logprobs_mode"), TEXT)
+    texts = dict.fromkeys(("stop_reason", "environment", "environment_version", "logprobs_mode"), TEXT)
     place = {"run": RUN, "task": TASK, "source": "import", "group": f"group-{HOSTILE}"}
     segments = (Segment(SHORT), Segment(SHORT, reason=TEXT))
     return trajectory(id, segments=segments, messages=messages(), **{**texts, **place, **changes})
@@ -92,7 +92,7 @@ def hostile_buffer(location: Location) -> ReplayStore:
         store.commit(done, measured(drawn), sampler_state={})
     _add_participants(store)
     said = tuple(Message(role, SPOKEN, author=MARKED) for role in ("user", "assistant"))
-    asked = HeldOutEpisode(RUN, 2, 0, TASK, TEXT, TEXT, 0.5, False, MARKED, MARKED, 1, 0, said)
+    asked = HeldOutEpisode(RUN, 2, 0, TASK, TEXT, TEXT, 0.5, False, MARKED, "raised", 1, 0, said)
     store.keep_held_out(RUN, [asked, replace(asked, number=1, messages=())], evaluations=1)
     return store
 

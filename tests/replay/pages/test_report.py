@@ -36,7 +36,7 @@ TWO_STREAMS = {
     **{
         f"actor/{stream}/{name}": series(1.0, 1.1, 1.2)
         for stream in ("fresh", "replay")
-        for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "drift_max", "ess")
+        for name in ("pg_loss", "pg_clipfrac", "ratio_mean", "ratio_max", "drift_mean", "token_gap_max", "ess")
     },
     **{f"actor/replay/ess/age_{age}": series(0.9, 0.8, first=2) for age in ("1", "16-31", "2-3", "unknown")},
     "actor/entropy": series(0.9, 0.8, 0.7),

@@ -27,6 +27,7 @@ from replay.storage.validate import summarised
 from tests.fakes.databases import Databases
 from tests.fakes.records import LLM, RUN, add_draw, group, new_store, policy, run_record, task, tokens, trajectory
 
+KINDS = ("raised", "timeout", "raised", "not_text")
 ODD = (
     "plain",
     "'; drop table trajectories; --",
@@ -66,7 +67,7 @@ def row(index: int) -> Any:
         advantage=-0.5 + index % 4,
         num_turns=index % 7,
         num_tool_calls=index % 3,
-        error_kind=other if index % 2 else None,
+        error_kinds=" ".join(KINDS[: 1 + index % 4]) if index % 2 else None,
         mean_entropy=index / 10 if index % 4 else None,
         source=("self", "teacher", "import")[index % 3],
     )
@@ -165,13 +166,16 @@ ATTRIBUTES = {
     "entropy": "mean_entropy",
     "log_prob": "mean_behavior_log_prob",
     "policy_version": "policy_version_min",
-    "error": "error_kind",
 }
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "uses": lambda row: 0,
-    "staleness": lambda row: None if row.record.run == RUN_2 else NEWEST - row.record.policy_version_min,
+    "error_kind": lambda row: row.record.error_kinds and AnyOf(row.record.error_kinds.split()),
+    "tool_errors": lambda row: len((row.record.error_kinds or "").split()),
+    "staleness": lambda row: (
+        None if (row.record.run, row.record.source) != (RUN, "self") else NEWEST - row.record.policy_version_min
+    ),
     "drift": lambda row: drift(ROWS.index(row)),
-    "drift_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
+    "token_gap_max": lambda row: None if drift(ROWS.index(row)) is None else 2 * (drift(ROWS.index(row)) or 0.0),
     "group_size": lambda row: 1 + ROWS.index(row) % 4,
     "group_success": lambda row: 0.5,
     "group_reward": lambda row: 0.5,
@@ -225,6 +229,7 @@ LITERALS: dict[FieldKind, st.SearchStrategy[Any]] = {
     FieldKind.whole: wholes,
     FieldKind.truth: st.booleans(),
     FieldKind.text: texts,
+    FieldKind.word: st.one_of(st.sampled_from([*KINDS, "aised"]), texts),
     FieldKind.messages: texts,
     FieldKind.calls: texts,
 }
@@ -252,6 +257,7 @@ FORMS = {
     FieldKind.whole: ("equality", "membership", "order", "none"),
     FieldKind.truth: ("equality", "membership", "none", "bare"),
     FieldKind.text: ("equality", "membership", "search", "none"),
+    FieldKind.word: ("equality", "membership", "none"),
     FieldKind.messages: ("equality", "membership", "search"),
     FieldKind.calls: ("equality", "membership"),
 }
@@ -272,12 +278,12 @@ def test_filter_finds_what_python_finds(odd_rows: ReplayStore, text: str) -> Non
     "text",
     [
         "-1 < turns <= 3 > turns",
-        "success and not error is None or 5. <= reward",
+        "success and not error_kind is None or 5. <= reward",
         "-.5e0 < advantage",
         r"task == u'plain' or task == '\x50LAIN' or task == r'nothing\d'",
         "  success  # of any run",
         "(success and\tturns > 1)",
-        "error != 'plain' and 'x' not in error",
+        "error_kind != 'raised' and 'x' not in state_reason",
     ],
 )
 def test_forms_of_python_are_read(odd_rows: ReplayStore, text: str) -> None:
@@ -314,7 +320,7 @@ def test_any_text_is_a_filter_or_refused_in_one_line(text: str) -> None:
             "compare task by ==, !=, in [...], '...' in task, task.startswith('...'), is None, got \"task < ",
         ),
         ("task == None", "compare task with a text in quotes, got 'None'. Use `task is None`."),
-        ("error is 'timeout'", "have None behind `is`, got \"'timeout'\". For example: error == 'name'"),
+        ("error_kind is 'timeout'", "have None behind `is`, got \"'timeout'\". For example: error_kind == 'raised'"),
         ("state == 'elligible'", "compare state with one of eligible, untrainable, orphaned, quarantined, evicted"),
         ("task == 'a' 'b'", "have one text between two quotes, got \"'a' 'b'\"."),
         ("task == 'plain", 'be a Python expression, got "\'plain". Python says: unterminated string'),

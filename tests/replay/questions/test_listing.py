@@ -63,7 +63,7 @@ def row(index: int, run: str) -> Trajectory:
         num_turns=index % 3,
         num_tool_calls=index % 2,
         stop_reason=("final", "error", "NUL \x00 within")[index % 3],
-        source=("self", "teacher")[index % 2],
+        source=("self", "hindsight")[index % 2],
     )
     said = Message("user", WORD if index % 3 == 0 else "hay")
     return Trajectory(made.record, made.segments, (said,))
@@ -178,10 +178,10 @@ def test_row_of_a_page_is_plain_and_tells_what_the_list_shows(two_runs: ReplaySt
     # 07-run-2 is number 12 of all ids in order, from 0.
     assert found == {
         "id": "07-run-2", "run": UNPUBLISHED, "group": "run-2-2", "task": "task-1", "environment": "lookup_chain",
-        "iteration": 2, "slot": 0, "source": "teacher", "reward": 0.25, "success": False, "advantage": -1.5,
+        "iteration": 2, "slot": 0, "source": "hindsight", "reward": 0.25, "success": False, "advantage": -1.5,
         "num_turns": 1, "num_tool_calls": 1, "num_tokens": 2, "num_action_tokens": 2, "stop_reason": "error",
-        "error_kind": None, "state": "eligible", "state_reason": None, "uses": 2, "staleness": None,
-        "drift": 1.0, "drift_max": 4.0, "prompt": "hay", "answer": None,
+        "error_kinds": None, "tool_errors": 0, "state": "eligible", "state_reason": None, "uses": 2, "staleness": None,
+        "drift": 1.0, "token_gap_max": 4.0, "prompt": "hay", "answer": None,
     }  # fmt: skip
 
 
@@ -312,7 +312,7 @@ def test_few_values_have_a_bar_each_and_many_share_round_ones(two_runs: ReplaySt
 
 def test_choices_are_counted_and_staleness_is_that_of_the_buffer(two_runs: ReplayStore) -> None:
     choices = questions.distributions(two_runs, Query())["choices"]
-    assert list(choices["source"].items()) == [("self", 23), ("teacher", 22)]  # the most frequent first
+    assert list(choices["source"].items()) == [("self", 23), ("hindsight", 22)]  # the most frequent first
     assert choices["stop_reason"] == {"final": 15, "error": 15, "NUL \x00 within": 15}
     assert choices["run"] == {RUN: 30, UNPUBLISHED: 15}
     for run in (RUN, None):

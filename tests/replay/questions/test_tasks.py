@@ -95,7 +95,7 @@ def test_totals_are_those_of_each_task_s_own_question(store: ReplayStore) -> Non
     assert (answer["tasks"], answer["never_solved"], len(answer["rows"])) == (4, 2, 1)
     drawn = answer["rows"][0]
     assert (drawn["prompt"], drawn["replayed"]) == ("Where is the key?", 2)
-    assert (drawn["drift_mean"], drawn["drift_max"]) == (2.0, 9.0)
+    assert (drawn["drift_mean"], drawn["token_gap_max"]) == (2.0, 9.0)
     for run in (RUN, OTHER, None):
         for row in questions.task_list(store, run)["rows"]:
             whole = questions.task(store, row["hash"], run)
@@ -123,7 +123,7 @@ def test_tasks_command_prints_them_and_says_how_many_there_are(store: ReplayStor
     printed = ask("tasks", where, "--limit", "2").stdout.splitlines()
     assert printed[0] == "4 tasks tried, 2 never solved"
     assert printed[2].split() == [
-        *("task", "attempts", "solved", "success", "last", "stored", "replayed", "drift", "most", "prompt")
+        *("task", "attempts", "solved", "success", "last", "stored", "replayed", "drift", "gap", "prompt")
     ]
     assert printed[3].split()[:9] == ["hard", "3", "0", "0.0", "%", "2", "3", "2", "2.000"]
     assert printed[3].endswith("'Where is the key?'")

@@ -93,7 +93,7 @@ def test_commit_writes_statistics_iteration_metrics_and_sampler_together(store: 
     sampler = make_sampler("success", 0)
     iterate(store, 1, sampler)
     drawn = iterate(store, 2, sampler)
-    rows = sql(store, "select trajectory, state, drift_max, staleness from draws where iteration=2 and slot>=8")
+    rows = sql(store, "select trajectory, state, token_gap_max, staleness from draws where iteration=2 and slot>=8")
     assert rows == [(id, "committed", 1.5, 1) for id in drawn]
     assert sql(store, "select fresh, replay, optimizer_steps from iterations") == [(8, 0, 2), (8, 2, 2)]
     assert sql(store, "select iteration, name, value from metrics order by 1") == [

@@ -69,7 +69,7 @@ def fill(location: Location) -> None:
         store.add_metrics(RUN, 3, {"eval/success": 0.5, "actor/replay/ess": 0.9})
         place: dict[str, Any] = {"group": "g-long", "iteration": 3}
         long = trajectory("long", segments=(Segment(SHORT), Segment(SHORT, "fork")), slot=8, **place)
-        cut = trajectory("cut", slot=9, error_kind="limit", parent="long", **place)
+        cut = trajectory("cut", slot=9, error_kinds="limit", parent="long", **place)
         store.append([], [group("g-long", iteration=3)], [long, cut])
         agent = session_row("agent", slot=11, **place)
         store.append([], [], [agent])
@@ -216,7 +216,7 @@ QUESTIONS: dict[str, Callable[[ReplayStore], Any]] = {
     "tickets": lambda store: store.tickets.counts(RUN),
     "ended groups": lambda store: store.tickets.ended_groups(RUN),
     "planned batches": lambda store: store.tickets.planned(RUN, after=0),
-    "ended run": lambda store: store.roles.view(RUN).has_ended,
+    "ended run": lambda store: store.roles.view(RUN, lease_s=60.0).has_ended,
     "workers": lambda store: store.roles.listed("worker", RUN),
     "engines": lambda store: store.roles.listed("engine", RUN),
     "observations": _remembered,

@@ -42,7 +42,9 @@ from tests.fakes.records import (
 )
 from tests.fakes.replay_command import ask
 
-TITLES = "id iter task reward success turns tools tokens stop advantage uses stale drift most state prompt last answer"
+TITLES = (
+    "id iter task reward success turns tools errors tokens stop advantage uses stale drift gap state prompt last answer"
+)
 USES = "select iteration, slot, stream from draws where trajectory = ? order by 1, 2"
 
 
@@ -104,7 +106,7 @@ def test_ls_prints_a_line_each_sorts_filters_and_prints_json(run: Path) -> None:
     for line in lines:
         # Newest first: sampled by policy 2, and the newest policy is 3.
         id, *rest = line.split()
-        shown = ["3", "task-1", "0", "no", "2", "1", "6", "final", "+0.50", "0", "1", "1.100", "1.50", "eligible"]
+        shown = ["3", "task-1", "0", "no", "2", "1", "-", "6", "final", "+0.50", "0", "1", "1.100", "1.50", "eligible"]
         assert (len(id), rest[: len(shown)]) == (12, shown)
         assert line.endswith("'Where is the key?'  'in the drawer'")
     first = ask("ls", str(run), "--sort", "uses", "--success", "--limit", "5", "--json")
@@ -158,7 +160,7 @@ COMMANDS = ("stats", "ls", "show ID", "tasks", "lineage ID", "lineage 1", "mix",
 def test_nothing_that_was_stored_acts_on_the_terminal(tmp_path: Path) -> None:
     names = {"ID": f"id{EVIL}", "OTHER": f"other{EVIL}", "TASK": f"task{EVIL}"}
     segments = (Segment(SHORT, f"reason{EVIL}"),)  # type: ignore[arg-type]  # as a file may have it
-    given: dict[str, Any] = {"stop_reason": f"stop{EVIL}", "error_kind": f"error{EVIL}"}
+    given: dict[str, Any] = {"stop_reason": f"stop{EVIL}"}
     given |= {"environment": f"env{EVIL}", "environment_version": EVIL, "group": f"g{EVIL}", "task": names["TASK"]}
     with closing(new_store(tmp_path / "replay.sqlite")) as store:
         rows = [trajectory(names["ID"], segments=segments, **given), trajectory(names["OTHER"], slot=1, **given)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from replay import ReplayStore
-from tests.fakes.records import RUN, iterated
+from replay.exchange.attach import attach
+from tests.fakes.records import RUN, group, iterated, new_store, task, trajectory
 from tests.fakes.replay_command import ask, preview_of
 
 CONFIG = """
@@ -44,6 +47,27 @@ def test_mix_of_a_run_is_what_the_question_answers(run: Path) -> None:
     assert sum(len(line) == 7 and line[3] in ("yes", "no") for line in lines) == 3
 
 
+def test_mix_draws_from_buffers_that_a_configuration_attaches_and_copies_nothing_into_its_own(
+    run: Path, tmp_path: Path
+) -> None:
+    earlier = tmp_path / "earlier.sqlite"
+    with closing(new_store(earlier, run="run-2")) as store:
+        store.append([task()], [group(run="run-2")], [trajectory(f"row-{n}", run="run-2", slot=n) for n in range(4)])
+    sources = "  sources: {self: 0.5, earlier: 0.5}\n"
+    (tmp_path / "run.yaml").write_text(f"{CONFIG}{sources}  attach: {{earlier: {earlier}}}\n", encoding="utf-8")
+    before = run.read_bytes()
+    asked = ("mix", run, "--run", RUN, "--config", tmp_path / "run.yaml", "--set", "replay.sampler=uniform", "--json")
+    answer = json.loads(ask(*asked).output)
+    drawn = Counter(row["source"] for row in answer["batch"]["rows"])
+    assert (drawn, run.read_bytes()) == ({"self": 3, "earlier": 3}, before)
+    # As it is once the run has copied them, which changes nothing any more.
+    with closing(ReplayStore.open(run)) as store:
+        attach(store, RUN, "earlier", str(earlier))
+    assert json.loads(ask(*asked).output) == answer
+    refused = ask(*asked[:-1], "--set", f"replay.attach.earlier={tmp_path}/nowhere.sqlite")
+    assert refused.exit_code == 2 and refused.stderr.startswith("agentloop: database must be an existing file")
+
+
 def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     lines = [json.dumps({"question": f"{number}?", "answer": "1", "split": "train"}) for number in range(3)]
@@ -58,3 +82,13 @@ def test_mix_knows_how_many_rows_of_a_file_are_tasks(run: Path, tmp_path: Path) 
 def test_mix_runs_the_file_of_a_sampler_of_ones_own(run: Path) -> None:
     answer = json.loads(ask("mix", run, "--set", "replay.sampler=examples/long_first.py:LongFirst", "--json").output)
     assert answer["settings"]["sampler"] == "examples/long_first.py:LongFirst"
+
+
+@pytest.mark.slow
+def test_mix_says_that_it_copies_no_database_of_a_server(new_database: Callable[..., str]) -> None:
+    url = new_database()
+    iterated(url, 1).close()
+    refused = ask("mix", url, "--set", "replay.attach={earlier: runs/a}")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("agentloop: replay.attach must hold what postgresql")
+    assert "has already, got earlier: a server's database is not copied to look at it. Leave it out" in refused.stderr

@@ -201,7 +201,7 @@ def test_what_succeeded_called_wrongly_or_ended_otherwise_is_not_asked(tmp_path:
     factory, tasks = lookups(5)
     rows = played(factory, tasks, [wrong_trail(task) for task in tasks])
     changes: list[dict[str, Any]] = [
-        *({"success": True}, {"error_kind": "unknown_tool"}, {"stop_reason": "max_turns"}),
+        *({"success": True}, {"error_kinds": "unknown_tool"}, {"stop_reason": "max_turns"}),
         *({"environment_version": "0"}, {}),
     ]
     rows.trajectories = [

@@ -40,13 +40,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("rows") / "replay.sqlite"
     with closing(iterated(path, count=5)) as store:
         for name, value in {"p01": 0.5, "p50": 1.0, "p99": 1.25}.items():
-            store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value})
+            store.add_metrics(RUN, 1, {f"actor/replay/ratio_{name}": value, "actor/replay/token_gap_max": 9.0})
         store.add_run(run_record("import-1"))
         place = {"run": "import-1", "iteration": 7, "group": "theirs", "source": "import", "num_turns": 1}
         collected = [replace(group("theirs", iteration=7, size=4), run="import-1")]
         rows = [
             trajectory("a", segments=(said(1, 2, 3, 4),), **place),
-            trajectory("b", segments=(said(1, 2, 9, 4),), member=1, slot=1, reward=0.25, **place),
+            trajectory(
+                "b", segments=(said(1, 2, 9, 4),), member=1, slot=1, reward=0.25, error_kinds="raised raised", **place
+            ),
             trajectory("c", segments=(said(1, 2, 3, 4), said(5)), member=2, slot=2, **place),
             trajectory("damaged", member=3, slot=3, **place),
         ]
@@ -83,6 +85,13 @@ def test_rows_say_what_was_asked_and_how_far_they_drifted_and_how_stale_they_are
     # Eight rows each of policies 0, 1 and 2, where 3 is the newest.
     stale = "24 trajectories · those that can be drawn: staleness 2.0 on average, 3 at most</span>"
     assert stale in inspector.page(address("buffer", "overview", run=RUN))
+
+
+def test_rows_whose_tool_calls_failed_come_first_and_say_how(inspector: Served) -> None:
+    html = inspector.page(address("buffer", run="import-1", sort="tool_errors"))
+    assert (listed(html)[0], html.count('<span class="badge bad">2 raised</span>')) == ("b", 1)
+    assert listed(inspector.page(address("buffer", run="import-1", where=["error_kind == 'raised'"]))) == ["b"]
+    assert len(listed(inspector.page(address("buffer", run="import-1", where=["tool_errors < 2"])))) == 3
 
 
 def test_filters_that_cannot_be_read_are_named_by_their_field_and_the_page_stays(inspector: Served) -> None:
@@ -128,7 +137,8 @@ def test_iteration_lists_its_rows_and_leads_to_its_neighbours(inspector: Served)
 
 def test_iteration_shows_quantiles_of_ratios_and_groups_that_taught_nothing(inspector: Served) -> None:
     first, second = (inspector.page(f"{ITERATIONS}/{number}") for number in (1, 2))
-    measured = ["0.500", "1.000", "1.250", "\u2013", "\u2013"]
+    unknown = "\u2013"
+    measured = ["0.500", "1.000", "1.250", unknown, unknown, *[unknown] * 4, "9.000"]  # a ratio's, and the largest gap
     assert re.findall(r"<td>([^<]*)</td>", between(first, "<th>1 %</th>", "</table>")) == measured
     assert "<td>" not in between(second, "<th>1 %</th>", "</table>")
     assert "1 fresh group without an advantage" in inspector.page(f"{ITERATIONS}/3")

@@ -36,7 +36,7 @@ SAID = (
     Message("assistant", "", author="llm", tool_calls=(ToolCall("lookup", {"key": float("nan")}),), reasoning="hm"),
     Message("tool", JSON, author="env", name="lookup"),
     Message("assistant", "again", author="llm"),
-    Message("tool", LONG, author="env", name="lookup"),
+    Message("tool", LONG, author="env", name="lookup", error_kind="raised"),
     Message("assistant", "in the drawer", author="llm"),
 )
 
@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("a run")
     identify(path)
     with closing(new_store(path / "replay.sqlite")) as store:
-        split = replace(trajectory("split", segments=SPLIT, num_turns=3), messages=SAID)
+        split = replace(
+            trajectory("split", segments=SPLIT, num_turns=3, error_kinds="raised malformed raised"), messages=SAID
+        )
         rows = [split, trajectory("scored", member=1, slot=1, reward=0.0), trajectory("gone", member=2, slot=2)]
         store.append([task()], [group(size=3)], rows)
         store.append([], [], [trajectory("broken", member=3, slot=3)])
@@ -87,6 +89,8 @@ def test_conversation_is_shown_by_turns(page: Served) -> None:
     text = page.words("/trajectories/split")
     for line in ("◆ llm", "▲ env", "▼ initialization", "calls lookup", '{"key": "nan"}', "in the drawer"):
         assert line in text
+    assert "ended by final, tool errors: 2 raised, 1 malformed" in text
+    assert re.findall(r'<span class="badge bad">(raised|malformed)</span>', shown) == ["raised"]
     # A line break at the beginning of <pre> is dropped by browsers: there is one more.
     assert "<pre>\n\nWhere is the key?</pre>" in shown
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from replay import InvalidRecord, ReplayStore
+from replay import InvalidRecord, ReplayError, ReplayStore
+from replay.errors import RunReplaced
 from replay.storage.format.schema import trajectories
 from replay.ticket_records import EVALUATION, LEASED
 from tests.fakes.records import RUN, sql, task
@@ -100,7 +103,7 @@ def test_task_of_a_ticket_is_known_after_its_last_row_went(store: ReplayStore) -
 
 
 def test_participants_are_known_until_they_leave_and_a_worker_sees_its_run_at_one_look(store: ReplayStore) -> None:
-    view = store.roles.view(RUN)
+    view = store.roles.view(RUN, lease_s=600.0)
     assert (view.has_ended, view.has_free_tickets, view.engines) == (False, False, ())
     issue(store, [0], size=1)
     for id, in_flight in (("w-1", 0), ("w-2", 0), ("w-1", 7)):
@@ -112,10 +115,33 @@ def test_participants_are_known_until_they_leave_and_a_worker_sees_its_run_at_on
     store.roles.leave("worker", RUN, "w-1")
     assert [each.id for each in store.roles.listed("worker", RUN)] == ["w-2"]
     store.roles.end_run(RUN)
-    view = store.roles.view(RUN)
+    view = store.roles.view(RUN, lease_s=600.0)
     assert (view.has_ended, view.has_free_tickets, store.roles.count("worker", RUN, lease_s=60.0)) == (True, True, 1)
     assert [(engine.id, engine.facts) for engine in view.engines] == [("http://e:8000", {"state": "serving"})]
     (held,) = claim(store)
-    assert not store.roles.view(RUN).has_free_tickets
+    assert not store.roles.view(RUN, lease_s=600.0).has_free_tickets
     store.tickets.extend([held], lease_s=OVER)
-    assert store.roles.view(RUN).has_free_tickets
+    assert store.roles.view(RUN, lease_s=600.0).has_free_tickets
+
+
+def test_leases_from_before_the_clock_was_put_back_are_over(store: ReplayStore) -> None:
+    hour, lease = 3600.0, 60.0
+    issue(store, [0, 1], size=1)
+    (dead, alive) = claim(store, "before", count=2, lease_s=lease)
+    store.roles.report("worker", RUN, "before", {})
+    store.roles.lead(RUN, "before", lease_s=lease)
+    # As if all of it had been an hour ahead of now.
+    store.tickets.extend([dead], lease_s=hour + lease)
+    store.roles.still_leads(RUN, "before", lease_s=hour + lease)
+    (before,) = store.roles.listed("worker", RUN)
+    assert not before.is_gone(lease)
+    assert replace(before, silent_s=-hour).is_gone(lease)
+    assert store.roles.view(RUN, lease_s=lease).has_free_tickets
+    assert [each.place for each in claim(store, "after", count=2, lease_s=lease)] == [dead.place]
+    assert not store.roles.view(RUN, lease_s=lease).has_free_tickets
+    store.roles.lead(RUN, "after", lease_s=lease)
+    with pytest.raises(RunReplaced):
+        store.roles.still_leads(RUN, "before", lease_s=lease)
+    with pytest.raises(ReplayError, match="must have one learner, got 'third' while 'after' leads"):
+        store.roles.lead(RUN, "third", lease_s=lease)
+    assert store.tickets.extend([alive], lease_s=lease) == {}

@@ -1,0 +1,77 @@
+"""How long the parts of a run take, and what comes of the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from agentloop.config import RunConfig
+from agentloop.runs.display import duration
+
+
+class Pace:
+    """How long this process's iterations took, with their checkpoints, and its evaluations."""
+
+    def __init__(self, config: RunConfig, *, iteration: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`iteration`: as many were made before."""
+        self._config, self._before, self._clock = config, iteration, clock
+        self._began = clock()
+        self._evaluations: list[float] = []
+        self._evaluated_since = 0.0
+        self._per_episode = 0.0
+
+    def begin(self) -> None:
+        """The first iteration begins now."""
+        self._began, self._evaluated_since = self._clock(), 0.0
+
+    def add_evaluation(self, seconds: float, *, episodes: int) -> None:
+        self._evaluations.append(seconds)
+        self._evaluated_since += seconds
+        self._per_episode = seconds / episodes
+
+    def is_evaluated(self, iteration: int) -> bool:
+        """Whether held-out success is measured after it."""
+        every = self._config.evaluation.every
+        return iteration == self._config.run.iterations or (every > 0 and iteration % every == 0)
+
+    def seconds_left(self, iteration: int) -> float:
+        """From the end of this one to the end of the run."""
+        to_come = range(iteration + 1, self._config.run.iterations + 1)
+        own = (self._clock() - self._began - self._evaluated_since) / (iteration - self._before)
+        return own * len(to_come) + self._of_evaluations(to_come, iteration_s=own)
+
+    def episodes_to_come(self) -> str:
+        """What is known before the first iteration, by the first evaluation, in words."""
+        each, iterations = self._config.batch.trajectories, range(1, self._config.run.iterations + 1)
+        seconds = self._per_episode * each * len(iterations) + self._of_evaluations(iterations)
+        return (
+            f"episodes will take about {duration(seconds)}, by this evaluation ({len(iterations)} iterations of "
+            f"{each} at most, {sum(map(self.is_evaluated, iterations))} evaluations); updates come on top"
+        )
+
+    def _of_evaluations(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:
+        """As those of this process took; a resumed one has none at first, and then goes by its iterations' episodes."""
+        section, made = self._config.evaluation, self._evaluations
+        guess = iteration_s * section.tasks * section.samples / self._config.batch.trajectories
+        return (sum(made) / len(made) if made else guess) * sum(map(self.is_evaluated, iterations))
+
+
+class PhaseClock:
+    """Seconds per phase of one iteration."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._laps[phase] = now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        return sum(self._laps.values())
+
+    def metrics(self, *, tokens: int) -> dict[str, float]:
+        laps = {f"time/{phase}": seconds for phase, seconds in self._laps.items()}
+        return laps | {"time/iteration": self.total, "speed/tokens_per_second": tokens / self.total}

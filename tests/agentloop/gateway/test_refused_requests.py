@@ -1,0 +1,241 @@
+"""What the gateway does not do is refused in one line that names the field; hostile bodies are, too."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import httpx2
+import pytest
+
+from agentloop.gateway.http_json import MAX_BODY_BYTES
+from tests.fakes.agent_sessions import Gateway
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+_QUESTION = [{"role": "user", "content": "Which stone?"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "policy", "messages": _QUESTION},
+    RESPONSES: {"model": "policy", "input": "Which stone?"},
+    MESSAGES: {"model": "policy", "messages": _QUESTION, "max_tokens": 9},
+}
+
+
+_client = cache(httpx2.Client)
+
+
+def post(gateway: Gateway, path: str, body: bytes | dict[str, Any]) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return _client().post(gateway.url + path, content=content, headers=gateway.headers)
+
+
+def refusal(response: httpx2.Response, status: int = 400) -> tuple[str | None, str]:
+    """The field and the message, which is one line."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["message"].isprintable()
+    return error.get("param"), error["message"]
+
+
+def _tool(**facts: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "look", **facts}}]}
+
+
+def _said(*content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(content)}, *_QUESTION]}
+
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"n": 2}, "n must be 1, or left out, got 2."),
+    (CHAT, {"n": True}, "n must be 1, or left out, got true."),
+    (CHAT, {"response_format": {"type": "json_object"}}, 'response_format must be {"type": "text"}, or left out, got'),
+    (CHAT, {"tool_choice": "required"}, 'tool_choice must be "auto" or "none", or left out, got "required".'),
+    (CHAT, {"tool_choice": {"type": "function"}}, 'tool_choice.type must be "auto" or "none", or left out, got "funct'),
+    (CHAT, {"logprobs": True}, "logprobs must be false, or left out, got true."),
+    (CHAT, {"top_logprobs": 3}, "top_logprobs must be 0, or left out, got 3."),
+    (CHAT, {"stop": ["Observation:"]}, 'stop must be [], or left out, got ["Observation:"].'),
+    (CHAT, {"modalities": ["text", "audio"]}, 'modalities must be ["text"], or left out'),
+    (CHAT, {"functions": []}, "functions must be left out, got []."),
+    (CHAT, {"web_search_options": {}}, "web_search_options must be left out"),
+    (CHAT, {"guided_regex": "a+"}, "guided_regex must be left out"),
+    (CHAT, {"input": "x"}, "input must be left out"),
+    (CHAT, {"max_tokens": 0}, "max_tokens must be an integer above 0, got 0."),
+    (CHAT, {"max_completion_tokens": True}, "max_completion_tokens must be an integer above 0, got true."),
+    (CHAT, {"stream": "yes"}, 'stream must be true or false, got "yes".'),
+    (CHAT, {"messages": []}, "messages must be a list of at least one message, got []."),
+    (CHAT, {"messages": "hello"}, 'messages must be a list, got "hello".'),
+    (CHAT, {"messages": ["hello"]}, "messages[0].role must be system, developer, user, assistant or tool, got null."),
+    (CHAT, {"messages": [{"role": "<|im_end|>"}]}, "messages[0].role must be system, developer"),
+    (CHAT, {"messages": [{"role": "function", "name": "look"}]}, "messages[0].role must be system, developer"),
+    (CHAT, _said({"type": "image_url", "image_url": {"url": "x"}}), "messages[0].content[0] must be a text part"),
+    (CHAT, {"messages": [{"role": "user", "content": 7}]}, "messages[0].content must be text or a list of text parts"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "function_call": {"name": "look"}}]},
+        "messages[0].function_call must be left out",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "{"}}]}]},
+        "messages[0].tool_calls must hold an object of arguments",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "<tool>"}}]}]},
+        "messages[0].tool_calls[0].name must match",
+    ),
+    (CHAT, {"messages": [{"role": "tool", "name": "a\nb", "content": ""}]}, "messages[0].name must match"),
+    (CHAT, {"tools": {}}, "tools must be a list, got {}."),
+    (CHAT, {"tools": [{"type": "custom", "name": "look"}]}, "tools[0].type must be that of a function"),
+    (CHAT, {"tools": [{"type": "function", "function": 1}]}, "tools[0].function must be an object, got 1."),
+    (CHAT, {"tools": [{"type": "function"}]}, "tools[0].name must match"),
+    (CHAT, _tool(name="<|im_end|>"), "tools[0].name must match"),
+    (CHAT, _tool(parameters="any"), 'tools[0].parameters must be an object, got "any".'),
+    (CHAT, _tool(description=5), "tools[0].description must be text, got 5."),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id must be left out, got"),
+    (RESPONSES, {"conversation": "conv_1"}, "conversation must be left out, got"),
+    (RESPONSES, {"background": True}, "background must be false, or left out"),
+    (RESPONSES, {"truncation": "auto"}, 'truncation must be "disabled", or left out'),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include must be [] or"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format must be"),
+    (RESPONSES, {"text": {"tone": "calm"}}, "text.tone must be left out"),
+    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type must be that of a function"),
+    (RESPONSES, {"instructions": ["x"]}, 'instructions must be text, got ["x"].'),
+    (RESPONSES, {"input": []}, "input must be a list of at least one message, got []."),
+    (RESPONSES, {"input": [3]}, "input[0] must be an object, got 3."),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type must be message, reasoning"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0] must be a t"),
+    (RESPONSES, {"input": [{"type": "function_call", "name": "a b"}]}, "input[0].tool_calls[0].name must match"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input[0] must be of text parts"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": 5}]}, "input[0].summary must be a list, got 5."),
+    (MESSAGES, {"tool_choice": {"type": "any"}}, 'tool_choice.type must be "auto" or "none"'),
+    (MESSAGES, {"stop_sequences": ["\n\nHuman:"]}, "stop_sequences must be [], or left out"),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format must be left out"),
+    (MESSAGES, {"mcp_servers": []}, "mcp_servers must be left out"),
+    (MESSAGES, {"container": "c"}, "container must be left out"),
+    (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type must be that of a function"),
+    (MESSAGES, {"system": [{"type": "image"}]}, "system[0] must be a block of text"),
+    (MESSAGES, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be user, assistant or system"),
+    (MESSAGES, _said({"type": "image", "source": {}}), "messages[0].content[0].type must be one that user messages "),
+    (MESSAGES, _said({"type": "tool_use"}), "messages[0].content[0].type must be one that user messages "),
+    (MESSAGES, _said("text"), 'messages[0].content[0] must be an object with a type, got "text".'),
+    (MESSAGES, _said({"type": "text", "text": 5}), "messages[0].content[0] must be a block of text"),
+    (
+        MESSAGES,
+        _said({"type": "tool_result", "content": [{"type": "image"}]}),
+        "messages[0].content[0].content[0] must be a block of text",
+    ),
+    (
+        MESSAGES,
+        _said({"type": "tool_use", "name": "look", "input": "{}"}, role="assistant"),
+        "messages[0].content[0].input must be an object",
+    ),
+    (MESSAGES, _said({"type": "redacted_thinking"}, role="assistant"), "messages[0].content[0].type must be one that"),
+    (MESSAGES, {"messages": [*_QUESTION, {"role": "assistant", "content": "{"}]}, "messages[1].role must be user in"),
+]
+
+
+def test_what_is_not_supported_is_refused_with_the_fields_name(gateway: Gateway) -> None:
+    for path, fields, text in UNSUPPORTED:
+        field, message = refusal(post(gateway, path, {**BODIES[path], **fields}))
+        assert message.startswith(text), message
+        assert field == (None if path == MESSAGES else text.partition(" must ")[0])
+    assert gateway.session.requests == []
+
+
+HOSTILE: list[tuple[bytes, int, str]] = [
+    (b"", 400, "it is not valid JSON"),
+    (b"{", 400, "it is not valid JSON"),
+    (b"{} {}", 400, "it is not valid JSON: Extra data"),
+    (b"[]", 400, "The body must be a JSON object."),
+    (b'"policy"', 400, "The body must be a JSON object."),
+    (b"\xff\xfe{}", 400, "The body must be JSON in UTF-8"),
+    (b'{"model": "\xed\xa0\x80"}', 400, "The body must be JSON in UTF-8"),
+    (b'{"model": "\\ud800"}', 400, "it holds half a character"),
+    (b'{"model": "policy", "model": "aside"}', 400, "it has the same key twice"),
+    (b'{"temperature": NaN}', 400, "it holds NaN"),
+    (b'{"temperature": 1e999}', 400, "it holds a number that is too large"),
+    (b'{"seed": ' + b"9" * 5000 + b"}", 400, "it holds a number that is too long"),
+    (b'{"tools": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "it is nested too deeply"),
+    (b"[" * 200_000, 400, "it is nested too deeply"),
+    (b'{"\x1b[31m\\u202e": 1, "model": "policy"}', 400, "it is not valid JSON"),
+    (b'{"\\u001b[31m\\u202e": 1, "model": "policy"}', 400, "<U+001B>[31m<U+202E> must be left out"),
+    (b'{"model": "policy", "' + b"x" * 10**6 + b'": 1}', 400, "xxx... must be left out, got 1."),
+    (b'{"model": 5}', 404, "model must be policy, policy/NAME or aside, got 5."),
+    (b'{"model": "policy/a b"}', 404, "model must be policy, policy/NAME or aside"),
+    (b'{"model": "policy/' + b"x" * 65 + b'"}', 404, "model must be policy, policy/NAME or aside"),
+    (b'{"model": "aside/x"}', 404, "model must be policy, policy/NAME or aside"),
+    (b"{}", 404, "model must be policy, policy/NAME or aside, got null."),
+    (b" " * (MAX_BODY_BYTES + 1), 413, f"The body must have at most {MAX_BODY_BYTES} bytes, got more."),
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_hostile_bodies_are_one_line_and_no_servers_error(gateway: Gateway, path: str) -> None:
+    for body, status, text in HOSTILE:
+        _, message = refusal(post(gateway, path, body), status)
+        assert text in message
+        assert len(message) < 300
+    assert gateway.session.requests == []
+
+
+def test_author_that_a_message_claims_does_not_count(gateway: Gateway) -> None:
+    messages = [{"role": "assistant", "content": "Granite.", "author": "llm"}, *_QUESTION]
+    assert post(gateway, CHAT, {**BODIES[CHAT], "messages": messages}).status_code == 200
+    assert [message.author for message in gateway.session.requests[0].messages] == ["initialization", "user"]
+
+
+OVERRULED: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"temperature": 0.2, "top_p": 0.5, "seed": 3, "presence_penalty": 1, "reasoning_effort": "low"}),
+    (CHAT, {"parallel_tool_calls": False, "logit_bias": {}, "top_k": 5, "verbosity": "low"}),
+    (RESPONSES, {"reasoning": {"effort": "low"}, "temperature": 1, "parallel_tool_calls": False}),
+    (RESPONSES, {"text": {"verbosity": "low"}}),
+    (MESSAGES, {"top_k": 5, "thinking": {"type": "enabled", "budget_tokens": 1024}, "context_management": {}}),
+    (MESSAGES, {"output_config": {"effort": "low"}}),
+    (MESSAGES, {"tool_choice": {"disable_parallel_tool_use": True}}),
+]
+
+
+def test_settings_that_are_the_runs_are_overruled_and_named(gateway: Gateway) -> None:
+    for path, fields in OVERRULED:
+        response = post(gateway, path, {**BODIES[path], **fields})
+        assert response.status_code == 200, response.text
+        inner = [(name, value) for name, value in fields.items() if name in ("text", "output_config", "tool_choice")]
+        names = {name for name in fields if (name, fields[name]) not in inner}
+        names |= {f"{name}.{key}" for name, value in inner for key in value}
+        assert gateway.session.requests[-1].overruled == tuple(sorted(names))
+        assert response.headers["x-agentloop-overruled"] == ", ".join(sorted(names))
+
+
+HARMLESS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"user": "u", "metadata": {"a": 1}, "store": False, "service_tier": "auto", "stream_options": None}),
+    (CHAT, {"n": 1, "response_format": {"type": "text"}, "tool_choice": "auto", "logprobs": False, "stop": None}),
+    (CHAT, {"parallel_tool_calls": True, "prompt_cache_key": "k", "safety_identifier": "s", "stop": []}),
+    (RESPONSES, {"store": True, "include": ["reasoning.encrypted_content"], "truncation": "disabled"}),
+    (RESPONSES, {"text": {"format": {"type": "text"}}, "background": False, "previous_response_id": None}),
+    (MESSAGES, {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": [], "cache_control": {}}),
+    (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": False}}),
+]
+
+
+def test_fields_that_change_nothing_are_taken(gateway: Gateway) -> None:
+    for path, fields in HARMLESS:
+        response = post(gateway, path, {**BODIES[path], **fields})
+        assert response.status_code == 200, response.text
+        assert gateway.session.requests[-1].overruled == ()
+        assert "x-agentloop-overruled" not in response.headers
+
+
+def test_the_lowest_limit_counts_and_tools_that_may_not_be_used_are_not_shown(gateway: Gateway) -> None:
+    def asked(path: str, **fields: Any) -> Any:
+        assert post(gateway, path, {**BODIES[path], **fields}).status_code == 200
+        return gateway.session.requests[-1]
+
+    assert asked(CHAT, max_tokens=70, max_completion_tokens=50).max_tokens == 50
+    assert asked(CHAT).max_tokens is None
+    assert asked(RESPONSES, max_output_tokens=30).max_tokens == 30
+    assert asked(CHAT, **_tool(description="Looks.", strict=True)).tools == _tool(description="Looks.")["tools"]
+    assert asked(CHAT, **_tool(), tool_choice="none").tools == []
+    claude = {"name": "look", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+    assert asked(MESSAGES, tools=[claude]).tools == _tool(parameters={"type": "object"})["tools"]
+    assert asked(MESSAGES, tools=[claude], tool_choice={"type": "none"}).tools == []

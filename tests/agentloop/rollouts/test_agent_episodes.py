@@ -1,0 +1,161 @@
+"""Agents that are programs or functions of their own: what becomes of an episode, however they end."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.config import RunConfig
+from agentloop.engines import Completion, GenerationFailed, GenerationRequest
+from agentloop.environments import Task, load_environment
+from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.run_episodes import run_episodes
+from context.messages import Message
+from tests.fakes.agents import looking_up
+from tests.fakes.processes import processes, stat, until
+from tests.fakes.scripted import CHATML, LOG_PROB, call, scripted_actors
+
+pytestmark = pytest.mark.slow  # each agent is a process that imports a client
+
+ROW = {"prompt": "What is the code?", "code": "78"}
+PROGRAM = f"{sys.executable} {looking_up.__file__}"
+FUNCTION = f"{looking_up.__file__}:solve"
+
+
+class Policy:
+    """Says what a function of the prompt's text says; counts how many it was asked at once."""
+
+    policy_version = 3
+
+    def __init__(self, says: Callable[[str], str | None]) -> None:
+        self._says = says
+        self.together: list[int] = []
+
+    def begin(self, *, seed: int, temperature: float) -> None:
+        return
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion | GenerationFailed]:
+        self.together.append(len(requests))
+        return [self._reply(request) for request in requests]
+
+    def _reply(self, request: GenerationRequest) -> Completion | GenerationFailed:
+        text = self._says(CHATML.codec.decode(request.prompt_ids))
+        if text is None:
+            return GenerationFailed("HTTP 500")
+        ids = [*CHATML.codec.encode(text), CHATML.end_id][: request.max_new_tokens]
+        return Completion(tuple(ids), (LOG_PROB,) * len(ids), 3, (1.0,) * len(ids))
+
+
+def looks_up(prompt: str) -> str:
+    return "It is 78." if "tool_response" in prompt else call("lookup")
+
+
+def play(
+    agent: str, says: Callable[[str], str | None] = looks_up, *, tasks: int = 1, **rollout: Any
+) -> tuple[list[Episode], Policy]:
+    factory = load_environment("agent", {"agent": agent}, row=ROW)
+    policy = Policy(says)
+    actors = scripted_actors(factory, [])
+    config = RunConfig.model_validate(
+        {"rollout": {"max_tokens_per_turn": 64, "episode_timeout_s": 60.0, **rollout}, "context": {"max_tokens": 2000}}
+    )
+    given = [Task((Message("user", ROW["prompt"]),), ROW)] * tasks
+    return list(run_episodes(actors.__class__(**{**vars(actors), "generator": policy}), given, config)), policy
+
+
+@pytest.mark.parametrize("agent", [PROGRAM, FUNCTION], ids=["program", "function"])
+def test_an_unmodified_client_plays_an_episode_of_exact_tokens(agent: str) -> None:
+    (episode,), _ = play(agent)
+    assert (episode.stop_reason, episode.environment_reward, episode.num_turns, episode.num_tool_calls) == (
+        "answered", 1.0, 2, 1,
+    )  # fmt: skip
+    (segment,) = episode.segments
+    sampled = segment.tokens.policy_versions == 3
+    said = CHATML.codec.decode(segment.tokens.token_ids[sampled].tolist())
+    assert said == f"{call('lookup')}<|im_end|>It is 78.<|im_end|>"
+    assert (segment.tokens.behavior_log_probs[sampled] == LOG_PROB).all()
+    assert [message.role for message in episode.messages][:4] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_agents_that_ask_at_the_same_time_are_answered_together() -> None:
+    episodes, policy = play(FUNCTION, tasks=4)
+    assert [episode.environment_reward for episode in episodes] == [1.0] * 4
+    assert sum(policy.together) == 8 > len(policy.together)
+
+
+def script(tmp_path: Path, text: str) -> str:
+    """A program that asks once, and then does what the text says."""
+    path = tmp_path / "agent.py"
+    asking = "import json, os, subprocess, sys, time\nfrom openai import OpenAI\nclient = OpenAI(max_retries=0)\n"
+    asked = "client.chat.completions.create(model='policy', messages=[{'role': 'user', 'content': 'x'}])\n"
+    path.write_text(asking + asked + text)
+    return f"{sys.executable} {path}"
+
+
+@pytest.mark.parametrize(
+    ("text", "stop_reason", "reward"),
+    [
+        ("print('no number')", "answered", 0.0),
+        ("print('{\"reward\": 0.5}')", "answered", 0.5),
+        ("sys.exit(3)", "agent_failed", 0.0),
+        ("print('{\"reward\": 1}'); sys.exit(3)", "agent_failed", 0.0),
+        ("time.sleep(600)", "overtime", 0.0),
+    ],
+    ids=["says nothing", "says a reward", "fails", "fails with a reward", "hangs"],
+)
+def test_how_an_agent_ends_is_how_its_episode_ends(text: str, stop_reason: str, reward: float, tmp_path: Path) -> None:
+    limit = 8.0 if "sleep" in text else 60.0
+    (episode,), _ = play(script(tmp_path, text), lambda prompt: "y", episode_timeout_s=limit)
+    assert (episode.stop_reason, episode.environment_reward) == (stop_reason, reward)
+    assert episode.num_turns == 1
+
+
+def test_a_posted_end_ends_an_agent_that_goes_on(tmp_path: Path) -> None:
+    post = (
+        "from urllib.request import Request, urlopen\n"
+        "body = json.dumps({'reward': 0.75, 'end': True}).encode()\n"
+        "headers = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}\n"
+        "urlopen(Request(os.environ['AGENTLOOP_URL'] + '/reward', body, headers))\n"
+        "time.sleep(600)\n"
+    )
+    (episode,), _ = play(script(tmp_path, post), lambda prompt: "y")
+    assert (episode.stop_reason, episode.environment_reward) == ("answered", 0.75)
+
+
+def test_what_an_agent_started_ends_with_its_episode(tmp_path: Path) -> None:
+    """It holds the output open, which is not waited for."""
+    pid = tmp_path / "pid"
+    started = f"child = subprocess.Popen(['sleep', '600'])\nopen({str(pid)!r}, 'w').write(str(child.pid))\n"
+    play(script(tmp_path, started), lambda prompt: "y")
+    until(lambda: not processes(lambda folder: folder.name == pid.read_text() and stat(folder)[0] != "Z"))
+
+
+@pytest.mark.parametrize(
+    ("agent", "problem"),
+    [
+        (f"{sys.executable} -c 'print(5 / 0)'", "ZeroDivisionError"),
+        ("no-such-program", "exit code"),
+    ],
+)
+def test_an_agent_that_asks_nothing_says_nothing_of_the_policy(agent: str, problem: str) -> None:
+    (episode,), _ = play(agent)
+    assert episode.failed and math.isnan(episode.environment_reward)
+    assert episode.problem is not None and problem in episode.problem
+
+
+def test_an_engine_that_fails_is_told_to_the_agent_and_costs_the_episode(tmp_path: Path) -> None:
+    (episode,), _ = play(FUNCTION, lambda prompt: None)
+    assert episode.failed and "HTTP 500" in str(episode.problem)
+
+
+def test_the_output_of_an_agent_stands_behind_what_was_said(tmp_path: Path) -> None:
+    (episode,), _ = play(script(tmp_path, "print('the end'); sys.exit(2)"), lambda prompt: "y")
+    last = episode.messages[-1]
+    assert (last.role, last.name, last.content) == ("tool", "agent", "exit code 2\nthe end\n")
+    assert json.loads(json.dumps(last.content)) == last.content

@@ -1,0 +1,115 @@
+"""Sessions behind a gateway that give what a test has written down, and remember what they were asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from agentloop.gateway.agent_request import AgentReply, AgentRequest
+from agentloop.gateway.endpoints import PING_SECONDS, create_app
+from agentloop.gateway.episode_keys import EpisodeKeys
+from agentloop.gateway.server_thread import serving
+from context import Message, ToolCall
+
+EPISODE = "quarry-1"
+CALL = ToolCall("look", {"depth": 2}, "call_1_0")
+
+
+def said(content: str = "", *calls: ToolCall, reasoning: str | None = None) -> Message:
+    return Message("assistant", content, "llm", calls, reasoning=reasoning)
+
+
+@dataclass
+class ScriptedSession:
+    says: Message | Exception = field(default_factory=lambda: said("A stone."))
+    cut: bool = False
+    """True: its replies have reached their limit."""
+    requests: list[AgentRequest] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    rewards: list[tuple[dict[str, float], bool]] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
+    stored: threading.Event = field(default_factory=threading.Event)
+    free: threading.Event = field(default_factory=threading.Event)
+    """Replies wait until it is set."""
+    blocks: bool = False
+    """True: they wait on the event loop, which notices nothing meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.free.set()
+
+    async def reply(self, request: AgentRequest) -> AgentReply:
+        self.requests.append(request)
+        number = len(self.requests)
+        self.log.append(f"asked {number}")
+        self.asked.set()
+        if self.blocks:
+            self.free.wait()
+        elif not self.free.is_set():
+            await asyncio.to_thread(self.free.wait)
+        if isinstance(self.says, Exception):
+            raise self.says
+        self.log.append(f"stored {number}")
+        self.stored.set()
+        finish = "length" if self.cut else "tool_calls" if self.says.tool_calls else "stop"
+        return AgentReply(f"1_{number}", self.says, finish, 11, 7, 1_790_000_000, cached_tokens=4)
+
+    def delivered(self, reply: AgentReply) -> None:
+        self.log.append(f"delivered {reply.id.rpartition('_')[2]}")
+
+    async def count_tokens(self, request: AgentRequest) -> int:
+        self.requests.append(request)
+        return 23
+
+    async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
+        self.rewards.append((dict(rewards), end))
+
+
+class ScriptedSessions:
+    """One session, whatever the episode is called."""
+
+    def __init__(self) -> None:
+        self.session = ScriptedSession()
+        self._keys = EpisodeKeys()
+
+    def key(self, episode: str = EPISODE) -> str:
+        return self._keys.key(episode)
+
+    async def authorize(self, episode: str, key: str) -> ScriptedSession:
+        self._keys.check(episode, key)
+        return self.session
+
+
+@dataclass
+class Gateway:
+    port: int
+    sessions: ScriptedSessions
+
+    @property
+    def session(self) -> ScriptedSession:
+        return self.sessions.session
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/e/{EPISODE}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.sessions.key()}"}
+
+
+@contextmanager
+def scripted_gateway(*, ping_seconds: float = PING_SECONDS) -> Iterator[Gateway]:
+    sessions = ScriptedSessions()
+    with serving(create_app(sessions, ping_seconds=ping_seconds), host="127.0.0.1", port=0) as port:
+        try:
+            yield Gateway(port, sessions)
+        finally:
+            sessions.session.free.set()
+
+
+def plain(message: Message) -> Message:
+    """A message without its author, whom protocols do not know."""
+    return replace(message, author="llm", reasoning=message.reasoning or None)
