@@ -54,7 +54,6 @@ def gateway(
     public_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where agents find it, if not at host and port.")
     ] = None,
-    wait: Annotated[float, typer.Option(min=0, help="With --run: seconds that it may take to be there.")] = 600.0,
 ) -> None:
     """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
     with needing("gateway", "agentloop gateway"):
@@ -76,19 +75,11 @@ def gateway(
 
     with graceful_stop(say, working="leaving; again to end at once", idle="left") as stop:
         if run is not None:
-            give_episodes(run, section, key=key, idle_s=idle_s, wait_s=wait, stop=stop, say=say)
+            give_episodes(run, section, key=key, idle_s=idle_s, stop=stop, say=say)
         else:
             assert record is not None and upstream is not None and model is not None
-            options = RecordingOptions(
-                name=name,
-                model=model,
-                upstream=upstream,
-                upstream_key=read_key(UPSTREAM_KEY),
-                upstream_model=upstream_model,
-                by_text=text,
-                temperature=1.0 if text else temperature,
-                idle_s=idle_s,
-            )
+            asked = (upstream, read_key(UPSTREAM_KEY), upstream_model, text)
+            options = RecordingOptions(name, model, *asked, 1.0 if text else temperature, idle_s)
             record_sessions(place(record)[0], options, section, key=key, stop=stop, say=say)
     say("left")
     end_at_once(stop.exit_code)  # an engine that never answers is not waited for

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
 
 import sqlalchemy as sa
 from starlette.applications import Starlette
@@ -32,7 +30,6 @@ WITHOUT_LOG_PROBS = "none"
 """The mode of log-probs of rows that another model wrote, to be imitated."""
 SUCCESS = 1.0
 """The reward from which on a session is a success."""
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _LOOKS = 8
 """How often it is looked for idle sessions, while one becomes it."""
 _rows = trajectories.c
@@ -52,9 +49,7 @@ class Recording:
     temperature: float
     """That replies are sampled at."""
 
-    def row(
-        self, id: str, nodes: tuple[Node, ...], reward: float | None, *, slot: int
-    ) -> tuple[TaskRecord, Trajectory]:
+    def row(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> tuple[TaskRecord, Trajectory]:
         """A session that has ended; its task is what it began with. At least one of its nodes is trained.
 
         Its advantage is over the mean of the attempts at the task that ended before it: nobody knows of those to come.
@@ -62,6 +57,7 @@ class Recording:
         first = next(node.number for node in nodes if node.is_trained)
         opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]
         task = TaskRecord(content_hash([ENVIRONMENT, opening]), ENVIRONMENT, {"messages": opening})
+        slot, mean = self._before(task.hash)
         replies = [node.messages[-1] for node in nodes if node.num_sampled]
         record = TrajectoryRecord(
             id=id,
@@ -74,7 +70,7 @@ class Recording:
             source="gateway",
             reward=reward or 0.0,
             success=reward is not None and reward >= SUCCESS,
-            advantage=0.0 if reward is None else reward - self._mean_before(task.hash, otherwise=reward),
+            advantage=0.0 if reward is None or mean is None else reward - mean,
             stop_reason=str(StopReason.UNREWARDED if reward is None else StopReason.ANSWERED),
             num_turns=len(replies),
             num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
@@ -88,11 +84,13 @@ class Recording:
         messages = tuple(message for node in nodes for message in node.messages)
         return task, Trajectory(record, segments_of(nodes, self.policy.renderer.authors), messages, nodes)
 
-    def _mean_before(self, task: str, *, otherwise: float) -> float:
-        here = (_rows.run == self.run) & (_rows.task == task) & (_rows.stop_reason == StopReason.ANSWERED)
+    def _before(self, task: str) -> tuple[int, float | None]:
+        """The next free slot, and the mean reward at a task; None: nobody has said any yet."""
+        mine, answered = _rows.run == self.run, (_rows.task == task) & (_rows.stop_reason == StopReason.ANSWERED)
         with self.store.reading() as connection:
-            found: float | None = connection.scalar(sa.select(sa.func.avg(_rows.reward)).where(here))
-        return otherwise if found is None else found
+            last = connection.scalar(sa.select(sa.func.max(_rows.slot)).where(mine, _rows.iteration == 0))
+            mean: float | None = connection.scalar(sa.select(sa.func.avg(_rows.reward)).where(mine, answered))
+        return 0 if last is None else last + 1, mean
 
 
 class RecordedSession(AgentSession):
@@ -131,11 +129,10 @@ class RecordedSession(AgentSession):
 class RecordedSessions:
     """All sessions of a recording; whoever has the key may name one of their own."""
 
-    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float, first_slot: int) -> None:
-        """`idle_s`: after so long without a request a session is over; `first_slot`: rows are numbered from there."""
+    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
+        """`idle_s`: after so long without a request a session is over."""
         self._recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
-        self._slots = count(first_slot)
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
 
     @asynccontextmanager
@@ -154,8 +151,6 @@ class RecordedSessions:
 
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         self._key.check(key)
-        if not _NAME.fullmatch(episode):
-            raise BadRequest(404, "The session must be named by 1 to 64 letters, digits and . _ : -, got another name.")
         id = content_hash([self._recording.run, episode])[:32]
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening
@@ -193,7 +188,7 @@ class RecordedSessions:
         if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
             self._stored.end([id])
             return
-        task, row = self._recording.row(id, nodes, reward, slot=next(self._slots))
+        task, row = self._recording.row(id, nodes, reward)
         self._recording.store.append([task], [group_of([row])], [row], ended=[id])
 
     async def _end_idle(self) -> None:

@@ -27,15 +27,14 @@ from agentloop.rollouts.episodes.agent_episode import episode_of
 from agentloop.rollouts.episodes.agent_program import AgentEnd
 from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.runs.signals import StopRequest
-from agentloop.workers.episodes_under_way import NobodyPlays
-from agentloop.workers.joined_run import join_run
+from agentloop.workers.joined_run import JoinedRun, join_run
 from agentloop.workers.worker import Worker
-from context import AuthorTable
 from replay.records import StopReason
 from replay.ticket_records import Claim
 
 _MOST_AT_ONCE = 1024
 _LOOK_S = 0.25
+_RUN_WAIT_S = 600.0
 _LONGEST_WAIT_S = 20.0
 """For a ticket; who waits longer is told to ask again."""
 
@@ -43,9 +42,10 @@ _LONGEST_WAIT_S = 20.0
 class EpisodeDesk:
     """Where agents wait for episodes: they ask in the server's thread, and are given them in the worker's."""
 
-    def __init__(self, key: SharedKey, authors: AuthorTable, *, idle_s: float) -> None:
+    def __init__(self, run: JoinedRun, key: SharedKey, *, idle_s: float) -> None:
         """`idle_s`: an agent that has not asked for so long has given its episode up."""
-        self._key, self._authors, self._idle_s = key, authors, idle_s
+        self._tickets, self._authors = run.store.tickets, run.actors.authors
+        self._key, self._idle_s = key, idle_s
         self._askers: deque[Future[dict[str, Any]]] = deque()
         self._is_over = False
         self.gateway: RunGateway | None = None
@@ -90,23 +90,25 @@ class EpisodeDesk:
         opened = self.gateway.open(ask)
         try:
             told = {"id": opened.url.rpartition("/")[2], "url": opened.url, "key": opened.key}
-            self._tell({**told, "task": dict(task.payload)})
             over = asyncio.wrap_future(opened.ended)
-            while not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
-                if opened.idle_s > self._idle_s:
-                    raise NobodyPlays
+            is_played = self._tell({**told, "task": dict(task.payload)})
+            while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
+                is_played = opened.idle_s <= self._idle_s
         finally:
             nodes = opened.close()
+        if not is_played:
+            await asyncio.to_thread(self._tickets.give_back, [claim])
+            raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
         posted, end = opened.rewards.get(""), AgentEnd()
         return episode_of(task, nodes, opened, end, StopReason.ANSWERED, posted=posted, authors=self._authors)
 
-    def _tell(self, episode: dict[str, Any]) -> None:
+    def _tell(self, episode: dict[str, Any]) -> bool:
         while self._askers:
             asker = self._askers.popleft()
             if asker.set_running_or_notify_cancel():
                 asker.set_result(episode)
-                return
-        raise NobodyPlays
+                return True
+        return False
 
 
 def give_episodes(
@@ -115,18 +117,17 @@ def give_episodes(
     *,
     key: str | None,
     idle_s: float,
-    wait_s: float,
     stop: StopRequest,
     say: Callable[[str], None],
 ) -> None:
     """Until a signal comes; once the run has ended, there are none to be had. Raises UserError where that can't be."""
-    joined = join_run(run, wait_s=wait_s, note=say)
+    joined = join_run(run, wait_s=_RUN_WAIT_S, note=say)
     policy = agents_policy(joined.config, joined.actors.renderer)
-    desk = EpisodeDesk(SharedKey(key), joined.actors.authors, idle_s=idle_s)
+    desk = EpisodeDesk(joined, SharedKey(key), idle_s=idle_s)
     tickets = Route("/episodes", desk.ask, methods=["POST"])
     with closing(joined.store), run_gateway(section, policy, tickets) as desk.gateway, stop.working():
         say(f"episodes of {run}: POST {desk.gateway.url}/episodes")
-        Worker(joined, concurrency=_MOST_AT_ONCE, stop=stop, say=say, agents=desk).collect()
+        Worker(joined, concurrency=_MOST_AT_ONCE, stop=stop, say=say, desk=desk).collect()
         desk.close()
         while not stop.requested:
             time.sleep(_LOOK_S)

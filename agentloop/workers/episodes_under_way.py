@@ -35,12 +35,8 @@ class EpisodeResult:
     """Why it counts for nothing; None: it counts."""
 
 
-class NobodyPlays(Exception):
-    """There is no agent for an episode, or there is none any more: its ticket is given back."""
-
-
 Player = Callable[[Claim, Task, AskAny], Coroutine[Any, Any, Episode]]
-"""Plays the episode of a claim by what asks the policy; raises NobodyPlays."""
+"""Plays the episode of a claim by what asks the policy."""
 
 
 class EpisodesUnderWay:
@@ -63,7 +59,6 @@ class EpisodesUnderWay:
         self._unscored: list[tuple[Claim, Episode]] = []
         self._scoring: asyncio.Task[None] | None = None
         self._results: list[EpisodeResult] = []
-        self._unplayed: list[Claim] = []
 
     def __len__(self) -> int:
         """Episodes that have not ended."""
@@ -84,11 +79,6 @@ class EpisodesUnderWay:
         if self._scoring is not None and self._scoring.done():
             self._scoring.result()  # raises what it raised
         taken, self._results = self._results, []
-        return taken
-
-    def unplayed(self) -> list[Claim]:
-        """All that nobody plays, since the last call."""
-        taken, self._unplayed = self._unplayed, []
         return taken
 
     def cancel(self, places: Iterable[Place]) -> None:
@@ -117,9 +107,6 @@ class EpisodesUnderWay:
             episode = await self._player(claim, task, self._turns[claim.ticket.purpose].ask)
         except CodeInterrupted:
             return  # another worker plays it
-        except NobodyPlays:
-            self._unplayed.append(claim)
-            return
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason
             problem = shortened(one_line_with_place(error))
             run.actors.warnings.warn(f"an episode failed: {problem}")

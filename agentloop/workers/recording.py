@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -36,7 +35,6 @@ from context.templates.model_files import ModelFiles, load_model_files
 from replay.exchange.stored_rows import known_runs
 from replay.records import PolicyRecord, RunRecord
 from replay.storage.databases import Location
-from replay.storage.format.schema import trajectories
 from replay.store import ReplayStore
 
 UPSTREAM_KEY = "AGENTLOOP_UPSTREAM_KEY"
@@ -84,8 +82,7 @@ def record_sessions(
     with closing(ReplayStore.create(location)) as store:
         run = _run_of(store, options, files, renderer, fingerprint)
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
-        slot = _next_slot(store, run)
-        sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s, first_slot=slot)
+        sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
         with serving(app, host=section.host, port=section.port) as port, stop.working():
             url = section.public_url or f"http://{section.host}:{port}"
@@ -152,16 +149,9 @@ def _run_of(
         )
     id = named[0].id if named else uuid.uuid4().hex
     model = str(options.model.resolve())
-    made = {"upstream": options.upstream, "text": options.by_text, "model": model}
+    made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
     hashes = (files.codec.hash, files.template.hash)
     store.add_policy(PolicyRecord(id, 0, None if options.by_text else model, *hashes))
     return id
-
-
-def _next_slot(store: ReplayStore, run: str) -> int:
-    last = sa.select(sa.func.max(trajectories.c.slot)).where(trajectories.c.run == run)
-    with store.reading() as connection:
-        found: int | None = connection.scalar(last)
-    return 0 if found is None else found + 1

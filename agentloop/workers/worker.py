@@ -8,15 +8,14 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agentloop.environments import Task
 from agentloop.errors import UserError
-from agentloop.rollouts.episodes.episode import AskAny, Episode
+from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.evaluation import held_out_episode, outcome_of
 from agentloop.rollouts.trajectories import CollectedBy, MemberPlace, trajectory_of
 from agentloop.runs.signals import StopRequest
@@ -28,6 +27,9 @@ from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.ticket_records import EVALUATION, Claim, RunView
 
+if TYPE_CHECKING:
+    from agentloop.workers.episodes_on_request import EpisodeDesk
+
 _SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
@@ -36,19 +38,6 @@ _MOST_ERRORS_IN_A_ROW = 8
 """Episodes that an error ended: a worker on which none goes well must not use up the run's tickets."""
 
 _Result = TypeVar("_Result")
-
-
-class OutsideAgents(Protocol):
-    """Agents that others start."""
-
-    @property
-    def waiting(self) -> int:
-        """How many want an episode now."""
-        ...
-
-    def play(self, claim: Claim, task: Task, ask: AskAny, /) -> Coroutine[Any, Any, Episode]:
-        """By one of them. Raises NobodyPlays."""
-        ...
 
 
 class Worker:
@@ -61,13 +50,13 @@ class Worker:
         concurrency: int,
         stop: StopRequest,
         say: Callable[[str], None],
-        agents: OutsideAgents | None = None,
+        desk: EpisodeDesk | None = None,
     ) -> None:
-        """`agents`: those that play its episodes, and are waiting for them; None: it runs them itself."""
+        """`desk`: where agents wait for its episodes, to play them; None: it runs them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
-        self._agents = agents
+        self._desk = desk
         self._stop = stop
         self._say = say
         self._lease_s = run.config.collection.lease_s
@@ -93,7 +82,7 @@ class Worker:
         loop.run_until_complete(self._collect())
 
     async def _collect(self) -> None:
-        self._episodes = EpisodesUnderWay(self._run, None if self._agents is None else self._agents.play)
+        self._episodes = EpisodesUnderWay(self._run, None if self._desk is None else self._desk.play)
         try:
             while not self._stop.requested:
                 try:
@@ -129,9 +118,6 @@ class Worker:
         return self._looks.pause_s(busy=bool(busy))
 
     async def _store_results(self) -> None:
-        unplayed = self._episodes.unplayed()
-        self._returned += unplayed
-        self._claims.drop(claim.place for claim in unplayed)
         for result in self._episodes.results():
             self._results.append(result)
             if result.episode is None:
@@ -160,7 +146,7 @@ class Worker:
         self._next_extension = now + self._lease_s / 3
 
     async def _claim(self, view: RunView) -> None:
-        count = self._claims.wanted if self._agents is None else min(self._claims.wanted, self._agents.waiting)
+        count = self._claims.wanted if self._desk is None else min(self._claims.wanted, self._desk.waiting)
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
         claims, known = await self._ask(self._claimed, count)
