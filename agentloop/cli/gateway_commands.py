@@ -26,34 +26,18 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     "or: agentloop gateway --run runs/search-001"
 )
 def gateway(
-    record: Annotated[
-        str | None, typer.Option(metavar="BUFFER", help="Record sessions there, and train nothing.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Give the tickets of this run to whoever asks for one.")
-    ] = None,
-    upstream: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --record: the vLLM that replies; its /v1 with --text.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="With --record: the model's tokenizer, template and config.")
-    ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="The upstream gives no tokens: without log-probs, to be imitated alone.")
-    ] = False,
-    upstream_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the upstream calls its model; needed with --text.")
-    ] = None,
-    name: Annotated[str, typer.Option(help="Of the recording, which is gone on with where it is there.")] = "gateway",
+    record: Annotated[str | None, typer.Option(metavar="BUFFER", help="Store sessions there, to train later.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Or give the tickets of this run to agents.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="URL", help="The vLLM; with --text the base URL.")] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Its tokenizer, template and config.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="The upstream gives no tokens: only to be imitated.")] = False,
+    upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="What the upstream calls it.")] = None,
+    name: Annotated[str, typer.Option(help="Of the recording; one that is there is gone on with.")] = "gateway",
     temperature: Annotated[float, typer.Option(min=0, help="That a vLLM upstream samples at.")] = 1.0,
-    idle_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a request after which a session has ended.")
-    ] = 3600.0,
-    host: Annotated[str, typer.Option(help=f"Address to listen on; one that others reach needs {KEY}.")] = "127.0.0.1",
+    idle_s: Annotated[float, typer.Option(min=0.1, help="Seconds without a request that end a session.")] = 3600.0,
+    host: Annotated[str, typer.Option(help=f"Address to listen on; if others reach it, set {KEY}.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8700,
-    public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where agents find it, if not at host and port.")
-    ] = None,
+    public_url: Annotated[str | None, typer.Option(metavar="URL", help="Where agents find it, if elsewhere.")] = None,
 ) -> None:
     """Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run."""
     with needing("gateway", "agentloop gateway"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -96,16 +96,10 @@ class Recording:
 class RecordedSession(AgentSession):
     """An attempt at a task."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        opened: OpenSession,
-        stored: StoredNodes,
-        end: Callable[[RecordedSession], Awaitable[None]],
-    ) -> None:
-        now = datetime.fromisoformat(opened.opened_at)
+    def __init__(self, sessions: RecordedSessions, opened: OpenSession, stored: StoredNodes) -> None:
+        now, recording = datetime.fromisoformat(opened.opened_at), sessions.recording
         super().__init__(opened.id, recording.policy, recording.ask, now=now, stored=stored)
-        self._end = end
+        self._end = sessions.end
         last = stored.nodes[-1:]
         self._doubtful = next((node.number for node in last if node.status == Status.UNDELIVERED), None)
         """A reply of just before a crash: an agent that has not got it asks again."""
@@ -131,7 +125,7 @@ class RecordedSessions:
 
     def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
         """`idle_s`: after so long without a request a session is over."""
-        self._recording, self._key, self._idle_s = recording, key, idle_s
+        self.recording, self._key, self._idle_s = recording, key, idle_s
         self._stored = recording.store.sessions
         self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
 
@@ -139,7 +133,7 @@ class RecordedSessions:
     async def under_way(self, app: Starlette) -> AsyncIterator[None]:
         """The lifespan of the server that answers for them."""
         self._writer = NodeWriter(self._stored)
-        for opened in self._stored.opened(self._recording.run):
+        for opened in self._stored.opened(self.recording.run):
             self._sessions[opened.id] = asyncio.ensure_future(self._opened(opened.id))
         looking = asyncio.ensure_future(self._end_idle())
         try:
@@ -151,7 +145,7 @@ class RecordedSessions:
 
     async def authorize(self, episode: str, key: str) -> RecordedSession:
         self._key.check(key)
-        id = content_hash([self._recording.run, episode])[:32]
+        id = content_hash([self.recording.run, episode])[:32]
         opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
         self._sessions[id] = opening
         try:
@@ -164,14 +158,14 @@ class RecordedSessions:
         return session
 
     async def _opened(self, id: str) -> RecordedSession:
-        new = OpenSession(id, self._recording.run, datetime.now().isoformat())
+        new = OpenSession(id, self.recording.run, datetime.now().isoformat())
         opened = await asyncio.to_thread(self._stored.open, new)
         if opened is None:
             raise _ended()
         nodes = await asyncio.to_thread(self._stored.nodes, id)
-        return RecordedSession(self._recording, opened, StoredNodes(self._writer, tuple(nodes)), self._end)
+        return RecordedSession(self, opened, StoredNodes(self._writer, tuple(nodes)))
 
-    async def _end(self, session: RecordedSession) -> None:
+    async def end(self, session: RecordedSession) -> None:
         """Returns once its row is stored, and nothing of it is under way any more."""
         if session.closed:
             raise _ended()
@@ -188,8 +182,8 @@ class RecordedSessions:
         if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
             self._stored.end([id])
             return
-        task, row = self._recording.row(id, nodes, reward)
-        self._recording.store.append([task], [group_of([row])], [row], ended=[id])
+        task, row = self.recording.row(id, nodes, reward)
+        self.recording.store.append([task], [group_of([row])], [row], ended=[id])
 
     async def _end_idle(self) -> None:
         while True:
@@ -198,7 +192,7 @@ class RecordedSessions:
                 try:
                     session = await asyncio.shield(opening)
                     if session.idle_s > self._idle_s and not session.closed:
-                        await self._end(session)
+                        await self.end(session)
                 except (ReplayError, BadRequest) as error:
                     _log.warning("idle sessions are looked at again later: %s", error)
 

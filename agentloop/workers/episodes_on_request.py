@@ -112,13 +112,7 @@ class EpisodeDesk:
 
 
 def give_episodes(
-    run: Path,
-    section: GatewaySection,
-    *,
-    key: str | None,
-    idle_s: float,
-    stop: StopRequest,
-    say: Callable[[str], None],
+    run: Path, section: GatewaySection, *, key: str | None, idle_s: float, stop: StopRequest, say: Callable[[str], None]
 ) -> None:
     """Until a signal comes; once the run has ended, there are none to be had. Raises UserError where that can't be."""
     joined = join_run(run, wait_s=_RUN_WAIT_S, note=say)

@@ -31,7 +31,7 @@ from agentloop.records import Completion
 from agentloop.rollouts.actors import agents_policy, stop_strings
 from agentloop.runs.signals import StopRequest
 from context import Renderer
-from context.templates.model_files import ModelFiles, load_model_files
+from context.templates.model_files import load_model_files
 from replay.exchange.stored_rows import known_runs
 from replay.records import PolicyRecord, RunRecord
 from replay.storage.databases import Location
@@ -73,14 +73,13 @@ def record_sessions(
 ) -> None:
     """Record sessions until a signal comes. Raises UserError where that can't be."""
     files = load_model_files(options.model)
-    fingerprint = _fingerprint(options.model, files)
-    authors = RunConfig().context.author_table()
-    renderer = files.renderer(authors, stop_strings(RunConfig(), files))
-    ask, longest = _upstream(options, files, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
+    fingerprint = _fingerprint(options.model, renderer)
+    ask, longest = _upstream(options, renderer, vocab_size=int(fingerprint["vocab_size"]))
     limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
     policy = agents_policy(RunConfig.model_validate(limits), renderer)
     with closing(ReplayStore.create(location)) as store:
-        run = _run_of(store, options, files, renderer, fingerprint)
+        run = _run_of(store, options, renderer, fingerprint)
         recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
         sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
         app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
@@ -93,7 +92,7 @@ def record_sessions(
                 time.sleep(_LOOK_S)
 
 
-def _upstream(options: RecordingOptions, files: ModelFiles, renderer: Renderer, *, vocab_size: int) -> tuple[Ask, int]:
+def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int) -> tuple[Ask, int]:
     """What gives replies, and the most tokens of prompt and reply."""
     if options.by_text:
         from agentloop.gateway.text_upstream import TextUpstream
@@ -107,7 +106,7 @@ def _upstream(options: RecordingOptions, files: ModelFiles, renderer: Renderer, 
     except UserError as error:
         said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
         raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
-    key, stop_ids = options.upstream_key, files.stop_ids
+    key, stop_ids = options.upstream_key, renderer.stop_ids
     engine = RemoteEngine([server], key=key, stop_ids=stop_ids, vocab_size=vocab_size, one_version=True)
     engine.begin(seed=0, temperature=options.temperature)
     engine.published(0)
@@ -118,7 +117,7 @@ def _upstream(options: RecordingOptions, files: ModelFiles, renderer: Renderer, 
     return ask, server.max_model_len or _LONGEST
 
 
-def _fingerprint(model: Path, files: ModelFiles) -> dict[str, str | int]:
+def _fingerprint(model: Path, renderer: Renderer) -> dict[str, str | int]:
     """As a run of this model has it: `agentloop.models.loading` reads the same from the model itself."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -129,16 +128,12 @@ def _fingerprint(model: Path, files: ModelFiles) -> dict[str, str | int]:
             f"--model must be a folder with the model's config.json, got {str(model)!r} ({shortened(str(error))}). "
             "Copy it there from the model."
         ) from error
-    tokens = {"tokenizer": files.codec.hash, "template": files.template.hash}
+    tokens = {"tokenizer": renderer.codec.hash, "template": renderer.template.hash}
     return {**tokens, "model_family": family, "vocab_size": vocab_size}
 
 
 def _run_of(
-    store: ReplayStore,
-    options: RecordingOptions,
-    files: ModelFiles,
-    renderer: Renderer,
-    fingerprint: dict[str, str | int],
+    store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
 ) -> str:
     """The id of the recording of that name; it is made if there is none. Raises UserError for one of another model."""
     with store.reading() as connection:
@@ -152,6 +147,7 @@ def _run_of(
     made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
     authors, code = renderer.authors, version("agentloop-replay")
     store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
-    hashes = (files.codec.hash, files.template.hash)
+    store.resume(id, 0)  # another gateway that still records it can store no more rows
+    hashes = (renderer.codec.hash, renderer.template.hash)
     store.add_policy(PolicyRecord(id, 0, None if options.by_text else model, *hashes))
     return id

@@ -284,3 +284,17 @@ def test_what_it_can_not_do_is_one_line(
     with closing(ReplayStore.create(tmp_path / "h.sqlite")) as store:
         store.add_run(replace(run_record(), name="gateway"))
     assert shell.refusal(words, tmp_path).startswith("--name must be of a recording of this model, got gateway, ")
+
+
+@pytest.mark.slow
+def test_of_two_gateways_that_record_the_same_the_later_one_stores_rows(
+    tmp_path: Path, server: EngineServer, model: Path
+) -> None:
+    buffer = tmp_path / "history.sqlite"
+    with Recorder(buffer, server.address, model) as first:
+        talk(first.agent("a"))
+        with Recorder(buffer, server.address, model) as second:
+            said_last = talk(second.agent("b"))[-1]["content"]
+            assert [one.end(name, reward=1.0).status_code for one, name in ((first, "a"), (second, "b"))] == [500, 200]
+    (row,) = stored(buffer).values()
+    assert row.messages[-1].content == said_last
