@@ -89,9 +89,9 @@ class EpisodeDesk:
         assert self.gateway is not None
         opened = self.gateway.open(ask)
         try:
-            told = {"id": opened.url.rpartition("/")[2], "url": opened.url, "key": opened.key}
+            episode = {"id": opened.url.rpartition("/")[2], "url": opened.url, "key": opened.key}
             over = asyncio.wrap_future(opened.ended)
-            is_played = self._tell({**told, "task": dict(task.payload)})
+            is_played = self._tell({**episode, "task": dict(task.payload)})
             while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
                 is_played = opened.idle_s <= self._idle_s
         finally:

@@ -78,7 +78,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     changing = ["import", "prune", "compact", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check"}
-    running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
+    running = {"train", "sft", "evaluate", "export", "engine", "worker", "gateway", "launch"}
     environments = {"env", "env check", "env play"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
 
@@ -113,7 +113,7 @@ def test_commands_answer_at_once_because_they_import_little(words: list[str], he
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    names = ["engine", "worker", "launch", "inspect", "report", "env", "context", "replay"]
+    names = ["engine", "worker", "gateway", "launch", "inspect", "report", "env", "context", "replay"]
     assert [command.name for command in late] == names
     assert [command.help for command in late] == [str(c.loaded().help).partition("\n\n")[0] for c in late]
 
