@@ -52,6 +52,8 @@ def gateway(
     key = read_key(KEY)
     if key is None and host not in _LOOPBACK:
         raise UserError(f"{KEY} must be set where others reach --host, got none for {host}. Set it to a long secret.")
+    if public_url is not None and not public_url.startswith(("http://", "https://")):
+        raise UserError(f"--public-url must begin with http:// or https://, got {public_url!r}. Write the whole URL.")
     section = GatewaySection(host=host, port=port, public_url=public_url)
 
     def say(text: str) -> None:

@@ -26,12 +26,8 @@ from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
 ENVIRONMENT = "gateway"
-WITHOUT_LOG_PROBS = "none"
-"""The mode of log-probs of rows that another model wrote, to be imitated."""
 SUCCESS = 1.0
 """The reward from which on a session is a success."""
-_LOOKS = 8
-"""How often it is looked for idle sessions, while one becomes it."""
 _rows = trajectories.c
 _log = logging.getLogger(__name__)
 
@@ -53,11 +49,13 @@ class Recording:
         """A session that has ended; its task is what it began with. At least one of its nodes is trained.
 
         Its advantage is over the mean of the attempts at the task that ended before it: nobody knows of those to come.
+        Another model is imitated as far as it was rewarded.
         """
         first = next(node.number for node in nodes if node.is_trained)
         opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]
         task = TaskRecord(content_hash([ENVIRONMENT, opening]), ENVIRONMENT, {"messages": opening})
         slot, mean = self._before(task.hash)
+        baseline = 0.0 if self.by_text else mean
         replies = [node.messages[-1] for node in nodes if node.num_sampled]
         record = TrajectoryRecord(
             id=id,
@@ -70,14 +68,14 @@ class Recording:
             source="gateway",
             reward=reward or 0.0,
             success=reward is not None and reward >= SUCCESS,
-            advantage=0.0 if reward is None or mean is None else reward - mean,
+            advantage=0.0 if reward is None or baseline is None else reward - baseline,
             stop_reason=str(StopReason.UNREWARDED if reward is None else StopReason.ANSWERED),
             num_turns=len(replies),
             num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
             temperature=self.temperature,
             top_p=1.0,
             top_k=0,
-            logprobs_mode=WITHOUT_LOG_PROBS if self.by_text else "full",
+            logprobs_mode="none" if self.by_text else "full",
             environment=ENVIRONMENT,
             environment_version="1",
         )
@@ -187,7 +185,7 @@ class RecordedSessions:
 
     async def _end_idle(self) -> None:
         while True:
-            await asyncio.sleep(self._idle_s / _LOOKS)
+            await asyncio.sleep(self._idle_s / 8)
             for opening in list(self._sessions.values()):
                 try:
                     session = await asyncio.shield(opening)

@@ -16,8 +16,6 @@ from agentloop.records import Completion, GenerationFailed
 from context import Message, Renderer, RenderError
 from context.conversation_file import read_message
 
-_LIMITS = ("max_tokens", "max_completion_tokens")
-
 
 class TextUpstream:
     """A model that its provider serves."""
@@ -32,7 +30,9 @@ class TextUpstream:
         body: dict[str, Any] = {"messages": [_written(message) for message in request.messages]}
         if request.tools:
             body["tools"] = request.tools
-        body |= {name: request.max_tokens for name in _LIMITS if request.body.get(name) is not None}
+        if request.max_tokens is not None:  # by the name that the agent expects it to know
+            name = "max_completion_tokens"
+            body[name if name in request.body else "max_tokens"] = request.max_tokens
         try:
             answer = await self._client.chat.completions.create(model=self._model, **body)
             (choice,) = answer.choices

@@ -34,7 +34,6 @@ from replay.ticket_records import Claim
 
 _MOST_AT_ONCE = 1024
 _LOOK_S = 0.25
-_RUN_WAIT_S = 600.0
 _LONGEST_WAIT_S = 20.0
 """For a ticket; who waits longer is told to ask again."""
 
@@ -47,19 +46,14 @@ class EpisodeDesk:
         self._tickets, self._authors = run.store.tickets, run.actors.authors
         self._key, self._idle_s = key, idle_s
         self._askers: deque[Future[dict[str, Any]]] = deque()
-        self._is_over = False
+        self.is_over = False
+        """The run has ended: there are no more episodes."""
         self.gateway: RunGateway | None = None
         """Where they play; set before anything is played."""
 
     @property
     def waiting(self) -> int:
         return len(self._askers)
-
-    def close(self) -> None:
-        """There are no more episodes."""
-        self._is_over = True
-        while self._askers:
-            self._askers.popleft().cancel()
 
     async def ask(self, request: Request) -> Response:
         """POST /episodes: `{"id": ..., "url": ..., "key": ..., "task": ...}`."""
@@ -73,14 +67,14 @@ class EpisodeDesk:
         asker = Future[dict[str, Any]]()
         self._askers.append(asker)
         given, until = asyncio.wrap_future(asker), time.monotonic() + _LONGEST_WAIT_S
-        while not (self._is_over or given.done() or time.monotonic() > until or await request.is_disconnected()):
+        while not (self.is_over or given.done() or time.monotonic() > until or await request.is_disconnected()):
             await asyncio.wait([given], timeout=_LOOK_S)
         if given.done() and not given.cancelled():
             return given.result()
         given.cancel()
-        with suppress(ValueError):  # it was found to be cancelled
+        with suppress(ValueError):  # it was taken out for cancelled
             self._askers.remove(asker)
-        if self._is_over:
+        if self.is_over:
             raise BadRequest(410, "The run must be one that goes on, got one that has ended.")
         raise BadRequest(503, "There is no free ticket of the run now. Ask again.")
 
@@ -115,13 +109,13 @@ def give_episodes(
     run: Path, section: GatewaySection, *, key: str | None, idle_s: float, stop: StopRequest, say: Callable[[str], None]
 ) -> None:
     """Until a signal comes; once the run has ended, there are none to be had. Raises UserError where that can't be."""
-    joined = join_run(run, wait_s=_RUN_WAIT_S, note=say)
+    joined = join_run(run, wait_s=600.0, note=say)
     policy = agents_policy(joined.config, joined.actors.renderer)
     desk = EpisodeDesk(joined, SharedKey(key), idle_s=idle_s)
     tickets = Route("/episodes", desk.ask, methods=["POST"])
     with closing(joined.store), run_gateway(section, policy, tickets) as desk.gateway, stop.working():
         say(f"episodes of {run}: POST {desk.gateway.url}/episodes")
         Worker(joined, concurrency=_MOST_AT_ONCE, stop=stop, say=say, desk=desk).collect()
-        desk.close()
+        desk.is_over = True
         while not stop.requested:
             time.sleep(_LOOK_S)

@@ -46,18 +46,15 @@ _LONGEST = 1 << 30
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What is recorded, and of whom."""
+    """What is recorded, and of whom: see `agentloop gateway --help`."""
 
     name: str
-    """Of the recording: one of this name in the buffer is gone on with."""
     model: Path
-    """Folder of the tokenizer and the chat template that sessions are stored with."""
     upstream: str
     upstream_key: str | None
     upstream_model: str | None
-    """What the upstream calls its model; None: the one that a vLLM names first."""
+    """None: the one that a vLLM names first."""
     by_text: bool
-    """The upstream gives no tokens."""
     temperature: float
     idle_s: float
 

@@ -234,6 +234,7 @@ def test_replies_of_a_model_that_gives_no_tokens_are_stored_to_be_imitated(tmp_p
     )
     assert np.isnan(segment.tokens.behavior_log_probs).all()
     assert (row.record.logprobs_mode, row.record.num_action_tokens) == ("none", written.sum())
+    assert row.record.advantage == 1.0
 
 
 @pytest.mark.slow
@@ -273,6 +274,7 @@ def test_what_it_can_not_do_is_one_line(
         ([*words, "--run", "r"], "--record, --upstream and --model must be given, or --run alone, got h.sqlite, "),
         ([*words, "--host", "0.0.0.0"], "AGENTLOOP_GATEWAY_KEY must be set where others reach --host, got none for 0"),
         (words, "AGENTLOOP_UPSTREAM_KEY must hold the engine's key, got status 401"),
+        ([*words, "--public-url", "x:1"], "--public-url must begin with http:// or https://, got 'x:1'."),
         ([*words, "--text"], "--upstream-model must name the upstream's model with --text, got none."),
         ([*words[:6], bare], "--model must be a folder with the model's config.json, got "),
     ]
