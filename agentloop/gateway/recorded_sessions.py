@@ -26,8 +26,6 @@ from replay.storage.sessions import OpenSession
 from replay.store import ReplayStore
 
 ENVIRONMENT = "gateway"
-SUCCESS = 1.0
-"""The reward from which on a session is a success."""
 _rows = trajectories.c
 _log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class Recording:
             member=0,
             source="gateway",
             reward=reward or 0.0,
-            success=reward is not None and reward >= SUCCESS,
+            success=reward is not None and reward >= 1.0,  # as a run's rollout.success_reward
             advantage=0.0 if reward is None or baseline is None else reward - baseline,
             stop_reason=str(StopReason.UNREWARDED if reward is None else StopReason.ANSWERED),
             num_turns=len(replies),

@@ -143,13 +143,17 @@ def test_sessions_go_on_after_a_crash_and_what_was_not_delivered_is_given_again(
 ) -> None:
     buffer = tmp_path / "history.sqlite"
     with Recorder(buffer, server.address, model) as recorder:
-        given = {name: talk(recorder.agent(name), 1) for name in ("goes-on", "ends")}
         server.models.pace_s = 0.2
         lost = {"model": "policy", "messages": [said("Hello.")], "max_tokens": 8}
         with suppress(httpx2.ReadTimeout):  # an agent that hangs up while it is answered
             httpx2.post(f"{recorder.url}/e/lost/v1/chat/completions", json=lost, headers=BEARER, timeout=0.1)
-        until(lambda: rows(buffer, "select count(*) from session_nodes") == [(3,)])
+        until(lambda: rows(buffer, "select count(*) from session_nodes") == [(1,)])
+        given = {name: talk(recorder.agent(name), 1) for name in ("goes-on", "ends")}
         recorder.kill()
+    # What was delivered is stored with the next reply of any session, which the last one does not see.
+    assert rows(buffer, "select status, count(*) from session_nodes group by 1 order by 1") == [
+        *(("trained", 1), ("undelivered", 2))
+    ]
     with Recorder(buffer, server.address, model) as recorder:
         asked = len(server.requests)
         again = reply(recorder.agent("lost"), [said("Hello.")])
