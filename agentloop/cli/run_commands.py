@@ -70,7 +70,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
+        closing_words(result, _next_run(config, overrides or [], settings, result), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
@@ -90,18 +90,35 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
     return config_to_resume(config, overrides)
 
 
-def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
-    """The command of a run with another share of replay; None where this one was begun by another command."""
+def _next_run(
+    config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
+) -> tuple[list[str], str] | None:
+    """The command after this run, and what it is; None where this one was begun by another command."""
+    from agentloop.runs.confidence_intervals import wilson
+
     if config.is_dir():
         return None
-    sets = [*overrides, f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}"]
-    return [program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
+    before, after = (
+        wilson(share * result.held_out_tasks, result.held_out_tasks)
+        for share in (result.success_before, result.success_after)
+    )
+    command, setting, meaning = (
+        ("train", f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell")
+        if after.high < before.low
+        else ("sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first")
+        if result.success_after == 0.0
+        else ("train", f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}", "another mixing ratio")
+    )
+    sets = [word for each in (*overrides, setting) for word in ("--set", each)]
+    return [program(), command, str(config), *sets], meaning
 
 
-def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
-    from agentloop.runs.display import percent
+def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None, iterations: int) -> None:
+    from agentloop.runs.display import with_interval
 
-    before, after = percent(result.success_before), percent(result.success_after)
+    before, after = (
+        with_interval(share, result.held_out_tasks) for share in (result.success_before, result.success_after)
+    )
     if not result.evaluated_after:
         print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
     elif result.evaluated_after < result.iterations:
@@ -119,8 +136,8 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
     if result.exit_code:
         print(f"stopped after iteration {result.iterations} of {iterations}")
         hints.append((shlex.join([program(), "train", str(result.folder), "--resume"]), "go on from here"))
-    elif with_other_mix is not None:
-        hints.append((shlex.join(with_other_mix), "another mixing ratio"))
+    elif next_run is not None:
+        hints.append((shlex.join(next_run[0]), next_run[1]))
     print("try next:")
     for words, meaning in hints:
         print(f"  {words:<{width}}  # {meaning}")

@@ -12,7 +12,8 @@ from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
-from agentloop.rollouts.trajectories import Collected, environment_metrics, why_none_succeeded
+from agentloop.rollouts.evaluation import why_none_succeeded
+from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
@@ -23,6 +24,8 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.pace import Pace, PhaseClock
 from replay.mixing.batch_plan import ReplayStarved
+from replay.questions import metric_series
+from replay.questions.limits import SIGNS, trouble
 from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 
@@ -43,6 +46,7 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
+        self._settings, self._said = components.folder.stored_config(), set[str]()
         self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
@@ -93,16 +97,21 @@ class Loop:
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
-        if iteration == 1:
-            self._explain_failure(fresh)
+        if iteration == 1 and self.state.evaluations[0][1] > 0.0:  # else the first evaluation has said so
+            self._note(why_none_succeeded(fresh.records, has_tools=bool(parts.actors.environments.tools)))
+        self._note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
-    def _explain_failure(self, fresh: Collected) -> None:
-        """Where no episode succeeds there is nothing to learn from: people had better know why at once."""
-        has_tools = any(one.tools for one in self.components.actors.environments.all)
-        why = why_none_succeeded([*fresh.trajectories, *fresh.unused], has_tools=has_tools)
-        if why is not None:
-            self._display.note(why)
+    def _note(self, text: str | None) -> None:
+        if text is not None:
+            self._display.note(text)
+
+    def _note_trouble(self) -> None:
+        """Say what goes badly, once for each way in which it does."""
+        found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
+        if found is not None and found.limit not in self._said:
+            self._said.add(found.limit)
+            self._display.note(found.text)
 
     def collect(self, planned: IterationPlan) -> Collected:
         try:
@@ -151,8 +160,7 @@ class Loop:
         rows = learned_rows(batch.rows, observes=observes, scored_by=scored_by)
         result = parts.trainer.update(rows, iteration=iteration)
         display.phase("update", 1, 1)
-        if result.note is not None:
-            display.note(result.note)
+        self._note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             display.note(
@@ -220,6 +228,9 @@ class Loop:
         result = self.collection.evaluate()
         self.pace.add_evaluation(time.perf_counter() - began, episodes=result.tasks * result.samples)
         self.state.evaluations.append((self.state.iteration, result.success))
+        self.state.held_out_tasks = result.tasks
+        if self.state.iteration == 0:
+            self._note(result.why_none_succeeded)
         return result.metrics()
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
