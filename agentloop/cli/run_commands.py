@@ -70,7 +70,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result, _next_run(config, overrides or [], settings, result), settings.run.iterations)
+        closing_words(result, next_run(config, overrides or [], settings, result), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
@@ -90,7 +90,7 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
     return config_to_resume(config, overrides)
 
 
-def _next_run(
+def next_run(
     config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
 ) -> tuple[list[str], str] | None:
     """The command after this run, and what it is; None where this one was begun by another command."""
