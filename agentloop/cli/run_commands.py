@@ -94,37 +94,28 @@ def next_run(
     config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
 ) -> tuple[list[str], str] | None:
     """The command after this run, and what it is; None where this one was begun by another command."""
-    from agentloop.runs.confidence_intervals import wilson
-
     if config.is_dir():
         return None
-    before, after = (
-        wilson(share * result.held_out_tasks, result.held_out_tasks)
-        for share in (result.success_before, result.success_after)
-    )
-    command, setting, meaning = (
-        ("train", f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell")
-        if after.high < before.low
-        else ("sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first")
-        if result.success_after == 0.0
-        else ("train", f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}", "another mixing ratio")
-    )
+    other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+    command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
+    if result.success_after < result.success_before / 3 > 0.03:
+        setting, why = f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell"
+    elif result.success_after == 0.0:
+        command, setting, why = "sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first"
     sets = [word for each in (*overrides, setting) for word in ("--set", each)]
-    return [program(), command, str(config), *sets], meaning
+    return [program(), command, str(config), *sets], why
 
 
 def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None, iterations: int) -> None:
     from agentloop.runs.display import with_interval
 
-    before, after = (
-        with_interval(share, result.held_out_tasks) for share in (result.success_before, result.success_after)
-    )
+    tasks = result.held_out_tasks
+    before, after = with_interval(result.success_before, tasks), with_interval(result.success_after, tasks)
     if not result.evaluated_after:
         print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
-    elif result.evaluated_after < result.iterations:
-        print(f"held-out success: {before} -> {after} after iteration {result.evaluated_after} of {result.iterations}")
     else:
-        print(f"held-out success: {before} -> {after}")
+        of_all = f" after iteration {result.evaluated_after} of {result.iterations}"
+        print(f"held-out success: {before} -> {after}{of_all * (result.evaluated_after < result.iterations)}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))

@@ -24,7 +24,7 @@ from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
 from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.runs.display import percent
-from replay.records import HeldOutEpisode, StopReason, TrajectoryRecord
+from replay.records import HeldOutEpisode, StopReason
 from replay.text_tables import table
 
 
@@ -61,20 +61,6 @@ class Attempts:
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
     reward, reason = episode.environment_reward, str(episode.stop_reason)
     return Outcome(succeeded(episode, config), reward, episode.num_turns, reason, episode.num_tool_calls)
-
-
-def why_none_succeeded(episodes: Sequence[Outcome | TrajectoryRecord], *, has_tools: bool) -> str | None:
-    """How episodes failed, and what helps, where none of them is a success; else None."""
-    if not episodes or any(episode.success for episode in episodes):
-        return None
-    count, cut = len(episodes), [episode for episode in episodes if episode.stop_reason != StopReason.ANSWERED]
-    called, on_the_way = (sum(episode.num_tool_calls > 0 for episode in some) for some in (episodes, cut))
-    remedy = "Show it how first: agentloop sft on demonstrations"
-    if 2 * len(cut) > count and (4 * on_the_way > len(cut) or not has_tools):
-        remedy = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
-    calls = f", {called} called a tool" if has_tools else ""
-    how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
-    return f"none of {count} episodes succeeded: {how}. {remedy}"
 
 
 def attempts_of(task: Task, outcomes: Sequence[Outcome]) -> Attempts:
@@ -115,8 +101,18 @@ class Evaluation:
 
     @property
     def why_none_succeeded(self) -> str | None:
-        """How samples failed, and what helps, where none is a success; else None."""
-        return why_none_succeeded([each for task in self.attempts for each in task.outcomes], has_tools=self.has_tools)
+        """How episodes failed, and what helps, where none of them is a success; else None."""
+        episodes = [outcome for task in self.attempts for outcome in task.outcomes]
+        if any(episode.success for episode in episodes):
+            return None
+        count, cut = len(episodes), [one for one in episodes if one.stop_reason != StopReason.ANSWERED]
+        called, on_the_way = (sum(one.num_tool_calls > 0 for one in some) for some in (episodes, cut))
+        remedy = "Show it how first: agentloop sft on demonstrations"
+        if 2 * len(cut) > count and (4 * on_the_way > len(cut) or not self.has_tools):
+            remedy = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
+        calls = f", {called} called a tool" if self.has_tools else ""
+        how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
+        return f"none of {count} episodes succeeded: {how}. {remedy}"
 
     def metrics(self) -> dict[str, float]:
         several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}

@@ -59,13 +59,10 @@ class Collected:
     further_tasks: tuple[int, ...] = ()
     """Indices of the training tasks that were taken beyond the planned ones."""
 
-    @property
-    def records(self) -> list[TrajectoryRecord]:
-        return [trajectory.record for trajectory in (*self.trajectories, *self.unused)]
-
     def metrics(self) -> dict[str, float]:
         """Means over the collected trajectories; shares of every stop reason and of every kind of rewrite."""
-        rows, records = [*self.trajectories, *self.unused], self.records
+        rows = [*self.trajectories, *self.unused]
+        records = [trajectory.record for trajectory in rows]
         if not records:
             return {}
         stops = Counter(record.stop_reason for record in records)

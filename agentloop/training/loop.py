@@ -12,7 +12,6 @@ from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
-from agentloop.rollouts.evaluation import why_none_succeeded
 from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
@@ -97,14 +96,8 @@ class Loop:
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
-        if iteration == 1 and self.state.evaluations[0][1] > 0.0:  # else the first evaluation has said so
-            self._note(why_none_succeeded(fresh.records, has_tools=bool(parts.actors.environments.tools)))
         self._note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
-
-    def _note(self, text: str | None) -> None:
-        if text is not None:
-            self._display.note(text)
 
     def _note_trouble(self) -> None:
         """Say what goes badly, once for each way in which it does."""
@@ -160,7 +153,8 @@ class Loop:
         rows = learned_rows(batch.rows, observes=observes, scored_by=scored_by)
         result = parts.trainer.update(rows, iteration=iteration)
         display.phase("update", 1, 1)
-        self._note(result.note)
+        if result.note is not None:
+            display.note(result.note)
         if result.metrics.get(RECOMPUTED):
             gap = result.metrics["actor/sampling_gap"]
             display.note(
@@ -229,8 +223,8 @@ class Loop:
         self.pace.add_evaluation(time.perf_counter() - began, episodes=result.tasks * result.samples)
         self.state.evaluations.append((self.state.iteration, result.success))
         self.state.held_out_tasks = result.tasks
-        if self.state.iteration == 0:
-            self._note(result.why_none_succeeded)
+        if self.state.iteration == 0 and (why := result.why_none_succeeded) is not None:
+            self._display.note(why)
         return result.metrics()
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:

@@ -293,9 +293,8 @@ def _first_evaluation(loop: Loop) -> None:
     metrics = loop.evaluate()
     parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
-    parts.display.note(
-        f"held-out success before training: {with_interval(metrics['eval/success'], loop.state.held_out_tasks)}"
-    )
+    success = with_interval(metrics["eval/success"], loop.state.held_out_tasks)
+    parts.display.note(f"held-out success before training: {success}")
     parts.display.note(loop.pace.episodes_to_come())
 
 

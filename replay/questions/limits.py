@@ -37,39 +37,36 @@ class Regime:
     """The numbers that say so, and what to do about it."""
 
 
-SIGNS = (
-    *("eval/success", "eval/tasks", "rollout/success", "batch/fresh"),
-    *("rollout/groups_without_signal", "actor/replay/ess_token"),
-)
+_SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, "actor/replay/ess_token")
 """The metrics that `trouble` reads."""
-_TABLE = "docs/reading-a-run.md"
 _CLEARLY = 4.0
-"""Standard errors between two evaluations; both are measured so often that two would come by chance."""
+"""Standard errors between two evaluations: of many, some differ by two."""
 _NO_CHANCE = 1e-4
-"""Probability of so many groups without a success, had nothing changed."""
-_LOW_ESS = 0.1
 _MOST = 0.75
-"""A share of the groups; and of successes, above which tasks are solved and no signal is left."""
+"""A share of the groups; and of successes, above which tasks are solved and need no signal."""
 
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
-    """Why training goes badly and what helps, in a sentence; None where no figure clearly says so."""
-    held_out, tasks, success, fresh, flat, ess = (finite(metrics, name) for name in SIGNS)
+    """Why training goes badly and what helps, in a few words; None where no figure clearly says so."""
+    held_out, tasks, fresh, success, flat, ess = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
     fall = _fall(held_out, dict(tasks)) or _end(success, {iteration: rows / size for iteration, rows in fresh})
+    before = [value for _, value in success[:-1] or success]
     if fall is not None:
         sign = f"success fell from {_percent(fall[0])} to {_percent(fall[1])}"
-    elif ess and ess[-1][1] < _LOW_ESS and 2 * success[-1][1] <= fmean(value for _, value in success[:-1] or success):
+    elif ess and before and ess[-1][1] < 0.1 and 2 * success[-1][1] <= fmean(before):
         sign = f"replay ESS is {ess[-1][1]:.2f}: hardly a replayed token fits the policy any more"
     if sign is not None:
-        rate = (stored_setting(config, "optimizer.learning_rate", float) or math.nan) / 2
-        remedy = f"Begin again with --set optimizer.learning_rate={rate:g} or less"
-        return Regime("learning rate", f"{sign}. The learning rate is probably too high. {remedy}: {_TABLE}.")
-    alike, solved = _mean(metrics, SIGNS[4]), _mean(metrics, SIGNS[2])
+        rate = stored_setting(config, "optimizer.learning_rate", float)
+        setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 2:g} or less"
+        remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
+        return Regime("learning rate", f"{sign}. {remedy}")
+    alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
     if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and 0.1 < solved < _MOST:
         sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"
-        remedy = "Less sft (sft.epochs), a higher rollout.temperature or other tasks help"
-        return Regime("equal groups", f"{sign}. {remedy}: {_TABLE}.")
+        remedy = "Less sft (sft.epochs), a higher rollout.temperature or other tasks help: docs/reading-a-run.md."
+        return Regime("equal groups", f"{sign}. {remedy}")
     return None
 
 
@@ -78,11 +75,9 @@ def _fall(success: Series, tasks: Mapping[int, float]) -> tuple[float, float] | 
 
     Their standard error is sqrt(2 p (1 - p) / n), p the mean of both: tasks count once however often they are sampled.
     """
-    if not success or success[-1][0] not in tasks:
-        return None
-    best, newest = max(value for _, value in success), success[-1][1]
+    (at, newest), best = success[-1] if success else (0, 0.0), max((value for _, value in success), default=0.0)
     both = (best + newest) / 2
-    error = math.sqrt(2 * both * (1 - both) / tasks[success[-1][0]])
+    error = math.sqrt(2 * both * (1 - both) / tasks.get(at, math.nan))
     return (best, newest) if 3 * newest < best and best - newest >= _CLEARLY * error else None
 
 
@@ -102,10 +97,10 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """What goes badly, else what the run waits for; None where no iteration was made."""
     if (bad := trouble(metrics, config)) is not None:
         return bad
-    success, fresh = _mean(metrics, "rollout/success"), _mean(metrics, "batch/fresh")
+    success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")
     if success is None or fresh is None:
         return None
-    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, "rollout/groups_without_signal")
+    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
     repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
     expected = _count(success * fresh)
     facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]

@@ -17,9 +17,9 @@ Curves = dict[str, list[tuple[int, float]]]
 
 def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int = 64, **named: list[float]) -> Curves:
     """By iteration, from 1; evaluations from 0, before training."""
-    names = {"success": SIGNS[2], "flat": SIGNS[4], "ess": SIGNS[5]}
+    names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5]}
     found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
-    found[SIGNS[3]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[2], [])]
+    found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
     found |= {
         SIGNS[0]: [*enumerate(held_out or [])],
         SIGNS[1]: [(at, float(tasks)) for at in range(len(held_out or []))],
@@ -76,7 +76,7 @@ def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, sa
         curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0]),
         curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0]),
         curves(success=[0.31, 0.0], fresh=16, held_out=[0.375, 0.0], tasks=16),
-        curves(held_out=[0.9, 0.5]),
+        curves(held_out=[0.9, 0.5], ess=[0.01]),
         # Old rows in a run that goes on succeeding; solved tasks.
         curves(success=[0.4, 0.5, 0.6], ess=[0.5, 0.05, 0.05]),
         curves(success=[0.9] * 8, flat=[0.9] * 8),
