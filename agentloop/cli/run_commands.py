@@ -70,7 +70,7 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
+        closing_words(result, next_run(config, overrides or [], settings, result), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
@@ -90,24 +90,32 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
     return config_to_resume(config, overrides)
 
 
-def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
-    """The command of a run with another share of replay; None where this one was begun by another command."""
+def next_run(
+    config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
+) -> tuple[list[str], str] | None:
+    """The command after this run, and what it is; None where this one was begun by another command."""
     if config.is_dir():
         return None
-    sets = [*overrides, f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}"]
-    return [program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
+    other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+    command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
+    if result.success_after < result.success_before / 3 > 0.03:
+        setting, why = f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell"
+    elif result.success_after == 0.0:
+        command, setting, why = "sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first"
+    sets = [word for each in (*overrides, setting) for word in ("--set", each)]
+    return [program(), command, str(config), *sets], why
 
 
-def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
-    from agentloop.runs.display import percent
+def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None, iterations: int) -> None:
+    from agentloop.runs.display import with_interval
 
-    before, after = percent(result.success_before), percent(result.success_after)
+    tasks = result.held_out_tasks
+    before, after = with_interval(result.success_before, tasks), with_interval(result.success_after, tasks)
     if not result.evaluated_after:
         print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
-    elif result.evaluated_after < result.iterations:
-        print(f"held-out success: {before} -> {after} after iteration {result.evaluated_after} of {result.iterations}")
     else:
-        print(f"held-out success: {before} -> {after}")
+        of_all = f" after iteration {result.evaluated_after} of {result.iterations}"
+        print(f"held-out success: {before} -> {after}{of_all * (result.evaluated_after < result.iterations)}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
@@ -119,8 +127,8 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
     if result.exit_code:
         print(f"stopped after iteration {result.iterations} of {iterations}")
         hints.append((shlex.join([program(), "train", str(result.folder), "--resume"]), "go on from here"))
-    elif with_other_mix is not None:
-        hints.append((shlex.join(with_other_mix), "another mixing ratio"))
+    elif next_run is not None:
+        hints.append((shlex.join(next_run[0]), next_run[1]))
     print("try next:")
     for words, meaning in hints:
         print(f"  {words:<{width}}  # {meaning}")

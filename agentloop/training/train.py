@@ -21,7 +21,7 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent, showing_progress
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -67,6 +67,7 @@ class TrainResult:
     report: Path
     evaluated_after: int
     """The iteration after which `success_after` was measured; 0: nothing was measured since training began."""
+    held_out_tasks: int
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
 
@@ -143,7 +144,7 @@ def train(
 
 def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
     (_, before), (last, after) = state.evaluations[0], state.evaluations[-1]
-    return TrainResult(folder.path, state.iteration, before, after, report, last, exit_code)
+    return TrainResult(folder.path, state.iteration, before, after, report, last, state.held_out_tasks, exit_code)
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
@@ -204,10 +205,12 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
     if checkpoint:
+        words = ("reservations released", "draws rolled back", "trajectories orphaned", "to be fresh again")
+        counts = (report.released, report.rolled_back, report.orphaned, report.fresh_again)
+        undone = [f"{count} {what}" for count, what in zip(counts, words, strict=True) if count]
         parts.display.note(
-            f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
-            f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
-            + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
+            f"resumed {folder.path} after iteration {state.iteration}"
+            + (f"; undone of what came after it: {', '.join(undone)}" if undone else "")
         )
         if former is not None and former.run.iterations != folder.config.run.iterations:
             parts.display.note(
@@ -219,6 +222,9 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
+        warm_up = "optimizer.warmup_iterations", parts.config.optimizer.warmup_iterations
+        saved = "checkpoint.every", parts.config.checkpoint.every
+        note_length(parts.display, f"{parts.config.run.iterations} iterations", warm_up=warm_up, saved=saved)
         parts.publisher.publish(0)
         attach_buffers(parts)
     _note_empty_sources(parts)
@@ -287,7 +293,8 @@ def _first_evaluation(loop: Loop) -> None:
     metrics = loop.evaluate()
     parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
-    parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
+    success = with_interval(metrics["eval/success"], loop.state.held_out_tasks)
+    parts.display.note(f"held-out success before training: {success}")
     parts.display.note(loop.pace.episodes_to_come())
 
 

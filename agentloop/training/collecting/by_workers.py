@@ -201,7 +201,7 @@ class WorkerCollection(Collection):
                 task = tasks[group.number - numbers.start]
                 attempts += [attempts_of(task, outcomes)] if outcomes else []
         keep_episodes(parts, iteration, ())  # the workers have stored them
-        return Evaluation(tuple(attempts), section.samples, lost)
+        return Evaluation(tuple(attempts), section.samples, lost, bool(parts.actors.environments.tools))
 
     def _wait_until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
         """How many episodes there are, once all have ended. Raises StoppedWaiting where they were to be trained on."""

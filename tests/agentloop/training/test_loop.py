@@ -49,6 +49,24 @@ def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
     assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
 
 
+def test_run_that_collapses_says_so_once_with_what_helps(tmp_path: Path, qwen2: Path) -> None:
+    evaluation, display = {"every": 1, "tasks": 40}, SilentDisplay()
+    train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 3.0}, evaluation=evaluation), display=display)
+    assert [said for said in display.notes if "learning rate" in said] == [
+        "success fell from 38 % to 0 %. The learning rate is probably too high. Begin again with --set "
+        "optimizer.learning_rate=1.5 or less: docs/reading-a-run.md."
+    ]
+    assert (display.iterations[0]["eval/success"], display.iterations[0]["eval/tasks"]) == (0.0, 40.0)
+
+
+def test_run_of_which_nothing_succeeds_says_so_once_before_training(tmp_path: Path, qwen2: Path) -> None:
+    display, rollout = SilentDisplay(), {"success_reward": 2.0, "max_turns": 2, "max_tokens_per_turn": 12}
+    train(small_config(tmp_path, qwen2, run={"iterations": 1}, rollout=rollout), display=display)
+    (said,) = [note for note in display.notes if "succeeded" in note]
+    assert said.startswith("none of 8 episodes succeeded: ") and said.endswith(": agentloop sft on demonstrations")
+    assert display.notes.index(said) < display.notes.index("held-out success before training: 0.0 % (0-32)")
+
+
 def test_run_commits_every_draw_with_its_statistics(finished: Finished) -> None:
     database = finished[0].folder / "replay.sqlite"
     assert rows(database, "select distinct state from draws") == [("committed",)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     display = SilentDisplay()
     result = lengthened(run, "run.iterations=4", display=display)
     assert (result.folder, result.iterations, result.exit_code) == (run, 4, 0)
+    assert f"resumed {run} after iteration 2" in display.notes
     assert "run.iterations is 4 now, after 2; schedules stay laid over 2 iterations" in display.notes
     whole = train(scheduled(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
     for version in range(5):
@@ -76,6 +78,15 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     assert (stored["run"]["iterations"], stored["run"]["schedule_iterations"]) == (4, 2)
     ((described,),) = rows(run / "replay.sqlite", "select config from runs")
     assert json.loads(described) == stored
+
+
+def test_resumed_run_says_what_was_undone(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/000002")
+    display = SilentDisplay()
+    lengthened(run, display=display)
+    resumed = f"resumed {run} after iteration 1; undone of what came after it: "
+    (said,) = [note for note in display.notes if note.startswith(resumed)]
+    assert re.fullmatch(r"\d+ draws rolled back, \d+ trajectories orphaned", said.removeprefix(resumed))
 
 
 def test_resumed_run_that_has_ended_says_how_it_goes_on(run: Path) -> None:
