@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def test_commands_of_the_page_work_in_their_order_and_print_what_it_shows(
     monkeypatch.chdir(folder)
     for command in commands:
         if command.startswith("python "):
-            runpy.run_module(command.split()[2], run_name="__main__")
+            import_module(command.split()[2]).main()
             continue
         code = typed(words_of(command), folder, monkeypatch)
         printed = capsys.readouterr().out
