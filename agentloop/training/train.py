@@ -199,7 +199,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
-    former = record_config(folder)
+    changes = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
@@ -209,11 +209,8 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
             + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
         )
-        if former is not None and former.run.iterations != folder.config.run.iterations:
-            parts.display.note(
-                f"run.iterations is {folder.config.run.iterations} now, after {former.run.iterations}; schedules stay "
-                f"laid over {folder.config.run.schedule_length} iterations"
-            )
+        for change in changes:
+            parts.display.note(change)
         _note_other_versions(parts)
         restore_random(checkpoint)
         parts.publisher.resume(state.iteration)

@@ -19,7 +19,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume, open_run_folder
-from agentloop.supervised.demonstrations import read_demonstrations
+from agentloop.supervised.demonstrations import difference_from_environment, read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
@@ -60,7 +60,8 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def configured(folder: Path, model: Path, data: Path, /, **sections: Any) -> RunConfig:
     section = {"data": str(data), "epochs": 4, "batch": 4, "learning_rate": 3e-3, "warmup_updates": 2, "every": 6}
-    return small_config(folder, model, sft={**section, **sections.pop("sft", {})}, **sections)
+    environment = sections.pop("environment", {"name": "lookup_chain"})
+    return small_config(folder, model, environment=environment, sft={**section, **sections.pop("sft", {})}, **sections)
 
 
 # What is trained
@@ -288,6 +289,70 @@ def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(
         sft(configured(tmp_path / "runs", qwen2, path, **sections), display=SilentDisplay())
     assert message in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+SHOP = '''
+def look(key: str) -> str:
+    """Look up a key.
+
+    Args:
+        key: What to look up.
+    """
+    return key
+
+
+def right(episode) -> float:
+    return 0.0
+'''
+_KEY = {"type": "string", "description": "What to look up."}
+LOOK = {
+    "name": "look",
+    "description": "Look up a key.",
+    "parameters": {"type": "object", "properties": {"key": _KEY}, "required": ["key"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("tools", "system", "remark"),
+    [
+        ([LOOK], "Look it up.", None),
+        (None, "Look it up.", ":1, tool look is not shown. "),
+        ([{**LOOK, "description": "Look."}], "Look it up.", ":1, tool look is described otherwise. "),
+        ([LOOK, {**LOOK, "name": "find"}], "Look it up.", ":1, tool find is not its own. "),
+        ([LOOK], "Look.", ":1, the system message is 'Look.'. "),
+        ([LOOK], None, ":1, the system message is None. "),
+    ],
+)
+def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(
+    tmp_path: Path, tools: list[dict[str, Any]] | None, system: str | None, remark: str | None
+) -> None:
+    config, rows = shop(tmp_path), [conversation(number) for number in range(2)]
+    for row in rows if tools else ():
+        row["tools"] = [{"type": "function", "function": tool} for tool in tools or ()]
+    for row in rows if system else ():
+        row["messages"].insert(0, {"role": "system", "content": system})
+    found = difference_from_environment(written(tmp_path / "mine.jsonl", rows), config)
+    if remark is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith("2 of 2 demonstrations differ from what rows will show: ") and remark in found
+
+
+def shop(folder: Path) -> RunConfig:
+    (folder / "shop.py").write_text(SHOP)
+    tasks = written(folder / "tasks.jsonl", [{"question": f"Question {number}"} for number in range(40)])
+    environment = {"name": "rows", "tools": [f"{folder}/shop.py:look"]}
+    environment["options"] = {"prompt": "question", "system": "Look it up."}
+    reward = {"functions": [f"{folder}/shop.py:right"]}
+    return configured(folder, Path("none"), tasks, environment=environment, tasks={"data": str(tasks)}, reward=reward)
+
+
+def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None:
+    call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
+    path = written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
+    with pytest.raises(UserError, match=r"^sft\.data must show tools of rows \(look\), got only find in "):
+        difference_from_environment(path, shop(tmp_path))
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:
