@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import sys
 import tempfile
@@ -63,6 +65,12 @@ class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LateCommand(name, help=help) for name, (_, help) in _LATE.items()})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""
+        home = os.path.expanduser("~")
+        words = [re.sub("^(--[a-z-]+=)?~/", lambda found: f"{found[1] or ''}{home}/", word) for word in args]
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(

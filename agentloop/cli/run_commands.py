@@ -132,10 +132,11 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate --model on its held-out tasks.")
+        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate its model on its held-out tasks.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of a model that no run has trained.")
+        str | None,
+        typer.Option(metavar="MODEL", help="With --config: folder or hub id of a model in place of the file's."),
     ] = None,
     overrides: Overrides = None,
     policy: Annotated[
@@ -153,7 +154,7 @@ def evaluate(
     from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    if model is not None and config is not None and run is None and policy is None and not environment_changed:
+    if config is not None and run is None and policy is None and not environment_changed:
         found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
     elif model is None and config is None and not overrides:
         found = stored_policies.evaluate_run(
@@ -165,7 +166,7 @@ def evaluate(
         )
     else:
         raise UserError(
-            "RUN must be given alone, or --config with --model and perhaps --set, got a mixture. Example: agentloop "
+            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
             "evaluate --config configs/model.yaml --model PATH"
         )
     print(json.dumps(found.to_json()) if as_json else as_table(found))

@@ -193,7 +193,7 @@ def evaluate(
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
-            "Mend the first of them, and --resume if the run had begun."
+            "Mend the first of them."
         )
     return Evaluation(tuple(attempts), section.samples, lost, tuple(judged))
 

@@ -146,30 +146,24 @@ def record_environment(folder: RunFolder, source: str) -> None:
         _change_identity(folder.path, environments=[*folder.environments, source])
 
 
-def record_config(folder: RunFolder) -> list[str]:
+def record_config(folder: RunFolder) -> str | None:
     """Note that the run goes on with the configuration of `folder`. What is another than before, in words."""
-    former = open_run_folder(folder.path).config
-    if former == folder.config:
-        return []
-    before, now = to_plain(former), to_plain(folder.config)
+    path = folder.path
+    before, now = to_plain(open_run_folder(path).config), to_plain(folder.config)
     changed = [(part, key) for part, keys in _MAY_CHANGE.items() for key in keys if before[part][key] != now[part][key]]
+    if not changed:
+        return None
     # All else is the same, and names files from where the run began.
-    stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
+    stored = json.loads((path / _IDENTITY).read_text())["config"]
     for part, key in (*changed, ("run", "schedule_iterations")):
         stored[part][key] = now[part][key]
-    _change_identity(folder.path, config=stored)
-    notes, others = [], [each for each in changed if each != ("run", "iterations")]
-    if others != changed:
-        notes.append(
-            f"run.iterations is {folder.config.run.iterations} now, after {former.run.iterations}; schedules stay "
-            f"laid over {folder.config.run.schedule_length} iterations"
-        )
-    if others:
-        texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in others]
-        rounds = any(part in ("batch", "compute") or key == "threads" for part, key in others)
-        end = ": from here on weights differ by rounding from those of an unbroken run" if rounds else ""
-        notes.append("; ".join(texts) + end)
-    return notes
+    _change_identity(path, config=stored)
+    texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in changed]
+    if ("run", "iterations") in changed:
+        texts.append(f"schedules stay laid over {folder.config.run.schedule_length} iterations")
+    if any(part in ("batch", "compute") or key == "threads" for part, key in changed):
+        texts.append("from here on weights differ by rounding from those of an unbroken run")
+    return "; ".join(texts)
 
 
 def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:

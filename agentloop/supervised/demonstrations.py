@@ -98,7 +98,7 @@ def _sequences(
     return trained
 
 
-def difference_from_environment(path: Path, config: RunConfig) -> str | None:
+def mismatch(path: Path, config: RunConfig) -> str | None:
     """A remark where the demonstrations show other tools or another system message than the environment will.
 
     None: they show the same, or the environment is the default one, which need not be meant. Raises UserError where

@@ -46,12 +46,7 @@ from agentloop.runs.run_folder import (
 )
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import (
-    Demonstration,
-    conversation_texts,
-    difference_from_environment,
-    read_demonstrations,
-)
+from agentloop.supervised.demonstrations import Demonstration, conversation_texts, mismatch, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
 from replay.locate import METRICS
 from replay.records import RunRecord
@@ -92,7 +87,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
-        for change in record_config(folder):
+        if (change := record_config(folder)) is not None:
             display.note(change)
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
@@ -126,7 +121,7 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
     """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
     if config.sft.data is None:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
-    if (difference := difference_from_environment(_data_path(config), config)) is not None:
+    if (difference := mismatch(_data_path(config), config)) is not None:
         display.note(difference)
     if config.model.path is not None:
         data = _read(config, config.model.path, display)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
-    changes = record_config(folder)
+    change = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
@@ -209,7 +210,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
             f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
             + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
         )
-        for change in changes:
+        if change is not None:
             parts.display.note(change)
         _note_other_versions(parts)
         restore_random(checkpoint)
@@ -269,6 +270,14 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except TrainingStopped:
         _write_report(loop.components)
         raise
+    except UserError as error:
+        if "--resume" in str(error):
+            raise
+        folder = shlex.quote(str(loop.components.folder.path))
+        raise UserError(
+            f"{error} Then go on: agentloop train {folder} --resume, with --environment-changed too if a file of the "
+            "environment or of reward.functions is another."
+        ) from error
     return _write_report(loop.components)
 
 

@@ -25,7 +25,7 @@ from context import ContextManager, Message, RenderError, Reply, Segment
 from context.strategies import CONTEXT_FULL
 from replay.records import StopReason
 
-_ADVICE = "Mend it, and --resume if the run had begun: this iteration is collected again."
+_ADVICE = "Mend it."
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
 

@@ -19,7 +19,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume, open_run_folder
-from agentloop.supervised.demonstrations import difference_from_environment, read_demonstrations
+from agentloop.supervised.demonstrations import mismatch, read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
@@ -331,7 +331,7 @@ def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(
         row["tools"] = [{"type": "function", "function": tool} for tool in tools or ()]
     for row in rows if system else ():
         row["messages"].insert(0, {"role": "system", "content": system})
-    found = difference_from_environment(written(tmp_path / "mine.jsonl", rows), config)
+    found = mismatch(written(tmp_path / "mine.jsonl", rows), config)
     if remark is None:
         assert found is None
     else:
@@ -352,7 +352,7 @@ def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None
     call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
     path = written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
     with pytest.raises(UserError, match=r"^sft\.data must show tools of rows \(look\), got only find in "):
-        difference_from_environment(path, shop(tmp_path))
+        mismatch(path, shop(tmp_path))
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:
