@@ -59,11 +59,10 @@ def evaluate_run(
 
 
 def evaluate_model(
-    model: str | None, config: Path, overrides: Sequence[str], *, tasks: int | None = None, samples: int | None = None
+    config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
 ) -> EvaluationReport:
-    """The model of a folder or hub id, or the configuration's own, on its held-out tasks, as a run would begin."""
-    named = [] if model is None else [f"model.path={json.dumps(model)}"]
-    asked = _asked(load_config(config, [*overrides, *named]), tasks, samples)
+    """The model of a configuration on its held-out tasks, as a run that begins with it would."""
+    asked = _asked(load_config(config, overrides), tasks, samples)
     if (model := asked.model.path) is None:
         raise UserError(f"--model must be given where model.path of {config} is null, got neither. Add --model PATH.")
     environments, source = open_tasks(asked)

@@ -51,21 +51,16 @@ def check(
     try:
         files = load_model_files(model, template=template)
         report = check_template(files)
+        usable = report.parser in PARSERS and not (report.parts["tools"] or report.parts["results"])
     except ValueError as error:  # a tokenizer that is not safe
         raise RenderError(str(error)) from None
     if as_json:
-        print(json.dumps({"state": report.state, "works_with_tools": report.works_with_tools, **asdict(report)}))
+        print(json.dumps({"state": report.state, "works_with_tools": usable, **asdict(report)}))
     else:
         print(_report_text(report))
-        if not report.works_with_tools:
+        if not usable:
             print(f"not usable with tools: set context.template: {templates_for(files.codec)} (for this vocabulary)")
-    raise typer.Exit(0 if report.works_with_tools else 1)
-
-
-_MEANINGS = {
-    "append-only": ["what was shown once stays as it is, so an episode is one training sequence"],
-    "rewrites history": ["what a template rewrites is trained as the policy saw it, in a segment of its own"],
-}
+    raise typer.Exit(0 if usable else 1)
 
 
 def _report_text(report: TemplateReport) -> str:
@@ -78,7 +73,10 @@ def _report_text(report: TemplateReport) -> str:
     unsupported = sum(case.state == "unsupported" for case in report.cases)
     rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
     lines.append(f"\nverdict: {report.state}{rest}")
-    lines += _MEANINGS.get(report.state, ())
+    if report.state == "append-only":
+        lines.append("what was shown once stays as it is: an episode is one training sequence")
+    if report.state == "rewrites history":
+        lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
     lines.append(f"context.parser: auto {'takes' if report.parser in PARSERS else 'is refused:'} {report.parser}")
     lines += [f"{part}: {'shown' if why is None else f'left out: {why}'}" for part, why in report.parts.items()]
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -11,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -68,9 +68,7 @@ class _Program(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""
-        home = os.path.expanduser("~")
-        words = [re.sub("^(--[a-z-]+=)?~/", lambda found: f"{found[1] or ''}{home}/", word) for word in args]
-        return super().parse_args(ctx, words)
+        return super().parse_args(ctx, [re.sub("^(--[a-z-]+=)?~/", rf"\g<1>{Path.home()}/", word) for word in args])
 
 
 app = typer.Typer(

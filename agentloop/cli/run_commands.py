@@ -151,23 +151,25 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
+    if (of_run and config) or (of_model and not config):
+        raise UserError(
+            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
+            "evaluate --config configs/model.yaml --model PATH"
+        )
     from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    if config is not None and run is None and policy is None and not environment_changed:
-        found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
-    elif model is None and config is None and not overrides:
+    if config is not None:
+        asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
+        found = stored_policies.evaluate_model(config, asked, tasks=tasks, samples=samples)
+    else:
         found = stored_policies.evaluate_run(
             run or stored_policies.newest_trained_folder(),
             policy=policy,
             tasks=tasks,
             samples=samples,
             environment_changed=environment_changed,
-        )
-    else:
-        raise UserError(
-            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
-            "evaluate --config configs/model.yaml --model PATH"
         )
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
@@ -201,7 +203,8 @@ def sft(
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:
-        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        since = f" -> {result.held_out_after:.4f} after update {result.measured_after}" if result.measured_after else ""
+        print(f"held-out loss: {result.held_out_before:.4f}{since or '; it was not measured since (sft.every)'}")
         resumed = shlex.join([program(), "sft", str(result.folder), "--resume"])
         print(f"folder: {result.folder}")
         print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")

@@ -137,7 +137,8 @@ class Evaluated:
 
     def __str__(self) -> str:
         policy = "" if self.policy_version is None else f"policy {self.policy_version} "
-        return f"{self.run}: {policy}({self.checkpoint}), environment {self.environment} {self.environment_version}"
+        whose = self.run if self.run == self.checkpoint else f"{self.run}: {policy}({self.checkpoint})"
+        return f"{whose}, environment {self.environment} {self.environment_version}"
 
 
 @dataclass(frozen=True)

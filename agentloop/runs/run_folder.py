@@ -148,16 +148,15 @@ def record_environment(folder: RunFolder, source: str) -> None:
 
 def record_config(folder: RunFolder) -> str | None:
     """Note that the run goes on with the configuration of `folder`. What is another than before, in words."""
-    path = folder.path
-    before, now = to_plain(open_run_folder(path).config), to_plain(folder.config)
+    before, now = to_plain(open_run_folder(folder.path).config), to_plain(folder.config)
     changed = [(part, key) for part, keys in _MAY_CHANGE.items() for key in keys if before[part][key] != now[part][key]]
     if not changed:
         return None
     # All else is the same, and names files from where the run began.
-    stored = json.loads((path / _IDENTITY).read_text())["config"]
+    stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
     for part, key in (*changed, ("run", "schedule_iterations")):
         stored[part][key] = now[part][key]
-    _change_identity(path, config=stored)
+    _change_identity(folder.path, config=stored)
     texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in changed]
     if ("run", "iterations") in changed:
         texts.append(f"schedules stay laid over {folder.config.run.schedule_length} iterations")
@@ -301,8 +300,7 @@ _MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": tuple(CheckpointSection.model_fields),
     "sft": ("every",),
 }
-"""Keys that a resumed run may have other values of: where it ends, how fast it is, what is measured and kept. None
-changes, but for rounding, what an iteration does."""
+"""Keys that a resumed run may have other values of: but for rounding, none changes what an iteration does."""
 
 
 def what_iterations_do(config: RunConfig) -> dict[str, Any]:

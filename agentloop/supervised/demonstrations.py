@@ -28,8 +28,6 @@ from replay.exchange.openai_chat import Conversation, TooLong, read_line, record
 from replay.exchange.row_format import BadRow
 
 _CORPUS_CONVERSATIONS = 4000
-_TASKS = 32
-"""Tasks whose system messages are looked at."""
 
 
 @dataclass(frozen=True)
@@ -98,20 +96,18 @@ def _sequences(
     return trained
 
 
-def mismatch(path: Path, config: RunConfig) -> str | None:
-    """A remark where the demonstrations show other tools or another system message than the environment will.
+def mismatch(config: RunConfig) -> str | None:
+    """A remark where `sft.data` shows other tools or another system message than the environment will.
 
-    None: they show the same, or the environment is the default one, which need not be meant. Raises UserError where
-    all of the tools that they name are unknown to it.
+    The default environment need not be meant. Raises UserError where it has none of the tools that are named.
     """
     if config.environment.name == RunConfig().environment.name and not config.environments:
         return None
     environments, source = open_tasks(config)
     tools = [_by_name(one.tools) for one in environments.all]
-    systems = {_system(source.train(index).messages()) for index in range(_TASKS)}
-    known, named = {name for one in tools for name in one}, set[str]()
-    total, different = 0, list[str]()
-    for place, _, found in _conversations(path, "sft.data", Counter()):
+    systems = {_system(source.train(index).messages()) for index in range(32)}
+    total, known, named, different = 0, {name for one in tools for name in one}, set[str](), list[str]()
+    for place, _, found in _conversations(Path(str(config.sft.data)), "sft.data", Counter()):
         total, own, system = total + 1, _by_name(found.tools), _system(found.opening)
         named |= own.keys() | {call.name for reply, _ in found.turns for call in reply.message.tool_calls}
         if own not in tools:
@@ -123,7 +119,7 @@ def mismatch(path: Path, config: RunConfig) -> str | None:
     if named and not named & known:
         raise UserError(
             f"sft.data must show tools of {environments.where} ({', '.join(sorted(known)) or 'it has none'}), got only "
-            f"{', '.join(sorted(named))} in {str(path)!r}. Give them those of: agentloop env check CONFIG --json"
+            f"{', '.join(sorted(named))} in {config.sft.data!r}. Give them those of: agentloop env check CONFIG --json"
         )
     if not different:
         return None
@@ -134,8 +130,7 @@ def mismatch(path: Path, config: RunConfig) -> str | None:
 
 
 def _by_name(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    functions = [tool.get("function", tool) for tool in tools]
-    return {function["name"]: function for function in functions}
+    return {function["name"]: function for function in (tool.get("function", tool) for tool in tools)}
 
 
 def _system(messages: Sequence[Message]) -> str:

@@ -273,11 +273,9 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except UserError as error:
         if "--resume" in str(error):
             raise
-        folder = shlex.quote(str(loop.components.folder.path))
-        raise UserError(
-            f"{error} Then go on: agentloop train {folder} --resume, with --environment-changed too if a file of the "
-            "environment or of reward.functions is another."
-        ) from error
+        command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
+        changed = "--environment-changed too if a file of the environment or of reward.functions is another"
+        raise UserError(f"{error} Then go on: {command}, with {changed}.") from error
     return _write_report(loop.components)
 
 

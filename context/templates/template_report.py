@@ -9,7 +9,7 @@ from typing import Literal
 
 from context.authors import default_authors
 from context.messages import Message, ToolCall
-from context.parse.choose import PARSERS, auto_parser
+from context.parse.choose import auto_parser
 from context.templates.chat_template import LOOKUP, ChatTemplate, RenderError
 from context.templates.hidden_parts import hidden_calls, hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
@@ -46,12 +46,6 @@ class TemplateReport:
         states = {case.state for case in self.cases}
         worst: tuple[State, ...] = ("rewrites history", "append-only")
         return next((state for state in worst if state in states), "unsupported")
-
-    @property
-    def works_with_tools(self) -> bool:
-        """Whether a run whose policy has tools takes it without `context.allow_hidden_tools` or a named parser."""
-        hidden = self.parts["tools"] or self.parts["results"]
-        return self.state != "unsupported" and not hidden and self.parser in PARSERS
 
     def summary(self) -> str:
         """One line: the state, what is rewritten first, and the first thing that does not work."""

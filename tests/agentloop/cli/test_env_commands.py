@@ -50,6 +50,8 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
     assert function["parameters"]["required"] == ["a", "b"]
     assert "rewards       0 for an empty reply" in lines
     assert lines[-1].startswith("note: there is no demonstrate: ")
+    _, output, _ = shell.type(["env", "check", CALCULATOR, "--set", "model.path=mine"], tmp_path)
+    assert "note: there is no demonstrate" not in output
 
 
 def test_check_as_json_says_the_same(shell: Shell, tmp_path: Path) -> None:

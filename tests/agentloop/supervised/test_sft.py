@@ -183,6 +183,7 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     told = [note for note in display.notes if note.startswith("update ")]
     assert told[0] == f"update 0/{result.updates}  held-out loss {result.held_out_before:.4f}"
     assert told[-1].endswith(f"held-out loss {result.held_out_after:.4f}")
+    assert told[1] == f"update 2/{result.updates}  loss {logged(result)[2]['sft/loss']:.4f}"
     rows = logged(result)
     assert [row["iteration"] for row in rows] == list(range(result.updates + 1))
     # 3e-3 x 1/3 and x 2/3, then the peak, and a tenth of it at the last update.
@@ -225,7 +226,7 @@ def test_stopped_sft_resumes_bit_for_bit(
 ) -> None:
     config = configured(tmp_path, qwen2, data)
     stopped = sft(config, display=_StopAt(after))
-    assert (stopped.exit_code, stopped.updates) == (143, after)
+    assert (stopped.exit_code, stopped.updates, stopped.measured_after) == (143, after, 0 if after < 6 else 6)
     assert not (stopped.folder / "model").exists()
     sft(config, display=_StopAt(1))  # the folder says which one is meant, though this is newer
     mine = config_to_resume(stopped.folder, [])
@@ -331,7 +332,8 @@ def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(
         row["tools"] = [{"type": "function", "function": tool} for tool in tools or ()]
     for row in rows if system else ():
         row["messages"].insert(0, {"role": "system", "content": system})
-    found = mismatch(written(tmp_path / "mine.jsonl", rows), config)
+    written(tmp_path / "mine.jsonl", rows)
+    found = mismatch(config)
     if remark is None:
         assert found is None
     else:
@@ -345,14 +347,15 @@ def shop(folder: Path) -> RunConfig:
     environment = {"name": "rows", "tools": [f"{folder}/shop.py:look"]}
     environment["options"] = {"prompt": "question", "system": "Look it up."}
     reward = {"functions": [f"{folder}/shop.py:right"]}
-    return configured(folder, Path("none"), tasks, environment=environment, tasks={"data": str(tasks)}, reward=reward)
+    data, none = folder / "mine.jsonl", Path("none")
+    return configured(folder, none, data, environment=environment, tasks={"data": str(tasks)}, reward=reward)
 
 
 def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None:
     call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
-    path = written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
+    written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
     with pytest.raises(UserError, match=r"^sft\.data must show tools of rows \(look\), got only find in "):
-        mismatch(path, shop(tmp_path))
+        mismatch(shop(tmp_path))
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:
