@@ -77,7 +77,7 @@ def train(
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     """The configuration in a file; of a run's folder, the run's own, to go on with."""
     from agentloop.config.config_file import load_config
-    from agentloop.runs.run_folder import config_to_resume
+    from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 
     if not config.is_dir():
         return load_config(config, overrides)
@@ -87,7 +87,7 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
             f"CONFIG must be a YAML file but with --resume{alone}, got the folder {str(config)!r}. To go on with the "
             f"run in it: {shlex.join([program(), command, str(config), '--resume'])}"
         )
-    return config_to_resume(config, overrides)
+    return resumed_run_folder(config_to_resume(config, overrides), config).config
 
 
 def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
@@ -127,7 +127,7 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
 
 
 @app.command(
-    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
+    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE --model PATH"
 )
 def evaluate(
     run: RunArgument = None,

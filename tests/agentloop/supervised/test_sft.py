@@ -183,7 +183,7 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     told = [note for note in display.notes if note.startswith("update ")]
     assert told[0] == f"update 0/{result.updates}  held-out loss {result.held_out_before:.4f}"
     assert told[-1].endswith(f"held-out loss {result.held_out_after:.4f}")
-    assert told[1] == f"update 2/{result.updates}  loss {logged(result)[2]['sft/loss']:.4f}"
+    assert told[1] == f"update 1/{result.updates}  loss {logged(result)[1]['sft/loss']:.4f}"
     rows = logged(result)
     assert [row["iteration"] for row in rows] == list(range(result.updates + 1))
     # 3e-3 x 1/3 and x 2/3, then the peak, and a tenth of it at the last update.
