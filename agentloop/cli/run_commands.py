@@ -126,9 +126,7 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
         print(f"  {words:<{width}}  # {meaning}")
 
 
-@app.command(
-    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE --model PATH"
-)
+@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE")
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
