@@ -77,7 +77,7 @@ def train(
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     """The configuration in a file; of a run's folder, the run's own, to go on with."""
     from agentloop.config.config_file import load_config
-    from agentloop.runs.run_folder import config_to_resume
+    from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 
     if not config.is_dir():
         return load_config(config, overrides)
@@ -87,7 +87,7 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
             f"CONFIG must be a YAML file but with --resume{alone}, got the folder {str(config)!r}. To go on with the "
             f"run in it: {shlex.join([program(), command, str(config), '--resume'])}"
         )
-    return config_to_resume(config, overrides)
+    return resumed_run_folder(config_to_resume(config, overrides), config).config
 
 
 def next_run(
@@ -134,16 +134,15 @@ def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | Non
         print(f"  {words:<{width}}  # {meaning}")
 
 
-@app.command(
-    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
-)
+@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE")
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate --model on its held-out tasks.")
+        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate its model on its held-out tasks.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of a model that no run has trained.")
+        str | None,
+        typer.Option(metavar="MODEL", help="With --config: folder or hub id of a model in place of the file's."),
     ] = None,
     overrides: Overrides = None,
     policy: Annotated[
@@ -158,23 +157,25 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
+    if (of_run and config) or (of_model and not config):
+        raise UserError(
+            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
+            "evaluate --config configs/model.yaml --model PATH"
+        )
     from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    if model is not None and config is not None and run is None and policy is None and not environment_changed:
-        found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
-    elif model is None and config is None and not overrides:
+    if config is not None:
+        asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
+        found = stored_policies.evaluate_model(config, asked, tasks=tasks, samples=samples)
+    else:
         found = stored_policies.evaluate_run(
             run or stored_policies.newest_trained_folder(),
             policy=policy,
             tasks=tasks,
             samples=samples,
             environment_changed=environment_changed,
-        )
-    else:
-        raise UserError(
-            "RUN must be given alone, or --config with --model and perhaps --set, got a mixture. Example: agentloop "
-            "evaluate --config configs/model.yaml --model PATH"
         )
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
@@ -208,7 +209,8 @@ def sft(
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:
-        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        since = f" -> {result.held_out_after:.4f} after update {result.measured_after}" if result.measured_after else ""
+        print(f"held-out loss: {result.held_out_before:.4f}{since or '; it was not measured since (sft.every)'}")
         resumed = shlex.join([program(), "sft", str(result.folder), "--resume"])
         print(f"folder: {result.folder}")
         print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")

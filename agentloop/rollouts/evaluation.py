@@ -160,7 +160,8 @@ class Evaluated:
 
     def __str__(self) -> str:
         policy = "" if self.policy_version is None else f"policy {self.policy_version} "
-        return f"{self.run}: {policy}({self.checkpoint}), environment {self.environment} {self.environment_version}"
+        whose = self.run if self.run == self.checkpoint else f"{self.run}: {policy}({self.checkpoint})"
+        return f"{whose}, environment {self.environment} {self.environment_version}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def evaluate(
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
-            "Mend the first of them, and --resume if the run had begun."
+            "Mend the first of them."
         )
     has_tools = bool(actors.environments.tools)
     return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -200,7 +201,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
-    former = record_config(folder)
+    change = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
@@ -212,11 +213,8 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
             f"resumed {folder.path} after iteration {state.iteration}"
             + (f"; undone of what came after it: {', '.join(undone)}" if undone else "")
         )
-        if former is not None and former.run.iterations != folder.config.run.iterations:
-            parts.display.note(
-                f"run.iterations is {folder.config.run.iterations} now, after {former.run.iterations}; schedules stay "
-                f"laid over {folder.config.run.schedule_length} iterations"
-            )
+        if change is not None:
+            parts.display.note(change)
         _note_other_versions(parts)
         restore_random(checkpoint)
         parts.publisher.resume(state.iteration)
@@ -278,6 +276,12 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except TrainingStopped:
         _write_report(loop.components)
         raise
+    except UserError as error:
+        if "--resume" in str(error):
+            raise
+        command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
+        changed = "--environment-changed too if a file of the environment or of reward.functions is another"
+        raise UserError(f"{error} Then go on: {command}, with {changed}.") from error
     return _write_report(loop.components)
 
 

@@ -41,6 +41,18 @@ def commands() -> Iterator[list[str]]:
         waiting += [([*words, name], below) for name, below in getattr(command, "commands", {}).items()]
 
 
+def test_home_is_known_in_every_path(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("run: {name: mine}\n")
+    (tmp_path / "elsewhere").mkdir()
+    code, output, _ = shell.type(["config", "~/mine.yaml", "--json"], tmp_path / "elsewhere")
+    assert (code, json.loads(output)["run"]["name"]) == (0, "mine")
+    for folder in (["--folder", "~/runs"], ["--folder=~/runs"]):
+        _, output, _ = shell.type(["doctor", *folder], tmp_path / "elsewhere")
+        assert f"free in {tmp_path}" in output
+    assert f"got nothing at {tmp_path}/none." in shell.refusal(["replay", "stats", "~/none"], tmp_path / "elsewhere")
+
+
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory, qwen2: Path) -> Path:
     """Three iterations of 16 trajectories; JSON is YAML."""

@@ -18,6 +18,7 @@ from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
+from agentloop.rollouts.evaluation import Evaluated
 from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import TrainResult, train
@@ -183,8 +184,10 @@ def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
 def test_a_model_that_no_run_has_trained_is_evaluated_as_a_run_would_first(finished: Finished, tmp_path: Path) -> None:
     result, config, _ = finished
     file = write_config(config, tmp_path / "config.yaml")
-    words = ["evaluate", "--config", str(file), "--model", str(config.model.path), "--json"]
-    found = json.loads(CliRunner().invoke(app, words).stdout)
-    assert found["success"] == result.success_before
+    for model in (["--model", str(config.model.path)], []):
+        words = ["evaluate", "--config", str(file), *model, "--json"]
+        found = json.loads(CliRunner().invoke(app, words).stdout)
+        assert found["success"] == result.success_before
+    assert str(Evaluated("mine", None, "mine", "parity", "1")) == "mine, environment parity 1"
     mixed = CliRunner().invoke(app, ["evaluate", str(result.folder), "--model", "m"])
-    assert "RUN must be given alone, or --config with --model" in str(mixed.exception)
+    assert "RUN must be given alone, or --config and perhaps --model" in str(mixed.exception)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import config_to_resume
+from agentloop.runs.run_folder import config_to_resume, record_config, resumed_run_folder
 from agentloop.training.train import TrainResult, train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
@@ -106,6 +106,22 @@ def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: P
     (said,) = [note for note in display.notes if "nothing left to do" in note]
     assert said.endswith("To go on all the same: --set run.stop_at_success=null")
     assert lengthened(ended.folder, "run.stop_at_success=null").iterations == 3
+
+
+def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
+    display = SilentDisplay()
+    asked = ("batch.micro_batch_tokens=300", "compute.autocast=bfloat16", "evaluation.every=1", "checkpoint.every=2")
+    assert lengthened(run, "run.iterations=3", *asked, display=display).iterations == 3
+    assert [note for note in display.notes if " now, after " in note] == [
+        "run.iterations is 3 now, after 2; batch.micro_batch_tokens is 300 now, after 1536; compute.autocast is "
+        "bfloat16 now, after auto; evaluation.every is 1 now, after 0; checkpoint.every is 2 now, after 1; schedules "
+        "stay laid over 2 iterations; from here on weights differ by rounding from those of an unbroken run",
+    ]
+    went_on = config_to_resume(run, ())
+    assert (went_on.compute.autocast, went_on.checkpoint.every) == ("bfloat16", 2)
+    folder = resumed_run_folder(config_to_resume(run, ["run.threads=3", "checkpoint.every=1"]), run)
+    assert str(record_config(folder)).startswith("run.threads is 3 now, after 1; checkpoint.every is 1 now, after 2; ")
+    assert record_config(folder) is None
 
 
 @pytest.mark.parametrize(
