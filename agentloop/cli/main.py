@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -67,6 +69,10 @@ class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LateCommand(name, help=help) for name, (_, help) in _LATE.items()})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""
+        return super().parse_args(ctx, [re.sub("^(--[a-z-]+=)?~/", rf"\g<1>{Path.home()}/", word) for word in args])
 
 
 app = typer.Typer(

@@ -153,7 +153,7 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
 
-    advice = ". Mend it, and --resume if the run had begun."
+    advice = ". Mend it."
     kind = guarded(
         found, ["parse"], lambda: failing_as(f"context.parser must read any reply, got {name!r} with", advice)
     )
