@@ -84,12 +84,14 @@ def test_what_was_cut_by_its_limit_is_gone_on_from_as_text(tree: ConversationTre
 
 def test_a_reply_that_was_not_delivered_is_what_an_equal_request_is_given(tree: ConversationTree) -> None:
     model = family("chatml")
-    node, _ = tree.add(tree.prompt(ASKED), [model.end_id], [-0.5], policy_version=0)
+    first = tree.prompt(ASKED)
+    node, _ = tree.add(first, [model.end_id], [-0.5], policy_version=0)
     assert tree.prompt(ASKED).repeats == 0
     assert tree.prompt(ASKED, TOOLS).repeats is None  # it was said in sight of other tools
     tree.delivered(node.number)
     again = tree.prompt(ASKED)
     assert (again.repeats, again.place.fork, again.place.parent, len(again.rest)) == (None, Fork.RETRY, 0, 0)
+    assert again.ids == first.ids
 
 
 def test_whoever_goes_on_from_a_reply_was_given_it(tree: ConversationTree) -> None:
