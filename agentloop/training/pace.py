@@ -46,7 +46,7 @@ class Pace:
         seconds = self._per_episode * each * len(iterations) + self._of_evaluations(iterations)
         return (
             f"episodes will take about {duration(seconds)}, by this evaluation ({len(iterations)} iterations of "
-            f"{each} at most, {sum(map(self.is_evaluated, iterations))} evaluations); updates come on top"
+            f"{each} at most, evaluations: {sum(map(self.is_evaluated, iterations))}); updates come on top"
         )
 
     def _of_evaluations(self, iterations: Iterable[int], *, iteration_s: float = 0.0) -> float:

@@ -92,7 +92,9 @@ def check_disk(config: RunConfig, *, weights: int, state: int, least_policies: i
             f"run.folder must have room for two checkpoints of {in_gb(one)}, got too little at "
             f"{config.run.folder} ({free:,} bytes free). Make room, choose another, or train adapters (lora.rank)."
         )
-    parts = f"{checkpoints} checkpoints of {in_gb(one)}" + f", {policies} policies of {in_gb(weights)}" * (policies > 0)
+    parts = f"checkpoints: {checkpoints} of {in_gb(one)}" + f", policies: {policies} of {in_gb(weights)}" * (
+        policies > 0
+    )
     # A new one is written before the oldest goes.
     low = " Too much: lower checkpoint.keep or checkpoint.keep_policies." * (end + one > free)
     return f"disk: {in_gb(end)} of {in_gb(free)} free in the end, and the buffer ({parts}).{low}"

@@ -277,11 +277,11 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
         _write_report(loop.components)
         raise
     except UserError as error:
-        if "--resume" in str(error):
-            raise
-        command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
-        changed = "--environment-changed too if a file of the environment or of reward.functions is another"
-        raise UserError(f"{error} Then go on: {command}, with {changed}.") from error
+        if "--resume" not in str(error):
+            command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
+            changed = "--environment-changed too if a file of the environment or of reward.functions is another"
+            error.args = (f"{error} Then go on: {command}, with {changed}.",)
+        raise
     return _write_report(loop.components)
 
 

@@ -43,6 +43,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ITS_TOOLS: dict[str, Any] = {"environment": {"name": CALCULATOR}}
+"""The environment whose tool is demonstrated."""
+
+
 def demonstrated(path: Path, *, tools: bool) -> Path:
     called = {"id": "call00001", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 3, "b": 4}'}}
     turns = [
@@ -71,7 +75,7 @@ SHORT: dict[str, Any] = {"epochs": 1, "batch": 4}
 def test_sft_refuses_what_the_template_would_leave_out(bare: Path, tmp_path: Path, tools: bool, what: str) -> None:
     data = demonstrated(tmp_path / "a.jsonl", tools=tools)
     with pytest.raises(UserError) as refused:
-        sft(small_config(tmp_path, bare, sft={"data": str(data)}), display=SilentDisplay())
+        sft(small_config(tmp_path, bare, sft={"data": str(data)}, **ITS_TOOLS), display=SilentDisplay())
     assert str(refused.value).startswith(f"{data}:1: chat template must show every {what}")
     assert "Set context.template: hermes" in str(refused.value)
 
@@ -81,7 +85,9 @@ def test_hidden_tools_and_calls_can_be_insisted_on(bare: Path, tmp_path: Path) -
     assert train(small_config(tmp_path, bare, **TINY, **insisting), display=SilentDisplay()).exit_code == 0
     data = demonstrated(tmp_path / "a.jsonl", tools=True)
     section = {**SHORT, "data": str(data)}
-    assert sft(small_config(tmp_path, bare, sft=section, **insisting), display=SilentDisplay()).updates == 2
+    assert (
+        sft(small_config(tmp_path, bare, sft=section, **insisting, **ITS_TOOLS), display=SilentDisplay()).updates == 2
+    )
 
 
 def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ def test_run_with_a_built_in_template_has_it_in_every_folder(bare: Path, tmp_pat
 def test_sft_with_a_given_template_hands_it_on(bare: Path, tmp_path: Path) -> None:
     section = {**SHORT, "data": str(demonstrated(tmp_path / "a.jsonl", tools=True))}
     given = {"context": {"max_tokens": 400, "template": "hermes"}}
-    result = sft(small_config(tmp_path, bare, sft=section, **given), display=SilentDisplay())
+    result = sft(small_config(tmp_path, bare, sft=section, **given, **ITS_TOOLS), display=SilentDisplay())
     assert AutoTokenizer.from_pretrained(result.model).chat_template == template_source("hermes")
     assert train(small_config(tmp_path, result.model, **TINY), display=SilentDisplay()).exit_code == 0
 

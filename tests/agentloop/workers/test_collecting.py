@@ -76,9 +76,8 @@ def test_rows_have_the_tokens_versions_and_log_probs_of_the_engine(begin: Begin,
         outcomes = [
             member.outcome for group in run.store.tickets.ended_groups(run.id, EVALUATION) for member in group.members
         ]
-        assert len(outcomes) == 6 and all(
-            outcome and {"success", "reward", "turns", "stop_reason"} == outcome.keys() for outcome in outcomes
-        )
+        names = {"success", "reward", "turns", "num_tool_calls", "stop_reason"}
+        assert len(outcomes) == 6 and all(outcome and names == outcome.keys() for outcome in outcomes)
         kept = questions.held_out(run.store, run.id)["rows"]
         assert [row["success"] for row in kept] == [outcome["success"] for outcome in outcomes if outcome]
         asked = [body["sampling_params"]["temperature"] for body in server.requests]
