@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from context import default_authors
+from context import TokenSequence, default_authors
 from context.authors import LLM
 from examples.gateway_agents import make_data
+from replay.records import Trajectory
 from replay.store import ReplayStore
 from tests.docs.test_blocks import checkout, typed
 from tests.fakes.runs import rows
@@ -17,45 +20,89 @@ from tests.soak.test_quickstart import worst_log_prob_error
 
 pytestmark = pytest.mark.slow
 
-FOLDER = "examples/gateway_agents"
-AGENTS = ("openai_loop", "anthropic_loop", "pydantic_agent", "lead_with_scouts")
+EXAMPLES = "examples/gateway_agents"
+EPISODES = {"openai_loop": 100, "anthropic_loop": 100, "pydantic_agent": 100, "lead_with_scouts": 40}
+"""Of a colleague's, from which a model learns to call a tool at all."""
 SMALL = (
     *("run.iterations=2", "batch.trajectories=16", "batch.group_size=4", "batch.mini_batch=8"),
-    *("evaluation.tasks=4", "checkpoint.keep_policies=all", "replay.successful_only=false"),
+    *("replay.successful_only=false", "replay.sampler=uniform", "evaluation.tasks=4", "checkpoint.keep_policies=all"),
 )
+RUN = "runs/gateway-agents-001"
 
 
-def demonstrate(agent: str, folder: Path, episodes: int, patch: pytest.MonkeyPatch) -> None:
-    data = [f"--agent={FOLDER}/{agent}.py:solve", f"--demonstrations={episodes}", "--tasks=40"]
-    patch.chdir(folder)
-    patch.setattr("sys.argv", ["make_data", "runs/gateway_agents", *data])
-    make_data.main()
+@pytest.fixture(scope="module", params=EPISODES)
+def agent(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-@pytest.fixture(scope="module", params=AGENTS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where somebody stands who has trained one of the agents for two iterations; only tests read its run."""
-    folder = checkout(tmp_path_factory.mktemp(request.param) / request.param)
-    agent = f"environment.agent={FOLDER}/{request.param}.py:solve"
+@pytest.fixture(scope="module")
+def run(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two iterations of one of the agents, begun in the folder of a checkout."""
+    folder, solve = checkout(tmp_path_factory.mktemp(agent) / "checkout"), f"{EXAMPLES}/{agent}.py:solve"
+    settings = (*SMALL, f"environment.agent={solve}", "model.path=runs/gateway-agents-sft-001/model")
     with pytest.MonkeyPatch.context() as patch:
-        demonstrate(request.param, folder, 20 if request.param == "lead_with_scouts" else 120, patch)
-        sets = [part for setting in (*SMALL, agent) for part in ("--set", setting)]
-        assert typed(["agentloop", "sft", f"{FOLDER}/sft.yaml", "--set", "sft.epochs=3"], folder, patch) == 0
-        start = "model.path=runs/gateway-agents-sft-001/model"
-        assert typed(["agentloop", "train", f"{FOLDER}/train.yaml", *sets, "--set", start], folder, patch) == 0
-    yield folder
+        patch.chdir(folder)
+        data = ["make_data", "--agent", solve, "--demonstrations", str(EPISODES[agent]), "--tasks", "40"]
+        patch.setattr("sys.argv", data)
+        make_data.main()
+        assert typed(["agentloop", "sft", f"{EXAMPLES}/sft.yaml", "--set", "sft.epochs=3"], folder, patch) == 0
+        sets = [part for setting in settings for part in ("--set", setting)]
+        assert typed(["agentloop", "train", f"{EXAMPLES}/train.yaml", *sets], folder, patch) == 0
+    return folder / RUN
 
 
-def test_every_sampled_token_is_trained_once_with_its_log_prob(folder: Path) -> None:
-    run = folder / "runs/gateway-agents-001"
-    authors = default_authors()
-    with ReplayStore.open(run / "replay.sqlite", read_only=True) as store:
-        trajectories = store.read([id for (id,) in rows(run / "replay.sqlite", "select id from trajectories")])
-    assert {(row.source, row.stop_reason) for row in trajectories} <= {("gateway", "answered")}
+def stored(run: Path) -> list[Trajectory]:
+    with closing(ReplayStore.open(run / "replay.sqlite", read_only=True)) as store:
+        return list(store.read([id for (id,) in rows(run / "replay.sqlite", "select id from trajectories")]))
+
+
+def said(parts: Sequence[TokenSequence]) -> Counter[tuple[int, float]]:
+    """Tokens of the policy's, with their log-probs."""
+    llm = default_authors().code(LLM)
+    return Counter(
+        pair
+        for part in parts
+        for pair in zip(
+            part.token_ids[part.authors == llm].tolist(),
+            part.behavior_log_probs[part.authors == llm].tolist(),
+            strict=True,
+        )
+    )
+
+
+def test_each_sampled_token_is_trained_once_with_the_log_prob_of_its_policy(run: Path) -> None:
+    trajectories = stored(run)
+    assert len(trajectories) == 16 + 12
     for row in trajectories:
-        sampled = [node.tokens.part(len(node.tokens) - node.num_sampled, len(node.tokens)) for node in row.nodes]
-        trained = [
-            segment.tokens.token_ids[segment.tokens.authors == authors.code(LLM)].tolist() for segment in row.segments
-        ]
-        assert sorted(sum(trained, [])) == sorted(id for part in sampled for id in part.token_ids.tolist())
+        assert (row.record.source, row.record.stop_reason) == ("gateway", "answered")
+        assert said([segment.tokens for segment in row.segments]) == said([node.tokens for node in row.nodes])
+        assert sum(said([node.tokens for node in row.nodes]).values()) == sum(node.num_sampled for node in row.nodes)
     assert worst_log_prob_error(run) < 1e-4
+
+
+def test_a_sub_agent_and_a_summary_are_branches_and_nothing_else_is(agent: str, run: Path) -> None:
+    found = rows(run / "replay.sqlite", "select distinct agent, status, fork, parent is null from nodes")
+    assert {status for _, status, _, _ in found} == {"trained"}
+    forks = {(name, fork) for name, _, fork, _ in found}
+    if agent == "lead_with_scouts":
+        branches = {("lead", "new"), ("lead", "edited"), ("scout", "new"), ("scout", "edited")}
+        assert forks - {("scout", "retry")} == {("lead", None), ("scout", None), *branches}  # sent to a key again
+    else:
+        assert forks == {("", "new"), ("", None)}
+        assert {len(row.segments) for row in stored(run)} == {1}
+
+
+def test_a_quarter_of_an_update_is_replayed(run: Path) -> None:
+    drawn = "select iteration, count(*) from draws where stream = 'replay' group by iteration"
+    assert rows(run / "replay.sqlite", drawn) == [(2, 4)]
+
+
+def test_such_a_run_is_shown_and_resumed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longest = max(stored(run), key=lambda row: len(row.segments))
+    assert typed(["agentloop", "replay", "show", longest.id, str(run)], run.parent, monkeypatch) == 0
+    assert capsys.readouterr().out.count("segment ") >= len(longest.segments)
+    further = ["--resume", "--set", "run.iterations=3"]
+    assert typed(["agentloop", "train", str(run), *further], run.parent, monkeypatch) == 0
+    assert rows(run / "replay.sqlite", "select count(*) from iterations") == [(3,)]
