@@ -120,7 +120,7 @@ def load_environments(
                 row=rows.get(part.name),
                 servers=section.mcp_servers,
                 tools=section.tools,
-                judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
+                judges=[judge.function for judge in config.reward.functions] if section.is_rows or agent else [],
             )
         except UserError as error:
             raise UserError(said_of(part.name, str(error))) from error
