@@ -26,6 +26,8 @@ from context.messages import to_template
 from examples.chat_rows import write_lines
 
 AGENT = "examples/gateway_agents/openai_loop.py:solve"
+SHOWN = LookupChain(p_next=0.7, p_stop=0.7)
+"""Whose demonstrator is careless: of a trail of four keys it comes to the end one time in four."""
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
     rng = random.Random(given.seed)
     lines = demonstrations(given.agent, given.demonstrations, rng)
     write_lines(given.folder / "demonstrations.jsonl", lines)
-    write_lines(given.folder / "tasks.jsonl", (row(LookupChain().make_task(rng)) for _ in range(given.tasks)))
+    write_lines(given.folder / "tasks.jsonl", (row(SHOWN.make_task(rng)) for _ in range(given.tasks)))
 
 
 def row(task: Task) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def demonstrations(agent: str, count: int, rng: random.Random) -> Iterator[dict[
     colleagues: dict[str, Colleague] = {}
     with serving(create_app(Episodes(colleagues)), host="127.0.0.1", port=0) as port:
         for number in range(count):
-            task = LookupChain().make_task(rng)
+            task = SHOWN.make_task(rng)
             colleague = colleagues[str(number)] = Colleague(task, rng)
             ended = solve(row(task), f"http://127.0.0.1:{port}/e/{number}/v1", "any key")
             if inspect.isawaitable(ended):
@@ -117,7 +119,7 @@ def careless_reply(request: AgentRequest, task: Task, rng: random.Random) -> Mes
     last = request.messages[-1]
     if request.agent != "lead":
         key = _quoted(next(message.content for message in request.messages if message.role == "user"))
-        said = LookupChain().demonstrate(replace(task, payload={**task.payload, "key": key}), request.messages, rng)
+        said = SHOWN.demonstrate(replace(task, payload={**task.payload, "key": key}), request.messages, rng)
         if request.agent == "scout" and last.role == "tool" and said.tool_calls:
             return Message("assistant", f'Next is "{said.tool_calls[0].arguments["key"]}".')
         return said
