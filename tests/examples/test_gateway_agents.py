@@ -45,7 +45,7 @@ def run(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = ["make_data", "--agent", solve, "--demonstrations", str(EPISODES[agent]), "--tasks", "40"]
         patch.setattr("sys.argv", data)
         make_data.main()
-        assert typed(["agentloop", "sft", f"{EXAMPLES}/sft.yaml", "--set", "sft.epochs=3"], folder, patch) == 0
+        assert typed(["agentloop", "sft", f"{EXAMPLES}/sft.yaml"], folder, patch) == 0
         sets = [part for setting in settings for part in ("--set", setting)]
         assert typed(["agentloop", "train", f"{EXAMPLES}/train.yaml", *sets], folder, patch) == 0
     return folder / RUN

@@ -18,7 +18,8 @@ from tests.soak.test_quickstart import evaluations
 def test_agent_learns_from_what_it_asks(agent: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     solve = f"{EXAMPLES}/{agent}.py:solve"
-    started(tmp_path, "examples.gateway_agents.make_data", "--agent", solve)
+    episodes = "600" if agent == "lead_with_scouts" else "2000"  # of six conversations, and of one
+    started(tmp_path, "examples.gateway_agents.make_data", "--agent", solve, "--demonstrations", episodes)
     started(tmp_path, "agentloop", "sft", f"{EXAMPLES}/sft.yaml")
     settings = (f"environment.agent={solve}", "model.path=runs/gateway-agents-sft-001/model")
     sets = [part for setting in settings for part in ("--set", setting)]
