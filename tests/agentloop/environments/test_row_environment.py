@@ -92,7 +92,7 @@ def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
     [
         ("none.py:solve", "environment.agent must name a file that exists, got 'none.py'."),
         (f"{FILE}:none", "environment.agent must name a function of {FILE}, got 'none'."),
-        ("python 'x", "environment.agent must be a command with its quotes closed, got \"python 'x\"."),
+        ("python 'x", 'environment.agent must be a command with its quotes closed, got "python \'x".'),
     ],
 )
 def test_agent_that_can_not_be_called_is_refused(agent: str, message: str) -> None:
