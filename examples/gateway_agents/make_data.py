@@ -61,13 +61,9 @@ def demonstrations(agent: str, count: int, rng: random.Random) -> Iterator[dict[
             task = SHOWN.make_task(rng)
             colleague = colleagues[str(number)] = Colleague(task, rng)
             ended = solve(row(task), f"http://127.0.0.1:{port}/e/{number}/v1", "any key")
-            if inspect.isawaitable(ended):
-                asyncio.run(_awaited(ended))
+            if inspect.iscoroutine(ended):
+                asyncio.run(ended)
             yield from colleague.conversations()
-
-
-async def _awaited(ended: Any) -> None:
-    await ended
 
 
 @dataclass
