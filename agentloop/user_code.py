@@ -178,7 +178,7 @@ def load_sampler(spec: str, seed: int, options: Mapping[str, Any]) -> Sampler:
     own = [name for name in _OF_SAMPLERS if getattr(kind, name, None) is not getattr(Sampler, name, None)]
 
     rule = f"replay.sampler must be a sampler that weighs rows, got {spec!r} with"
-    failing = functools.partial(failing_as, rule, ". Mend it, and --resume if the run had begun.")
+    failing = functools.partial(failing_as, rule, ". Mend it.")
     with failing():
         made: Sampler = make_sampler(guarded(kind, ["weigh", *own], failing), seed, options)
     made.try_out()

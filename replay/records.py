@@ -63,6 +63,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     ENGINE_FAILURE = "engine_failure"  # no usable reply: the episode says nothing about the policy
     AGENT_FAILED = "agent_failed"  # a program of its own, whose exit code or function said so
+    UNREWARDED = "unrewarded"  # of a recorded session, whose reward nobody has said
     CALLED_LAST = "tool_calls"  # by the last reply of an imported conversation
 
 

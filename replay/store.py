@@ -30,7 +30,7 @@ from replay.records import (
 )
 from replay.sampling.draw import Candidates, Measure, RunDraws, TrialDraw
 from replay.sampling.samplers import RankedSampler, Sampler
-from replay.storage import counters, draws, read, retention, tombstones, write
+from replay.storage import counters, draws, read, retention, sessions, tombstones, write
 from replay.storage.collecting import fresh_groups, never_drawn
 from replay.storage.collecting.participants import Roles
 from replay.storage.collecting.tickets import Tickets
@@ -107,14 +107,24 @@ class ReplayStore:
         trajectories: Sequence[Trajectory],
         *,
         redact: Redactor | None = None,
+        ended: Sequence[str] = (),
     ) -> AppendReport:
-        """Store whole trajectories with their groups and tasks; one that is there already counts as a duplicate. Raises
-        InvalidRecord naming the field, also for another row under the same id; then nothing has been stored."""
+        """Store whole trajectories with their groups and tasks; one that is there already counts as a duplicate.
+
+        `ended`: ids of sessions that are under way no more. Raises InvalidRecord naming the field, also for another row
+        under the same id; then nothing has been stored.
+        """
         tables = {run: self._author_table(run) for run in {t.record.run for t in trajectories}}
         compressed = self._database.compresses_text
         prepared = write.prepare(tasks, groups, trajectories, tables, redact=redact, compress_text=compressed)
         written = {record.run for record in groups} | tables.keys()
-        return self._write(lambda connection: write.append(connection, prepared), *written)
+
+        def work(connection: sa.Connection) -> AppendReport:
+            if ended:
+                sessions.remove(connection, ended)
+            return write.append(connection, prepared)
+
+        return self._write(work, *written)
 
     def check(
         self,

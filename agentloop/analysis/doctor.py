@@ -14,6 +14,7 @@ from agentloop.engines.publish.engine_control import EngineControl
 from agentloop.engines.remote.server_facts import check_version
 from agentloop.environments.sandbox.python_sandbox import usable_interpreter
 from agentloop.errors import UserError
+from agentloop.models.memory import in_gb, machine_memory
 from replay.storage.databases.disk import network_file_system
 
 _EXTRAS = {"postgres": "psycopg", "parquet": "pyarrow", "inspect": "uvicorn", "gpu": "triton"} | {
@@ -70,7 +71,12 @@ def _check_device() -> Check:
         free, total = torch.cuda.mem_get_info()
         memory = f"{free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free"
         return Check("device", "ok", f"{torch.cuda.get_device_name()}, {memory}")
-    return Check("device", "ok", f"no GPU; {os.cpu_count()} CPU cores", "Enough for the built-in model.")
+    has, lacks = "Set compute.autocast: bfloat16 for a model of your own.", "Enough for the built-in model."
+    multiplies = os.path.exists("/proc/cpuinfo") and "bf16" in Path("/proc/cpuinfo").read_text()
+    found = (
+        f"no GPU; {os.cpu_count()} CPU cores{', which have bfloat16' * multiplies}, {in_gb(machine_memory())} memory"
+    )
+    return Check("device", "ok", found, has if multiplies else lacks)
 
 
 def _check_sandbox() -> Check:

@@ -44,7 +44,7 @@ prompt = tokenizer.apply_chat_template(
 reply = model.generate(**prompt, max_new_tokens=128)
 ```
 
-It knows the messages and tools of its environment: `agentloop env check --json` prints both.
+It knows the messages and tools of its environment: `agentloop env check CONFIG --json` prints both.
 
 | | |
 |---|---|

@@ -59,10 +59,12 @@ def evaluate_run(
 
 
 def evaluate_model(
-    model: str, config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
+    config: Path, overrides: Sequence[str] = (), *, tasks: int | None = None, samples: int | None = None
 ) -> EvaluationReport:
-    """The model of a folder or hub id on the held-out tasks of a configuration, as a run that begins with it would."""
-    asked = _asked(load_config(config, [*overrides, f"model.path={json.dumps(model)}"]), tasks, samples)
+    """The model of a configuration on its held-out tasks, as a run that begins with it would."""
+    asked = _asked(load_config(config, overrides), tasks, samples)
+    if (model := asked.model.path) is None:
+        raise UserError(f"--model must be given where model.path of {config} is null, got neither. Add --model PATH.")
     environments, source = open_tasks(asked)
     whose = Evaluated(model, None, model, environments.name, environments.version)
     return _evaluated(asked, environments, source, (model, None), whose)

@@ -12,7 +12,7 @@ import typer
 from agentloop.cli.options import AsJson
 from context.parse import PARSERS
 from context.templates.chat_template import RenderError
-from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files
+from context.templates.model_files import BUILT_IN_TEMPLATES, load_model_files, templates_for
 from context.templates.template_report import TemplateReport, check_template
 
 app = typer.Typer(
@@ -47,27 +47,34 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a chat template does to a growing conversation, case by case. Exit code 1 if it can do none."""
+    """What a chat template does to a growing conversation, case by case. Exit code 1 if no run with tools takes it."""
     try:
-        report = check_template(load_model_files(model, template=template))
+        files = load_model_files(model, template=template)
+        report = check_template(files)
+        usable = report.parser in PARSERS and not (report.parts["tools"] or report.parts["results"])
     except ValueError as error:  # a tokenizer that is not safe
         raise RenderError(str(error)) from None
     if as_json:
-        print(json.dumps({"state": report.state, **asdict(report)}))
+        print(json.dumps({"state": report.state, "works_with_tools": usable, **asdict(report)}))
     else:
         print(_report_text(report))
-    raise typer.Exit(1 if report.state == "unsupported" else 0)
+        if not usable:
+            print(f"not usable with tools: set context.template: {templates_for(files.codec)} (for this vocabulary)")
+    raise typer.Exit(0 if usable else 1)
 
 
 def _report_text(report: TemplateReport) -> str:
     width = max(len(case.name) for case in report.cases)
-    lines = []
+    lines: list[str] = []
     for case in report.cases:
         lines.append(f"{case.name:<{width}}  {case.state}")
-        lines += [f"{'':<{width}}    {detail}" for detail in case.details]
+        details = (f"{'':<{width}}    {detail}" for detail in case.details)
+        lines += [detail for detail in details if detail not in lines]  # what cases have in common is said once
     unsupported = sum(case.state == "unsupported" for case in report.cases)
     rest = f"; {unsupported} of {len(report.cases)} cases unsupported" if unsupported else ""
     lines.append(f"\nverdict: {report.state}{rest}")
+    if report.state == "append-only":
+        lines.append("what was shown once stays as it is: an episode is one training sequence")
     if report.state == "rewrites history":
         lines.append("what a template rewrites is trained as the policy saw it, in a segment of its own")
     lines.append(f"context.parser: auto {'takes' if report.parser in PARSERS else 'is refused:'} {report.parser}")

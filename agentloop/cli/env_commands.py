@@ -98,7 +98,7 @@ def _checked(config: RunConfig) -> dict[str, Any]:
         "empty_rewards": [_of_nothing(factory, scorer, example) for _ in range(2)],
         "demonstrated": _demonstrated(factory, config.rollout.success_reward) if can_demonstrate else None,
     }
-    return {**found, "remarks": [*_remarks(found)]}
+    return {**found, "remarks": [*_remarks(found, config)]}
 
 
 def _of_nothing(factory: EnvironmentFactory, scorer: RewardScorer, task: Task) -> float:
@@ -119,7 +119,7 @@ def _demonstrated(factory: EnvironmentFactory, success: float) -> float:
     return successes / _DEMONSTRATED
 
 
-def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
+def _remarks(found: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     """What may be missing or wrong."""
     if not found["tools"]:
         yield "there is no tool: the policy can only answer"
@@ -135,7 +135,7 @@ def _remarks(found: Mapping[str, Any]) -> Iterator[str]:
     first, second = found["empty_rewards"]
     if first != second:
         yield f"reward is not the same for the same conversation: {first:g}, then {second:g}"
-    if found["demonstrated"] is None:
+    if found["demonstrated"] is None and config.model.path is None:
         yield "there is no demonstrate: the built-in model can't be warmed up for it, so set model.path"
     elif found["demonstrated"] == 0:
         yield f"none of {_DEMONSTRATED} demonstrations is a success"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -27,6 +29,10 @@ _LATE = {
     "worker": (
         "cluster_commands",
         "Collect episodes for a run: claimed from its database, run on its engines, stored as they end.",
+    ),
+    "gateway": (
+        "gateway_commands",
+        "Let agents of any kind ask at a base URL: recorded for later runs, or as episodes of a run.",
     ),
     "launch": (
         "cluster_commands",
@@ -53,7 +59,7 @@ class LateCommand(TyperCommand):
     def loaded(self) -> Any:
         module, _ = _LATE[str(self.name)]
         found: Any = typer.main.get_command(import_module(f"agentloop.cli.{module}").app)
-        return found.commands.get(self.name, found)
+        return getattr(found, "commands", {}).get(self.name, found)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self.loaded().make_context(info_name, args, parent, **extra)
@@ -63,6 +69,10 @@ class _Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands.update({name: LateCommand(name, help=help) for name, (_, help) in _LATE.items()})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`~/` is the user's home in what is typed, as in a configuration, also where the shell leaves it alone."""
+        return super().parse_args(ctx, [re.sub("^(--[a-z-]+=)?~/", rf"\g<1>{Path.home()}/", word) for word in args])
 
 
 app = typer.Typer(

@@ -70,14 +70,14 @@ def train(
         paths = {name: str(getattr(result, name)) for name in ("folder", "model", "report")}
         print(json.dumps({**vars(result), **paths}))
     else:
-        closing_words(result, _with_other_mix(config, overrides or [], settings), settings.run.iterations)
+        closing_words(result, next_run(config, overrides or [], settings, result), settings.run.iterations)
     raise typer.Exit(result.exit_code)
 
 
 def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool) -> RunConfig:
     """The configuration in a file; of a run's folder, the run's own, to go on with."""
     from agentloop.config.config_file import load_config
-    from agentloop.runs.run_folder import config_to_resume
+    from agentloop.runs.run_folder import config_to_resume, resumed_run_folder
 
     if not config.is_dir():
         return load_config(config, overrides)
@@ -87,27 +87,35 @@ def _settings(command: str, config: Path, overrides: Sequence[str], resume: bool
             f"CONFIG must be a YAML file but with --resume{alone}, got the folder {str(config)!r}. To go on with the "
             f"run in it: {shlex.join([program(), command, str(config), '--resume'])}"
         )
-    return config_to_resume(config, overrides)
+    return resumed_run_folder(config_to_resume(config, overrides), config).config
 
 
-def _with_other_mix(config: Path, overrides: Sequence[str], settings: RunConfig) -> list[str] | None:
-    """The command of a run with another share of replay; None where this one was begun by another command."""
+def next_run(
+    config: Path, overrides: Sequence[str], settings: RunConfig, result: TrainResult
+) -> tuple[list[str], str] | None:
+    """The command after this run, and what it is; None where this one was begun by another command."""
     if config.is_dir():
         return None
-    sets = [*overrides, f"replay.fraction={0.25 if settings.replay.fraction == 0.5 else 0.5}"]
-    return [program(), "train", str(config), *(word for setting in sets for word in ("--set", setting))]
+    other = 0.25 if settings.replay.fraction == 0.5 else 0.5
+    command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
+    if result.success_after < result.success_before / 3 > 0.03:
+        setting, why = f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell"
+    elif result.success_after == 0.0:
+        command, setting, why = "sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first"
+    sets = [word for each in (*overrides, setting) for word in ("--set", each)]
+    return [program(), command, str(config), *sets], why
 
 
-def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, iterations: int) -> None:
-    from agentloop.runs.display import percent
+def closing_words(result: TrainResult, next_run: tuple[Sequence[str], str] | None, iterations: int) -> None:
+    from agentloop.runs.display import with_interval
 
-    before, after = percent(result.success_before), percent(result.success_after)
+    tasks = result.held_out_tasks
+    before, after = with_interval(result.success_before, tasks), with_interval(result.success_after, tasks)
     if not result.evaluated_after:
         print(f"held-out success: {before} before training; it was not measured since (evaluation.every)")
-    elif result.evaluated_after < result.iterations:
-        print(f"held-out success: {before} -> {after} after iteration {result.evaluated_after} of {result.iterations}")
     else:
-        print(f"held-out success: {before} -> {after}")
+        of_all = f" after iteration {result.evaluated_after} of {result.iterations}"
+        print(f"held-out success: {before} -> {after}{of_all * (result.evaluated_after < result.iterations)}")
     print(f"trained model: {result.model}")
     print(f"run folder: {result.folder}   report: {result.report}")
     replay, folder = shlex.join([program(), "replay"]), shlex.quote(str(result.folder))
@@ -119,23 +127,22 @@ def closing_words(result: TrainResult, with_other_mix: Sequence[str] | None, ite
     if result.exit_code:
         print(f"stopped after iteration {result.iterations} of {iterations}")
         hints.append((shlex.join([program(), "train", str(result.folder), "--resume"]), "go on from here"))
-    elif with_other_mix is not None:
-        hints.append((shlex.join(with_other_mix), "another mixing ratio"))
+    elif next_run is not None:
+        hints.append((shlex.join(next_run[0]), next_run[1]))
     print("try next:")
     for words, meaning in hints:
         print(f"  {words:<{width}}  # {meaning}")
 
 
-@app.command(
-    epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --policy 12 --json"
-)
+@app.command(epilog="Example: agentloop evaluate runs/quickstart-001 --samples 8, or: agentloop evaluate --config FILE")
 def evaluate(
     run: RunArgument = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate --model on its held-out tasks.")
+        Path | None, typer.Option(metavar="FILE", help="A run's YAML file: evaluate its model on its held-out tasks.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of a model that no run has trained.")
+        str | None,
+        typer.Option(metavar="MODEL", help="With --config: folder or hub id of a model in place of the file's."),
     ] = None,
     overrides: Overrides = None,
     policy: Annotated[
@@ -150,23 +157,25 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Held-out success of a run's policy, or of any model: pass@k, turns and stop reasons with 95 % intervals."""
+    of_run, of_model = run or policy is not None or environment_changed, model is not None or overrides
+    if (of_run and config) or (of_model and not config):
+        raise UserError(
+            "RUN must be given alone, or --config and perhaps --model and --set, got a mixture. Example: agentloop "
+            "evaluate --config configs/model.yaml --model PATH"
+        )
     from agentloop.analysis import stored_policies
     from agentloop.rollouts.evaluation import as_table
 
-    if model is not None and config is not None and run is None and policy is None and not environment_changed:
-        found = stored_policies.evaluate_model(model, config, overrides or [], tasks=tasks, samples=samples)
-    elif model is None and config is None and not overrides:
+    if config is not None:
+        asked = [*(overrides or []), *([] if model is None else [f"model.path={json.dumps(model)}"])]
+        found = stored_policies.evaluate_model(config, asked, tasks=tasks, samples=samples)
+    else:
         found = stored_policies.evaluate_run(
             run or stored_policies.newest_trained_folder(),
             policy=policy,
             tasks=tasks,
             samples=samples,
             environment_changed=environment_changed,
-        )
-    else:
-        raise UserError(
-            "RUN must be given alone, or --config with --model and perhaps --set, got a mixture. Example: agentloop "
-            "evaluate --config configs/model.yaml --model PATH"
         )
     print(json.dumps(found.to_json()) if as_json else as_table(found))
 
@@ -200,7 +209,8 @@ def sft(
     if as_json:
         print(json.dumps({**vars(result), "folder": str(result.folder), "model": str(result.model)}))
     else:
-        print(f"held-out loss: {result.held_out_before:.4f} -> {result.held_out_after:.4f}")
+        since = f" -> {result.held_out_after:.4f} after update {result.measured_after}" if result.measured_after else ""
+        print(f"held-out loss: {result.held_out_before:.4f}{since or '; it was not measured since (sft.every)'}")
         resumed = shlex.join([program(), "sft", str(result.folder), "--resume"])
         print(f"folder: {result.folder}")
         print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")

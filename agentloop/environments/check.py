@@ -143,7 +143,7 @@ def check_reward(environment: Environment, task: Task, where: str) -> None:
 
 def start_now(environment: Environment, task: Task, where: str) -> None:
     """Start an instance that no episode of the policy is played with."""
-    advice = f" for {quoted_task(task)}. Mend it, and --resume if the run had begun."
+    advice = f" for {quoted_task(task)}. Mend it."
     with failing_as(f"{where}.start must accept its tasks, got", advice):
         run_hook(environment.start, task)
 
@@ -151,7 +151,7 @@ def start_now(environment: Environment, task: Task, where: str) -> None:
 def reward_now(environment: Environment, task: Task, messages: Sequence[Message], where: str) -> float:
     """What a started instance says of a conversation that is no episode of the policy."""
     asked = quoted_task(task, messages)
-    advice = f" for {asked}. Return 0.0 there, and --resume if the run had begun."
+    advice = f" for {asked}. Return 0.0 there."
     with failing_as(f"{where}.reward must judge any reply, got", advice):
         reward: Any = run_hook(environment.reward, task, messages)
     if not isinstance(reward, Real) or not math.isfinite(reward):

@@ -144,14 +144,14 @@ class EnvironmentFactory:
 
     def turn_rewards(self, task: Task, messages: Sequence[Message], *, replies: int) -> tuple[float, ...] | None:
         """What each reply earned by itself, asked of a new instance; None: the environment does not say."""
-        place = f" for {quoted_task(task, messages)}. Mend it, and --resume if the run had begun."
+        place = f" for {quoted_task(task, messages)}. Mend it."
         with failing_as(f"{self.where}.turn_rewards must return a list of numbers, got", place):
             given = self.create().turn_rewards(task, messages)
             rewards = None if given is None else tuple(float(reward) for reward in given)
         if rewards is not None and (len(rewards) != replies or not all(map(math.isfinite, rewards))):
             raise UserError(
                 f"{self.where}.turn_rewards must return one finite number per reply ({replies}), got {list(rewards)}. "
-                "Mend it, and --resume if the run had begun."
+                "Mend it."
             )
         return rewards
 
@@ -168,14 +168,14 @@ class EnvironmentFactory:
     def achieved(self, task: Task, messages: Sequence[Message]) -> list[Achieved]:
         """What else a conversation has solved, asked of a new instance."""
         turns = sum(message.author == LLM for message in messages)
-        place = f" for {quoted_task(task, messages)}. Mend it and --resume."
+        place = f" for {quoted_task(task, messages)}. Mend it."
         with failing_as(f"{self.where}.achieved must return a list of Achieved, got", place):
             found = list(self.create().achieved(task, messages))
             good = all(isinstance(one, Achieved) and 0 <= one.first_turn < turns for one in found)
         if not good:
             raise UserError(
                 f"{self.where}.achieved must return a list of Achieved, each with a first_turn of 0 to {turns - 1}, "
-                f"got {found!r:.200}. Mend it and --resume."
+                f"got {found!r:.200}. Mend it."
             )
         for one in found:
             check_task(one.task, f"{self.where}.achieved", self.registered)

@@ -12,7 +12,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
-from agentloop.environments.row_environment import AGENT
+from agentloop.environments.row_environment import AGENT, agent_function
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
 from context.messages import content_hash
@@ -93,10 +93,16 @@ def open_tasks(
     rows = {part.name: None if part.tasks.data is None else load_rows(part.tasks) for part in config.parts}
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
     if sources and environments.source != sources[-1] and not environment_changed:
+        functions = [name for part in config.parts for name in part.environment.tools]
+        agents = [part.environment.agent for part in config.parts if part.environment.agent is not None]
+        functions += [name for name in map(agent_function, agents) if name is not None]
+        functions += [row.function for row in config.reward.functions if agents or config.parts[0].environment.is_rows]
+        files = " or ".join(dict.fromkeys(name.rpartition(":")[0] for name in functions))
         raise UserError(
-            f"environment.name must have the source that the run had last, got {environments.where} changed since "
+            f"environment must have the source that the run had last, got {files or environments.where} changed since "
             f"(digest {environments.source[:8]} after {sources[-1][:8]}). Put it back, or go on with "
-            "--environment-changed: rows collected from then on count as another version of it."
+            "--environment-changed: rows collected from then on count as another version of it, and those before keep "
+            "the rewards that they were given."
         )
     if sources and environments.source != sources[0]:
         environments = environments.with_version_of(environments.source)

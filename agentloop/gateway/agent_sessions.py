@@ -10,6 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -23,9 +24,9 @@ from context.messages import canonical_json, content_hash
 from context.tokens.session_nodes import Node, Status
 
 Tools = Sequence[Mapping[str, Any]]
-Ask = Callable[[int, Sequence[int], int], Awaitable[Completion]]
-"""Called with a number that prompts have in common of which each goes on from the reply to the one before, a prompt and
-the most new tokens; raises GenerationFailed. Awaited in the server's event loop."""
+Ask = Callable[[AgentRequest, int, Sequence[int], int], Awaitable[Completion]]
+"""Called with what the agent asks, a number that prompts have in common of which each goes on from the reply to the one
+before, a prompt and the most new tokens; raises GenerationFailed. Awaited in the server's event loop."""
 Finish = Literal["stop", "tool_calls", "length"]
 _MOST_NODES = 2_000
 """Requests of one session: one that goes in circles must come to an end."""
@@ -105,25 +106,40 @@ class AgentSession:
         """Numbers for the engine: a prompt has that of the reply it goes on from, by its node."""
         self._numbers: dict[str, int] = {}
         """Nodes by the ids of their replies."""
+        self._unstored: dict[int, Node] = {}
+        self._quiet_since = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which nothing was asked, or is to be answered."""
+        return 0.0 if self._asked else time.monotonic() - self._quiet_since
 
     async def reply(self, request: AgentRequest) -> AgentReply:
         """Equal requests at the same time are one: an agent that asks again has given the first one up."""
         asked = content_hash([canonical_json(request.tools), [repr(message) for message in request.messages]])
         if asked not in self._asked:
             self._asked[asked] = asyncio.ensure_future(self._reply(request))
-            self._asked[asked].add_done_callback(lambda _: self._asked.pop(asked))
+            self._asked[asked].add_done_callback(partial(self._answered, asked))
         return await asyncio.shield(self._asked[asked])
+
+    def _answered(self, asked: str, _: asyncio.Future[AgentReply]) -> None:
+        del self._asked[asked]
+        self._quiet_since = time.monotonic()
 
     async def _reply(self, request: AgentRequest) -> AgentReply:
         prompt = self.tree.prompt(request.messages, request.tools)
+        at = prompt.place.parent
+        if at is not None and prompt.place.fork is None:
+            self._is_delivered(at)  # who goes on from a reply has it, whatever became of the connection
         if prompt.repeats is not None:
+            await self._store()
             return self._written(self.tree.nodes[prompt.repeats], cached=len(prompt.ids))
         room = self._policy.max_tokens - len(prompt.ids)
         if room < 1 or len(self.tree.nodes) >= _MOST_NODES:
             await self._store(self.tree.refuse(prompt, agent=request.agent))
             raise NoRoom(len(prompt.ids), self._policy.max_tokens)
         most = min(room, self._policy.max_reply_tokens, request.max_tokens or room)
-        completion = await self._sampled(prompt, most)
+        completion = await self._sampled(request, prompt, most)
         status = Status.ASIDE if request.aside else Status.UNDELIVERED
         node, _ = self.tree.add(
             prompt,
@@ -136,12 +152,12 @@ class AgentSession:
         await self._store(node)
         return self._written(node, cached=prompt.place.kept_tokens)
 
-    async def _sampled(self, prompt: Prompt, most: int) -> Completion:
+    async def _sampled(self, request: AgentRequest, prompt: Prompt, most: int) -> Completion:
         at = prompt.place.parent
         line = self._lines.pop(at, None) if at is not None and prompt.place.fork is None else None
         line = next(_LINES) if line is None else line
         try:
-            completion = await self._ask(line, prompt.ids, most)
+            completion = await self._ask(request, line, prompt.ids, most)
         except GenerationFailed as failure:
             self.problem = str(failure)
             raise
@@ -151,9 +167,14 @@ class AgentSession:
         self.entropies.extend(completion.entropies or ())
         return completion
 
-    async def _store(self, node: Node) -> None:
+    async def _store(self, *new: Node) -> None:
+        """Returns once these nodes are stored, and those before that could not be."""
         if self._stored is not None:
-            await self._stored.writer.store(self.id, node)
+            self._unstored |= {node.number: node for node in new}
+            waiting = list(self._unstored.values())
+            await asyncio.gather(*(self._stored.writer.store(self.id, node) for node in waiting))
+            for node in waiting:
+                self._unstored.pop(node.number, None)
 
     def _written(self, node: Node, *, cached: int) -> AgentReply:
         said, number = node.messages[-1], node.number
@@ -167,7 +188,9 @@ class AgentSession:
         return AgentReply(id, message, finish, prompt_tokens, node.num_sampled, int(time.time()), cached)
 
     def delivered(self, reply: AgentReply) -> None:
-        number = self._numbers[reply.id]
+        self._is_delivered(self._numbers[reply.id])
+
+    def _is_delivered(self, number: int) -> None:
         self.tree.delivered(number)
         if self._stored is not None:
             self._stored.writer.delivered(self.id, number)

@@ -1,4 +1,4 @@
-"""The keys that agents ask with: one for each episode and attempt, and none of them stands anywhere.
+"""The keys that agents ask with: one for each episode and attempt, and none of them stands anywhere; or one for all.
 
 A module of its own: nothing else may hold the secret.
 """
@@ -25,3 +25,18 @@ class EpisodeKeys:
         """Raises BadRequest for any key but this episode's."""
         if not hmac.compare_digest(self.key(episode).encode(), given.encode("utf-8", "surrogatepass")):
             raise BadRequest(403, "The key must be this episode's, got another.")
+
+
+class SharedKey:
+    """The key of all who may ask a gateway that stands by itself."""
+
+    def __init__(self, key: str | None) -> None:
+        """None: whoever reaches it may ask."""
+        self._key = key
+
+    def check(self, given: str) -> None:
+        """Raises BadRequest for any other key."""
+        if self._key is not None and not hmac.compare_digest(
+            self._key.encode("utf-8", "surrogatepass"), given.encode("utf-8", "surrogatepass")
+        ):
+            raise BadRequest(403, "The key must be the gateway's, got another.")

@@ -10,7 +10,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Mount
+
 from agentloop.config.sections.rollout import GatewaySection
+from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.server_thread import serving
@@ -43,6 +47,11 @@ class OpenedSession:
         return self._session.entropies
 
     @property
+    def idle_s(self) -> float:
+        """Seconds for which nothing was asked, or is to be answered."""
+        return self._session.idle_s
+
+    @property
     def problem(self) -> str | None:
         """Why the engine gave no reply, where it gave none."""
         return self._session.problem
@@ -57,22 +66,23 @@ class RunGateway:
     """Opens sessions of the agents of this process."""
 
     def __init__(self, sessions: AgentSessions, policy: Policy, url: str) -> None:
-        self._sessions, self._policy, self._url = sessions, policy, url
+        self._sessions, self._policy, self.url = sessions, policy, url
 
     def open(self, ask: _Ask) -> OpenedSession:
         """A session whose replies `ask` gives, in the event loop that runs now."""
         playing = asyncio.get_running_loop()
 
-        async def asked(line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        async def asked(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ask(line, prompt_ids, most), playing))
 
         session = AgentSession(uuid.uuid4().hex, self._policy, asked, now=datetime.now())
-        return OpenedSession(self._sessions, session, self._url)
+        return OpenedSession(self._sessions, session, self.url)
 
 
 @contextmanager
-def run_gateway(section: GatewaySection, policy: Policy) -> Iterator[RunGateway]:
-    """Listens within the block. Raises UserError where it can't."""
+def run_gateway(section: GatewaySection, policy: Policy, *further: BaseRoute) -> Iterator[RunGateway]:
+    """Listens within the block, to what is asked at `further` addresses too. Raises UserError where it can't."""
     sessions = AgentSessions()
-    with serving(create_app(sessions), host=section.host, port=section.port) as port:
+    app = Starlette(routes=[*further, Mount("/", create_app(sessions))])
+    with serving(app, host=section.host, port=section.port) as port:
         yield RunGateway(sessions, policy, section.public_url or f"http://{section.host}:{port}")

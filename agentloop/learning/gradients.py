@@ -83,10 +83,7 @@ def _own(function: Callable[..., Any], options: dict[str, Any], where: str) -> O
             with users_code():
                 found = function(inputs, **options)
         except UserCodeFailed as failed:
-            raise UserError(
-                f"{name} must take an ObjectiveInput and its options, got {failed}. Mend it, and --resume if the run "
-                "had begun."
-            ) from failed
+            raise UserError(f"{name} must take an ObjectiveInput and its options, got {failed}. Mend it.") from failed
         result = unclipped(found) if isinstance(found, Tensor) else found
         shape = inputs.loss_mask.shape
         parts = [result.loss, result.clipped, result.clipped_lower] if isinstance(result, PolicyLoss) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,9 +163,12 @@ def _one_line_errors(path: str | Path) -> Iterator[None]:
                 f"model.path must be a model, got {str(path)!r}, a run's folder. Name {str(Path(path) / 'model')!r}, "
                 "which is there once a training is done."
             ) from error
+        problem = one_line(error)
+        if not Path(path).exists():
+            is_id = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", str(path))
+            problem = f"there is no such folder, and as a hub id: {problem}" if is_id else "there is no such folder"
         raise UserError(
-            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} "
-            f"({one_line(error)}). "
+            f"model.path must be a folder or hub id of a causal LM with a tokenizer, got {str(path)!r} ({problem}). "
             "Check the path; a folder is made by save_pretrained of both model and tokenizer."
         ) from error
 

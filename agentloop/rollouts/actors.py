@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
@@ -26,6 +26,9 @@ from context.strategies import Linear, Strategy
 from context.templates.hidden_parts import hidden_message, hidden_result, hidden_tools
 from context.templates.model_files import ModelFiles
 from context.tokens.training_sequence import TrainingControl
+
+if TYPE_CHECKING:
+    from agentloop.gateway.agent_sessions import Policy
 
 _log = logging.getLogger(__name__)
 _MOST_WARNINGS = 20
@@ -102,19 +105,24 @@ def with_gateway(actors: Actors, config: RunConfig) -> Iterator[Actors]:
         yield actors
         return
     with needing("gateway", "environment.agent"):
-        from agentloop.gateway.agent_sessions import Policy
         from agentloop.gateway.run_gateway import run_gateway
+    with run_gateway(config.gateway, agents_policy(config, actors.renderer)) as gateway:
+        yield replace(actors, gateway=gateway)
+
+
+def agents_policy(config: RunConfig, renderer: Renderer) -> Policy:
+    """What agents that ask at a base URL are answered by."""
+    from agentloop.gateway.agent_sessions import Policy
 
     @lru_cache(_MOST_PARSERS)
     def made(tools: str) -> ReplyParser:
-        return make_parser(config.context.parser, actors.renderer.template, tools=json.loads(tools))
+        return make_parser(config.context.parser, renderer.template, tools=json.loads(tools))
 
     def parser(tools: Sequence[Mapping[str, Any]]) -> ReplyParser:
         return made(canonical_json(list(tools)))
 
     limits = (config.context.max_tokens, config.rollout.max_tokens_per_turn)
-    with run_gateway(config.gateway, Policy(actors.renderer, parser, actors.control, *limits)) as gateway:
-        yield replace(actors, gateway=gateway)
+    return Policy(renderer, parser, config.context.training_control(), *limits)
 
 
 def tool_memory(config: RunConfig, environments: RunEnvironments) -> ToolMemory | None:
@@ -145,7 +153,7 @@ def make_parser(name: str, template: ChatTemplate, *, tools: Sequence[Mapping[st
     if not callable(getattr(found, "parse", None)):
         raise UserError(f"context.parser must have parse(self, text, *, stopped) -> Reply, got {name!r} without it.")
 
-    advice = ". Mend it, and --resume if the run had begun."
+    advice = ". Mend it."
     kind = guarded(
         found, ["parse"], lambda: failing_as(f"context.parser must read any reply, got {name!r} with", advice)
     )

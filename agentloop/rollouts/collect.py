@@ -70,8 +70,7 @@ class Collector:
         self._add_groups(collected, groups, everything, scores.totals, collected_by, earlier)
         if episodes and not collected.trajectories and not earlier:
             raise UserError(
-                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. "
-                "Mend them and --resume: this iteration is collected again."
+                f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. Mend them."
             )
         self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
         return collected
@@ -182,6 +181,6 @@ def without_engine_failures(episodes: Sequence[Episode]) -> list[Episode]:
     if episodes and not kept:
         raise UserError(
             f"the engine must reply to at least one of {len(episodes)} episodes, got none ({episodes[0].problem}). "
-            "Mend it, and --resume if the run had begun: this iteration is collected again."
+            "Mend it."
         )
     return kept

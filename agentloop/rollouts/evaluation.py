@@ -18,28 +18,14 @@ from agentloop.environments import Task, TaskSource
 from agentloop.errors import UserError
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.collect import without_engine_failures
-from agentloop.rollouts.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.episodes.run_episodes import Progress, run_episodes
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import succeeded
+from agentloop.runs.confidence_intervals import CONFIDENCE, Estimate, bootstrap, pass_at_k, proportion
 from agentloop.runs.display import percent
-from replay.records import HeldOutEpisode
+from replay.records import HeldOutEpisode, StopReason
 from replay.text_tables import table
-
-
-@dataclass(frozen=True)
-class Attempts:
-    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
-
-    samples: int
-    successes: int
-    reward: float
-    turns: float
-    stops: Mapping[str, int]
-    """Samples by stop reason."""
-    environment: str | None = None
-    """Which of several environments the task is of; None: there is one."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +36,39 @@ class Outcome:
     reward: float
     turns: int
     stop_reason: str
+    num_tool_calls: int
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What became of the samples of one task, without those that the engine failed; reward and turns are means."""
+
+    reward: float
+    turns: float
+    outcomes: tuple[Outcome, ...]
+    environment: str | None = None
+    """Which of several environments the task is of; None: there is one."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def successes(self) -> int:
+        return sum(outcome.success for outcome in self.outcomes)
 
 
 def outcome_of(episode: Episode, config: RunConfig) -> Outcome:
-    return Outcome(succeeded(episode, config), episode.environment_reward, episode.num_turns, str(episode.stop_reason))
+    reward, reason = episode.environment_reward, str(episode.stop_reason)
+    return Outcome(succeeded(episode, config), reward, episode.num_turns, reason, episode.num_tool_calls)
 
 
 def attempts_of(task: Task, outcomes: Sequence[Outcome]) -> Attempts:
     """The samples of one task, at least one."""
     return Attempts(
-        samples=len(outcomes),
-        successes=sum(outcome.success for outcome in outcomes),
         reward=sum(outcome.reward for outcome in outcomes) / len(outcomes),
         turns=sum(outcome.turns for outcome in outcomes) / len(outcomes),
-        stops=Counter(outcome.stop_reason for outcome in outcomes),
+        outcomes=tuple(outcomes),
         environment=task.environment,
     )
 
@@ -76,6 +81,8 @@ class Evaluation:
     """Samples asked for per task."""
     engine_failures: int
     """Samples that are left out, as the engine or the judge failed: whether they would have succeeded is unknown."""
+    has_tools: bool
+    """Whether the environments offer tools."""
     episodes: tuple[tuple[int, Episode], ...] = ()
     """The other samples that this process ran, each with its place."""
 
@@ -92,10 +99,26 @@ class Evaluation:
         """An estimate for each task with at least k samples."""
         return [pass_at_k(task.samples, task.successes, k) for task in self.attempts if task.samples >= k]
 
+    @property
+    def why_none_succeeded(self) -> str | None:
+        """How episodes failed, and what helps, where none of them is a success; else None."""
+        episodes = [outcome for task in self.attempts for outcome in task.outcomes]
+        if any(episode.success for episode in episodes):
+            return None
+        count, cut = len(episodes), [one for one in episodes if one.stop_reason != StopReason.ANSWERED]
+        called, on_the_way = (sum(one.num_tool_calls > 0 for one in some) for some in (episodes, cut))
+        remedy = "Show it how first: agentloop sft on demonstrations"
+        if 2 * len(cut) > count and (4 * on_the_way > len(cut) or not self.has_tools):
+            remedy = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
+        calls = f", {called} called a tool" if self.has_tools else ""
+        how = f"{count - len(cut)} answered wrong, {len(cut)} did not come to an answer{calls}"
+        return f"none of {count} episodes succeeded: {how}. {remedy}"
+
     def metrics(self) -> dict[str, float]:
         several = {f"eval/pass_at_{self.samples}": self.pass_at(self.samples)} if self.samples > 1 else {}
         return {
             **{f"eval/{name}": value for name, value in self._figures().items()},
+            "eval/tasks": self.tasks,
             "eval/turns": self._mean(lambda task: task.turns),
             "eval/engine_failures": self.engine_failures,
             **{name: sum(found) / len(found) for name, found in several.items() if found},
@@ -137,7 +160,8 @@ class Evaluated:
 
     def __str__(self) -> str:
         policy = "" if self.policy_version is None else f"policy {self.policy_version} "
-        return f"{self.run}: {policy}({self.checkpoint}), environment {self.environment} {self.environment_version}"
+        whose = self.run if self.run == self.checkpoint else f"{self.run}: {policy}({self.checkpoint})"
+        return f"{whose}, environment {self.environment} {self.environment_version}"
 
 
 @dataclass(frozen=True)
@@ -193,9 +217,10 @@ def evaluate(
     if not attempts:
         raise UserError(
             f"reward.functions must judge at least one of {len(everything)} held-out episodes, got none. "
-            "Mend the first of them, and --resume if the run had begun."
+            "Mend the first of them."
         )
-    return Evaluation(tuple(attempts), section.samples, lost, tuple(judged))
+    has_tools = bool(actors.environments.tools)
+    return Evaluation(tuple(attempts), section.samples, lost, has_tools, tuple(judged))
 
 
 def held_out_episode(
@@ -231,7 +256,7 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
         )
     share_of = partial(proportion, single=evaluation.samples == 1, seed=seed)
     powers = [1 << power for power in range(most.bit_length())]
-    stops = sum((Counter(task.stops) for task in attempts), Counter[str]())
+    stops = Counter(outcome.stop_reason for task in attempts for outcome in task.outcomes)
     return EvaluationReport(
         evaluated,
         evaluation,
@@ -239,7 +264,7 @@ def report(evaluated: Evaluated, evaluation: Evaluation, *, seed: int) -> Evalua
         bootstrap([task.reward for task in attempts], seed=seed),
         bootstrap([task.turns for task in attempts], seed=seed),
         {
-            reason: share_of([task.stops.get(reason, 0) / task.samples for task in attempts])
+            reason: share_of([sum(o.stop_reason == reason for o in task.outcomes) / task.samples for task in attempts])
             for reason, _ in sorted(stops.items(), key=lambda item: (-item[1], item[0]))
         },
         {name: share_of(evaluation.of_environment(name).pass_at(1)) for name in evaluation.environments},
@@ -264,4 +289,5 @@ def as_table(report: EvaluationReport) -> str:
     each = "" if evaluation.samples == 1 else f", {evaluation.samples} samples each"
     lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
     head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
-    return "\n".join([f"evaluated: {report.evaluated}", head, table(_TITLES, rows)])
+    why = evaluation.why_none_succeeded
+    return "\n".join([f"evaluated: {report.evaluated}", head, *([why] if why else []), table(_TITLES, rows)])

@@ -196,8 +196,7 @@ class RewardScorer:
             return f"{problem} from {row.function}"
         raise UserError(
             f"reward.functions must return a finite number for every episode, got {problem} from {row.function} for "
-            f"{quoted_task(episode.task, episode.messages)}. Mend it, and --resume if the run had begun: this "
-            "iteration is collected again; or set reward.on_error: drop."
+            f"{quoted_task(episode.task, episode.messages)}. Mend it; or set reward.on_error: drop."
         ) from (answer if failed else None)
 
 

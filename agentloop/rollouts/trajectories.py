@@ -17,7 +17,7 @@ from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Episode
 from context.authors import LLM
 from context.messages import canonical_json
-from replay.records import GroupRecord, StopReason, TaskRecord, Trajectory, TrajectoryRecord
+from replay.records import GroupRecord, TaskRecord, Trajectory, TrajectoryRecord
 from replay.storage.validate import summarised
 
 
@@ -159,23 +159,3 @@ def environment_metrics(environments: RunEnvironments, rows: Sequence[Trajectory
             metrics[f"environment/{name}/success"] = statistics.fmean(record.success for record in records)
             metrics[f"environment/{name}/reward"] = statistics.fmean(record.reward for record in records)
     return metrics
-
-
-def why_none_succeeded(rows: Sequence[Trajectory], *, has_tools: bool) -> str | None:
-    """How episodes failed, and what helps, where none of them is a success; else None."""
-    if not rows or any(row.record.success for row in rows):
-        return None
-    cut = sum(row.record.stop_reason != StopReason.ANSWERED for row in rows)
-    answered = [row for row in rows if row.record.stop_reason == StopReason.ANSWERED]
-    silent = sum(has_tools and not row.record.num_tool_calls for row in answered)
-    ways = {
-        f"{cut} did not come to an answer (agentloop replay ls --where \"stop_reason != 'answered'\")": cut,
-        f"{silent} answered without a tool call": silent,
-        f"{len(answered) - silent} answered wrong": len(answered) - silent,
-    }
-    remedy = (
-        "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
-        if 2 * cut > len(rows)
-        else "Show it how first: agentloop sft on demonstrations"
-    )
-    return f"none of {len(rows)} episodes succeeded: {', '.join(way for way, count in ways.items() if count)}. {remedy}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, TextIO
 
+from agentloop.runs.confidence_intervals import wilson
 from context.wording import visible_lines
 
 _OF_EVERY_ITERATION = ("collect", "update", "checkpoint", "report")
@@ -33,6 +34,12 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
+def with_interval(share: float, tasks: int) -> str:
+    """0.317 of 60 tasks as `31.7 % (21-44)`, with Wilson's 95 % interval: too wide where a task has several samples."""
+    found = wilson(share * tasks, tasks)
+    return f"{percent(share)} ({100 * found.low:.0f}-{100 * found.high:.0f})"
+
+
 def time_left(seconds: float) -> str:
     """What the rest takes at the pace so far; an upper bound, for warm-ups and runs may end early."""
     return f"left <= {duration(seconds)}"
@@ -41,6 +48,15 @@ def time_left(seconds: float) -> str:
 def duration(seconds: float) -> str:
     """75 seconds as `1:15`, an hour more as `1:01:15`."""
     return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
+
+
+def note_length(display: RunDisplay, length: str, *, warm_up: tuple[str, int], saved: tuple[str, int]) -> None:
+    """Say which settings, each a key and its number, are too long for a run of this length, `6 iterations`."""
+    (rising, steps), (saving, every), whole = warm_up, saved, int(length.split()[0])
+    parts = [f"{rising}={steps} covers {min(steps, whole)} of the {length}: lower it"] * (2 * steps > whole)
+    parts += [f"{saving}={every} is beyond the {length}: nothing is saved before the end"] * (every > whole)
+    if parts:
+        display.note("; ".join(parts))
 
 
 def describe_iteration(number: int, total: int, metrics: Mapping[str, float], left: str) -> str:
@@ -58,7 +74,7 @@ def describe_iteration(number: int, total: int, metrics: Mapping[str, float], le
     if (ess := known("actor/replay/ess")) is not None:
         parts.append(f"replay ESS {ess:.2f}")
     if (success := known("eval/success")) is not None:
-        parts.append(f"held-out {percent(success)}")
+        parts.append(f"held-out {with_interval(success, round(metrics['eval/tasks']))}")
     return "  ".join([*parts, f"{metrics['speed/tokens_per_second']:,.0f} tokens/s", left])
 
 

@@ -19,6 +19,8 @@ from typing import IO, Any, Literal
 
 from agentloop.config import RunConfig
 from agentloop.config.config_file import load_plain, to_plain
+from agentloop.config.sections.model import ComputeSection
+from agentloop.config.sections.run_section import CheckpointSection
 from agentloop.errors import UserError
 from context.wording import excerpt
 from replay.locate import DATABASE, LOCK, MODEL, start_folder
@@ -145,15 +147,23 @@ def record_environment(folder: RunFolder, source: str) -> None:
         _change_identity(folder.path, environments=[*folder.environments, source])
 
 
-def record_config(folder: RunFolder) -> RunConfig | None:
-    """Note that the run goes on with the configuration of `folder`. The one before it; None where that is the same."""
-    former = open_run_folder(folder.path).config
-    if former == folder.config:
+def record_config(folder: RunFolder) -> str | None:
+    """Note that the run goes on with the configuration of `folder`. What is another than before, in words."""
+    before, now = to_plain(open_run_folder(folder.path).config), to_plain(folder.config)
+    changed = [(part, key) for part, keys in _MAY_CHANGE.items() for key in keys if before[part][key] != now[part][key]]
+    if not changed:
         return None
     # All else is the same, and names files from where the run began.
     stored = json.loads((folder.path / _IDENTITY).read_text())["config"]
-    _change_identity(folder.path, config={**stored, "run": folder.stored_config()["run"]})
-    return former
+    for part, key in (*changed, ("run", "schedule_iterations")):
+        stored[part][key] = now[part][key]
+    _change_identity(folder.path, config=stored)
+    texts = [f"{part}.{key} is {now[part][key]} now, after {before[part][key]}" for part, key in changed]
+    if ("run", "iterations") in changed:
+        texts.append(f"schedules stay laid over {folder.config.run.schedule_length} iterations")
+    if any(part in ("batch", "compute") or key == "threads" for part, key in changed):
+        texts.append("from here on weights differ by rounding from those of an unbroken run")
+    return "; ".join(texts)
 
 
 def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -236,7 +246,7 @@ def run_to_continue(config: RunConfig, *, resume: bool | Literal["auto"]) -> Pat
 
 
 def resumed_run_folder(config: RunConfig, path: Path | None = None) -> RunFolder:
-    """The run in `path`, or the newest of that name, to go on with `config`: the run's own, but for where it ends."""
+    """The run in `path`, or the newest of that name, to go on with `config`: the run's own, but for `_MAY_CHANGE`."""
     path = path or run_to_continue(config, resume=True)
     assert path is not None, "it is refused"
     folder = open_run_folder(path)
@@ -290,15 +300,24 @@ def _disk_failure(error: Exception) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
-_ITS_END = ("iterations", "stop_at_success")
-"""Keys of `run` that a resumed run may have other values of: none of them says what an iteration does."""
+_MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
+    "run": ("iterations", "stop_at_success", "threads"),
+    "batch": ("micro_batch_tokens", "layout"),
+    "compute": tuple(ComputeSection.model_fields),
+    "evaluation": ("every",),
+    "checkpoint": tuple(CheckpointSection.model_fields),
+    "sft": ("every",),
+}
+"""Keys that a resumed run may have other values of: but for rounding, none changes what an iteration does."""
 
 
 def what_iterations_do(config: RunConfig) -> dict[str, Any]:
     """The configuration as `to_plain` gives it, without what may be another when a run is resumed."""
     values = to_plain(config)
-    run = {name: value for name, value in values["run"].items() if name not in _ITS_END}
-    return {**values, "run": {**run, "schedule_iterations": config.run.schedule_length}}
+    for part, keys in _MAY_CHANGE.items():
+        values[part] = {name: value for name, value in values[part].items() if name not in keys}
+    values["run"]["schedule_iterations"] = config.run.schedule_length
+    return values
 
 
 def with_former_schedules(former: RunConfig, config: RunConfig) -> RunConfig:

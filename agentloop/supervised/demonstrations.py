@@ -6,19 +6,22 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentloop.config import RunConfig
 from agentloop.config.sections.context import ContextSection, make_strategy
+from agentloop.environments import open_tasks
 from agentloop.errors import UserError
 from agentloop.models.loading import LoadedModel
 from context import TokenSequence, loss_mask
-from context.messages import shown_messages
+from context.messages import Message, shown_messages
 from context.strategies import Strategy
 from context.templates.hidden_parts import hidden_tools
 from context.templates.render import Renderer
+from context.wording import excerpt
 from replay.errors import ReplayError
 from replay.exchange.files import lines
 from replay.exchange.openai_chat import Conversation, TooLong, read_line, recorded
@@ -91,6 +94,47 @@ def _sequences(
     if not trained:
         raise BadRow("conversation must hold a token that context lets be trained, got none.")
     return trained
+
+
+def mismatch(config: RunConfig) -> str | None:
+    """A remark where `sft.data` shows other tools or another system message than the environment will.
+
+    The default environment need not be meant. Raises UserError where it has none of the tools that are named.
+    """
+    if config.environment.name == RunConfig().environment.name and not config.environments:
+        return None
+    environments, source = open_tasks(config)
+    tools = [_by_name(one.tools) for one in environments.all]
+    systems = {_system(source.train(index).messages()) for index in range(32)}
+    total, known, named, different = 0, {name for one in tools for name in one}, set[str](), list[str]()
+    for place, _, found in _conversations(Path(str(config.sft.data)), "sft.data", Counter()):
+        total, own, system = total + 1, _by_name(found.tools), _system(found.opening)
+        named |= own.keys() | {call.name for reply, _ in found.turns for call in reply.message.tool_calls}
+        if own not in tools:
+            name = next(name for name in {**tools[0], **own} if own.get(name) != tools[0].get(name))
+            how = "is not shown" if name not in own else "is described otherwise" if name in known else "is not its own"
+            different.append(f"{place}, tool {name} {how}")
+        elif system not in systems and len(systems) <= len(tools):  # else tasks have their own ones
+            different.append(f"{place}, the system message is {excerpt(repr(system or None), 60)}")
+    if named and not named & known:
+        raise UserError(
+            f"sft.data must show tools of {environments.where} ({', '.join(sorted(known)) or 'it has none'}), got only "
+            f"{', '.join(sorted(named))} in {config.sft.data!r}. Give them those of: agentloop env check CONFIG --json"
+        )
+    if not different:
+        return None
+    return (
+        f"{len(different):,} of {total:,} demonstrations differ from what {environments.where} will show: "
+        f"{different[0]}. Its tools and a task: agentloop env check CONFIG --json"
+    )
+
+
+def _by_name(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {function["name"]: function for function in (tool.get("function", tool) for tool in tools)}
+
+
+def _system(messages: Sequence[Message]) -> str:
+    return "\n".join(message.content for message in messages if message.role == "system")
 
 
 def conversation_texts(path: Path, *, key: str) -> list[str]:

@@ -35,18 +35,24 @@ from agentloop.runs.checkpoint import (
     seed_process,
     write_directory,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, showing_progress
-from agentloop.runs.run_folder import COMPLETE, RunFolder, create_run_folder, remove_unbegun, resumed_run_folder
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress
+from agentloop.runs.run_folder import (
+    COMPLETE,
+    RunFolder,
+    create_run_folder,
+    record_config,
+    remove_unbegun,
+    resumed_run_folder,
+)
 from agentloop.runs.signals import StopRequest, graceful_stop
 from agentloop.runs.sinks import MetricSinks, open_sinks
-from agentloop.supervised.demonstrations import Demonstration, conversation_texts, read_demonstrations
+from agentloop.supervised.demonstrations import Demonstration, conversation_texts, mismatch, read_demonstrations
 from agentloop.supervised.supervised_update import Learned, learn, measure
 from replay.locate import METRICS
 from replay.records import RunRecord
 from replay.store import ReplayStore
 
 _Row = TypeVar("_Row")
-_SUFFIX = "-sft"
 _FIRST = "start"
 """Folder of the built-in model as the training begins with it."""
 _READ_SECTIONS = ("run", "model", "tiny", "lora", "context", "batch", "compute", "optimizer", "sft", "checkpoint")
@@ -64,6 +70,8 @@ class SftResult:
     held_out_before: float
     """Mean loss of a trained token of the held-out conversations, nats."""
     held_out_after: float
+    measured_after: int
+    """The update after which `held_out_after` was measured; 0: none was."""
     exit_code: int
     """0, or 128 + signal when a signal ended it early."""
 
@@ -80,6 +88,8 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
     display = display or ConsoleDisplay()
     folder, data = (_resumed(config, run), None) if resume else _begun(config, display)
     with folder.lock(), graceful_stop(display.note) as stop, showing_progress(display):
+        if (change := record_config(folder)) is not None:
+            display.note(change)
         checkpoint = newest_checkpoint(folder.checkpoints)
         saved = checkpoint.model if checkpoint else None
         data = data or _read(config, _first_model(folder, display), display, saved=saved)
@@ -94,7 +104,7 @@ def sft(config: RunConfig, *, resume: bool | Path = False, display: RunDisplay |
 
 def _own_run(config: RunConfig) -> RunConfig:
     """Numbered apart from the runs of its name, and without a buffer."""
-    run = config.run.model_copy(update={"name": config.run.name + _SUFFIX})
+    run = config.run.model_copy(update={"name": f"{config.run.name}-sft"})
     return config.model_copy(update={"run": run, "replay": config.replay.model_copy(update={"database": None})})
 
 
@@ -112,6 +122,8 @@ def _begun(config: RunConfig, display: RunDisplay) -> tuple[RunFolder, _Data]:
     """A new folder and what is to be learned; data that can't be learned from leaves no folder."""
     if config.sft.data is None:
         raise UserError("sft.data must be named for sft, got null. Set it with --set sft.data=PATH.")
+    if (difference := mismatch(config)) is not None:
+        display.note(difference)
     if config.model.path is not None:
         data = _read(config, config.model.path, display)
         return create_run_folder(config), data
@@ -131,15 +143,11 @@ def _first_model(folder: RunFolder, display: RunDisplay) -> str:
     first = folder.path / _FIRST
     if not (first / COMPLETE).exists():
         display.note(f"making the built-in model, with a tokenizer of {config.sft.data}")
-        corpus = conversation_texts(_data_path(config), key="sft.data")
+        corpus = conversation_texts(Path(str(config.sft.data)), key="sft.data")
         seed = derive_seed(config.run.seed, "built-in model") % 2**31
         with muted_libraries():
             write_directory(first, lambda target: build_tiny_model(target, config.tiny, corpus=corpus, seed=seed))
     return str(first)
-
-
-def _data_path(config: RunConfig) -> Path:
-    return Path(str(config.sft.data))
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,7 @@ def _read(config: RunConfig, first: str, display: RunDisplay, *, saved: Path | N
     loaded = load_policy(config, first, saved=saved)
     if (note := check_positions(loaded.model, config.context.max_tokens)) is not None:
         display.note(note)
-    found = read_demonstrations(_data_path(config), config, loaded, key="sft.data")
+    found = read_demonstrations(Path(str(config.sft.data)), config, loaded, key="sft.data")
     if config.sft.held_out is not None:
         others = read_demonstrations(Path(config.sft.held_out), config, loaded, key="sft.held_out")
         found.too_long += others.too_long
@@ -220,6 +228,9 @@ class _Training:
         self._store.add_run(self._record())
         if checkpoint is None:
             self._display.note(f"folder: {self._folder.path}")
+            section = self._config.sft
+            warm_up, saved = ("sft.warmup_updates", section.warmup_updates), ("sft.every", section.every)
+            note_length(self._display, f"{self._total} updates", warm_up=warm_up, saved=saved)
             self._measure({})
             return
         values = checkpoint.values
@@ -262,6 +273,8 @@ class _Training:
                     self._measure(metrics)
                 else:
                     self._sinks.log(self.update, metrics)
+                    if self.update % -(-self._total // 20) == 0:
+                        self._display.note(f"update {self.update}/{self._total}  loss {metrics['sft/loss']:.4f}")
             if stop.requested:
                 self._save()
             if self.update == self._total:
@@ -269,8 +282,8 @@ class _Training:
 
     def result(self, exit_code: int) -> SftResult:
         sides = len(self.data.trained), len(self.data.held_out)
-        losses = self.losses[0][1], self.losses[-1][1]
-        return SftResult(self._folder.path, self._folder.model, self.update, *sides, *losses, exit_code)
+        (_, before), (last, after) = self.losses[0], self.losses[-1]
+        return SftResult(self._folder.path, self._folder.model, self.update, *sides, before, after, last, exit_code)
 
     def _learn(self, update: int) -> dict[str, float]:
         rate = learning_rate(self._schedule, iteration=update, iterations=self._total)

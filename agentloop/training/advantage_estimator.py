@@ -163,6 +163,6 @@ def _asked(function: Callable[..., Any], members: Sequence[Member]) -> list[floa
     if isinstance(given, UserCodeFailed) or len(given) != len(members) or not all(map(math.isfinite, given)):
         raise UserError(
             f"advantage.function must take the members of a group and return one finite number per member "
-            f"({len(members)}), got {given} from {function.__name__}. Mend it, and --resume if the run had begun."
+            f"({len(members)}), got {given} from {function.__name__}. Mend it."
         )
     return given

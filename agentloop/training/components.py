@@ -296,7 +296,7 @@ def load_redactor(spec: str) -> Redactor:
     function: Callable[..., Any] = load_function(spec, what="replay.redact")
 
     def redact(messages: tuple[Message, ...]) -> Sequence[Message] | None:
-        advice = f" from {spec}. Nothing of it was stored; mend the function, and --resume if the run had begun."
+        advice = f" from {spec}. Nothing of it was stored; mend the function."
         with failing_as("replay.redact must take every trajectory's messages, got", advice):
             redacted = function(messages)
         if redacted is None:

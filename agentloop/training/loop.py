@@ -12,7 +12,7 @@ from agentloop.engines.serving.served_engine import EngineEnded
 from agentloop.errors import TrainingStopped, UserError
 from agentloop.learning.trainer import RECOMPUTED
 from agentloop.learning.update_stats import UpdateResult
-from agentloop.rollouts.trajectories import Collected, environment_metrics, why_none_succeeded
+from agentloop.rollouts.trajectories import Collected, environment_metrics
 from agentloop.runs.checkpoint import complete_checkpoints, prune, save_checkpoint
 from agentloop.runs.signals import StopRequest
 from agentloop.training.collecting.by_loop import LoopCollection
@@ -23,6 +23,8 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observed, learned_rows, mix_batch
 from agentloop.training.pace import Pace, PhaseClock
 from replay.mixing.batch_plan import ReplayStarved
+from replay.questions import metric_series
+from replay.questions.limits import SIGNS, trouble
 from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 
@@ -43,6 +45,7 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
+        self._settings, self._said = components.folder.stored_config(), set[str]()
         self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
@@ -93,16 +96,15 @@ class Loop:
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
         self.log(iteration, metrics | later)
-        if iteration == 1:
-            self._explain_failure(fresh)
+        self._note_trouble()
         self._stop_at_corruption(iteration, rows=later["buffer/rows"], corrupt=later["buffer/quarantined"])
 
-    def _explain_failure(self, fresh: Collected) -> None:
-        """Where no episode succeeds there is nothing to learn from: people had better know why at once."""
-        has_tools = any(one.tools for one in self.components.actors.environments.all)
-        why = why_none_succeeded([*fresh.trajectories, *fresh.unused], has_tools=has_tools)
-        if why is not None:
-            self._display.note(why)
+    def _note_trouble(self) -> None:
+        """Say what goes badly, once for each way in which it does."""
+        found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
+        if found is not None and found.limit not in self._said:
+            self._said.add(found.limit)
+            self._display.note(found.text)
 
     def collect(self, planned: IterationPlan) -> Collected:
         try:
@@ -220,6 +222,9 @@ class Loop:
         result = self.collection.evaluate()
         self.pace.add_evaluation(time.perf_counter() - began, episodes=result.tasks * result.samples)
         self.state.evaluations.append((self.state.iteration, result.success))
+        self.state.held_out_tasks = result.tasks
+        if self.state.iteration == 0 and (why := result.why_none_succeeded) is not None:
+            self._display.note(why)
         return result.metrics()
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:

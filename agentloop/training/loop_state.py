@@ -115,6 +115,8 @@ class LoopState:
     """Part of the ids of what the loop collects: a resumed run must not reuse those of its orphans."""
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, held-out success), oldest first."""
+    held_out_tasks: int = 0
+    """Tasks of the newest of them."""
     batches: int = 0
     """Batches of workers that have been learned from: an iteration that replays alone has none."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from agentloop.runs.checkpoint import (
     readable,
     restore_random,
 )
-from agentloop.runs.display import ConsoleDisplay, RunDisplay, percent, showing_progress
+from agentloop.runs.display import ConsoleDisplay, RunDisplay, note_length, showing_progress, with_interval
 from agentloop.runs.run_folder import (
     COMPLETE,
     RunFolder,
@@ -67,6 +68,7 @@ class TrainResult:
     report: Path
     evaluated_after: int
     """The iteration after which `success_after` was measured; 0: nothing was measured since training began."""
+    held_out_tasks: int
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
 
@@ -143,7 +145,7 @@ def train(
 
 def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
     (_, before), (last, after) = state.evaluations[0], state.evaluations[-1]
-    return TrainResult(folder.path, state.iteration, before, after, report, last, exit_code)
+    return TrainResult(folder.path, state.iteration, before, after, report, last, state.held_out_tasks, exit_code)
 
 
 def _ended(folder: RunFolder, checkpoint: Checkpoint) -> TrainResult | None:
@@ -199,26 +201,28 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
     folder = parts.folder
     parts.store.add_run(_run_record(parts))
     record_environment(folder, parts.actors.environments.source)
-    former = record_config(folder)
+    change = record_config(folder)
     state = _restore(parts, checkpoint) if checkpoint else LoopState.first(parts.config)
     report = parts.store.resume(folder.run_id, state.iteration)
     state.attempt = report.next_attempt
     if checkpoint:
+        words = ("reservations released", "draws rolled back", "trajectories orphaned", "to be fresh again")
+        counts = (report.released, report.rolled_back, report.orphaned, report.fresh_again)
+        undone = [f"{count} {what}" for count, what in zip(counts, words, strict=True) if count]
         parts.display.note(
-            f"resumed {folder.path} after iteration {state.iteration}: {report.released} reservations released, "
-            f"{report.rolled_back} draws rolled back, {report.orphaned} trajectories orphaned"
-            + (f", {report.fresh_again} to be fresh again" if report.fresh_again else "")
+            f"resumed {folder.path} after iteration {state.iteration}"
+            + (f"; undone of what came after it: {', '.join(undone)}" if undone else "")
         )
-        if former is not None and former.run.iterations != folder.config.run.iterations:
-            parts.display.note(
-                f"run.iterations is {folder.config.run.iterations} now, after {former.run.iterations}; schedules stay "
-                f"laid over {folder.config.run.schedule_length} iterations"
-            )
+        if change is not None:
+            parts.display.note(change)
         _note_other_versions(parts)
         restore_random(checkpoint)
         parts.publisher.resume(state.iteration)
     else:
         parts.display.note(f"run folder: {folder.path}")
+        warm_up = "optimizer.warmup_iterations", parts.config.optimizer.warmup_iterations
+        saved = "checkpoint.every", parts.config.checkpoint.every
+        note_length(parts.display, f"{parts.config.run.iterations} iterations", warm_up=warm_up, saved=saved)
         parts.publisher.publish(0)
         attach_buffers(parts)
     _note_empty_sources(parts)
@@ -272,6 +276,12 @@ def _run(loop: Loop, stop: StopRequest) -> Path:
     except TrainingStopped:
         _write_report(loop.components)
         raise
+    except UserError as error:
+        if "--resume" in str(error):
+            raise
+        command = f"agentloop train {shlex.quote(str(loop.components.folder.path))} --resume"
+        changed = "--environment-changed too if a file of the environment or of reward.functions is another"
+        raise UserError(f"{error} Then go on: {command}, with {changed}.") from error
     return _write_report(loop.components)
 
 
@@ -287,7 +297,8 @@ def _first_evaluation(loop: Loop) -> None:
     metrics = loop.evaluate()
     parts.store.add_metrics(parts.run_id, 0, metrics | warm_up_metrics(parts.folder))
     loop.save()
-    parts.display.note(f"held-out success before training: {percent(metrics['eval/success'])}")
+    success = with_interval(metrics["eval/success"], loop.state.held_out_tasks)
+    parts.display.note(f"held-out success before training: {success}")
     parts.display.note(loop.pace.episodes_to_come())
 
 

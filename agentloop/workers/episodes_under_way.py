@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agentloop.environments import Task
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import CodeInterrupted, one_line_with_place, shortened
 from agentloop.rollouts.actors import with_gateway
-from agentloop.rollouts.episodes.episode import Episode
+from agentloop.rollouts.episodes.episode import AskAny, Episode
 from agentloop.rollouts.episodes.run_episodes import ConcurrentTurns, play_episode
 from agentloop.workers.joined_run import JoinedRun
 from replay.ticket_records import EVALUATION, TRAIN, Claim, Place
@@ -34,12 +35,20 @@ class EpisodeResult:
     """Why it counts for nothing; None: it counts."""
 
 
+Player = Callable[[Claim, Task, AskAny], Coroutine[Any, Any, Episode]]
+"""Plays the episode of a claim by what asks the policy."""
+
+
 class EpisodesUnderWay:
     """Each goes on by itself; those that ended meanwhile are scored together."""
 
-    def __init__(self, run: JoinedRun) -> None:
+    def __init__(self, run: JoinedRun, player: Player | None = None) -> None:
+        """`player` None: they are run here."""
         self._opened = ExitStack()
-        self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
+        self._player = player or self._run_here
+        self._actors = run.actors
+        if player is None:
+            self._actors = self._opened.enter_context(with_gateway(run.actors, run.config))
         self._run = run
         self._threads = WorkerThreads(run.config.rollout.tool_threads)
         engines = {TRAIN: run.engine, EVALUATION: run.engine.at_temperature(run.config.evaluation.temperature)}
@@ -88,11 +97,14 @@ class EpisodesUnderWay:
         self._threads.close()
         await self._run.engine.close()
 
+    async def _run_here(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
+        number = next(self._numbers)
+        return await play_episode(self._actors, task, self._run.config, ask=ask, number=number, threads=self._threads)
+
     async def _play(self, claim: Claim, task: Task) -> None:
         run = self._run
-        ask, number = self._turns[claim.ticket.purpose].ask, next(self._numbers)
         try:
-            episode = await play_episode(self._actors, task, run.config, ask=ask, number=number, threads=self._threads)
+            episode = await self._player(claim, task, self._turns[claim.ticket.purpose].ask)
         except CodeInterrupted:
             return  # another worker plays it
         except Exception as error:  # noqa: BLE001  it costs this episode, and the learner is given the reason

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentloop.errors import UserError
 from agentloop.rollouts.episodes.episode import Episode
@@ -27,6 +27,9 @@ from replay.errors import DatabaseFailed, InvalidRecord
 from replay.records import HeldOutEpisode, ObservationRecord, Trajectory
 from replay.ticket_records import EVALUATION, Claim, RunView
 
+if TYPE_CHECKING:
+    from agentloop.workers.episodes_on_request import EpisodeDesk
+
 _SIGNAL_S = 0.25
 _LONGEST_BACK_OFF_S = 8.0
 _TO_LEAVE_S = 7.0
@@ -40,10 +43,20 @@ _Result = TypeVar("_Result")
 class Worker:
     """Looks at its run again and again. A slow database holds no episode up: one thread asks it."""
 
-    def __init__(self, run: JoinedRun, *, concurrency: int, stop: StopRequest, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: JoinedRun,
+        *,
+        concurrency: int,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        desk: EpisodeDesk | None = None,
+    ) -> None:
+        """`desk`: where agents wait for its episodes, to play them; None: it runs them itself."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._run = run
         self._concurrency = concurrency
+        self._desk = desk
         self._stop = stop
         self._say = say
         self._lease_s = run.config.collection.lease_s
@@ -69,7 +82,7 @@ class Worker:
         loop.run_until_complete(self._collect())
 
     async def _collect(self) -> None:
-        self._episodes = EpisodesUnderWay(self._run)
+        self._episodes = EpisodesUnderWay(self._run, None if self._desk is None else self._desk.play)
         try:
             while not self._stop.requested:
                 try:
@@ -133,7 +146,7 @@ class Worker:
         self._next_extension = now + self._lease_s / 3
 
     async def _claim(self, view: RunView) -> None:
-        count = self._claims.wanted
+        count = self._claims.wanted if self._desk is None else min(self._claims.wanted, self._desk.waiting)
         if not count or not view.has_free_tickets or not self._engines.any_serves:
             return
         claims, known = await self._ask(self._claimed, count)

@@ -142,15 +142,20 @@ def template_source(given: str) -> str:
 
 def source_for(given: str, codec: TokenCodec) -> str:
     """The text of a template for a vocabulary: RenderError also where a built-in one's control tokens are only text."""
-    known = set(codec.added_tokens)
-    missing = [token for token in BUILT_IN_TEMPLATES.get(given, ()) if token not in known]
+    missing = [token for token in BUILT_IN_TEMPLATES.get(given, ()) if token not in codec.added_tokens]
     if missing:
-        fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
         raise RenderError(
             f"context.template must be one for the model's vocabulary, got {given} for one without "
-            f"{', '.join(missing)}. Set context.template: {' or '.join([*fitting, 'a .jinja file of your own'])}."
+            f"{', '.join(missing)}. Set context.template: {templates_for(codec)}."
         )
     return template_source(given)
+
+
+def templates_for(codec: TokenCodec) -> str:
+    """The built-in templates whose control tokens are in a vocabulary, and what else there can be, in words."""
+    known = set(codec.added_tokens)
+    fitting = [name for name, controls in BUILT_IN_TEMPLATES.items() if known.issuperset(controls)]
+    return " or ".join([*fitting, "a .jinja file of your own"])
 
 
 def stop_tokens(template: ChatTemplate, codec: TokenCodec, declared: Collection[int] = ()) -> frozenset[int]:

@@ -12,7 +12,7 @@ from context.tokens.session_nodes import Node, Status
 from replay.errors import ReplayError
 from replay.storage.databases import Database
 from replay.storage.format.rows import NODE_COLUMNS, conversation_row, messages_of, node_rows, nodes_of
-from replay.storage.format.schema import session_nodes, sessions
+from replay.storage.format.schema import reclaimed, session_nodes, sessions, trajectories
 from replay.storage.statements import insert, rows_by_key
 
 _SAID = ("said", "checksum")
@@ -35,11 +35,14 @@ class Sessions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, session: OpenSession) -> OpenSession:
-        """The session of that id as it was opened first."""
+    def open(self, session: OpenSession) -> OpenSession | None:
+        """The session of that id as it was opened first; None: it has ended, and is a trajectory."""
 
-        def work(connection: sa.Connection) -> OpenSession:
+        def work(connection: sa.Connection) -> OpenSession | None:
             found = _session(connection, session.id)
+            ended = [sa.select(table.c.id).where(table.c.id == session.id) for table in (trajectories, reclaimed)]
+            if found is None and connection.execute(sa.union_all(*ended)).first() is not None:
+                return None
             if found is None:
                 connection.execute(sessions.insert().values(vars(session)))
             return found or session

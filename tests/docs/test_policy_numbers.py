@@ -18,6 +18,7 @@ from agentloop.algorithms.objectives import ObjectiveInput, surrogate
 from agentloop.config.sections.loss import LossSection
 from agentloop.learning.gradients import stream_losses
 from agentloop.learning.update_stats import trajectory_drift
+from agentloop.runs.display import with_interval
 from tests.docs.blocks import ROOT
 from tests.docs.tables import table
 
@@ -109,3 +110,11 @@ def test_products_of_the_page_grow_with_length_and_means_do_not() -> None:
         for mean in ("product", "geometric"):
             found = weights(old, old - 0.01, "truncate", level="sequence", mean=mean, ratio_high=math.inf)
             assert row[f"`mean: {mean}`"] == f"{found[0, 0].item():.2f}"
+
+
+def test_held_out_tasks_of_the_page_find_differences_of_that_size() -> None:
+    """Two proportions near p = 1/2: d^2 = 2 (1.960 + 0.842)^2 p (1 - p) / n."""
+    for row in table(PAGE, "points found"):
+        count = int(row["held-out tasks"])
+        assert with_interval(0.5, count) == f"50.0 % ({row['interval of 50 %']})"
+        assert round(100 * math.sqrt(2 * (1.960 + 0.842) ** 2 / 4 / count)) == int(row["points found"])

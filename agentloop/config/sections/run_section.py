@@ -13,7 +13,7 @@ from replay.setting_types import Fraction, Positive, PositiveFloat, Section
 class RunSection(RunLength, Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the run, and of its folder.")
     folder: str = Field("runs", description="Where run folders are made: <folder>/<name>-001, -002, ...")
-    threads: Positive = Field(1, description="CPU threads torch may use. One is fastest for tiny models.")
+    threads: Positive = Field(1, description="CPU threads of torch. One is best for tiny models or on busy cores.")
     stop_at_success: Fraction | None = Field(
         None, description="End early once held-out success reaches this in two evaluations in a row; null: never."
     )

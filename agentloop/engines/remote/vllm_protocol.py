@@ -142,11 +142,12 @@ def checked_reply(
     stop_ids: frozenset[int],
     vocab_size: int,
     weights: Weights,
-    versions: Mapping[str, int],
+    versions: Mapping[str, int] | None,
 ) -> Completion:
     """The completion that may be recorded. Raises EngineFault for any other reply.
 
-    `weights` were asked for; `versions` are those that the engine was proved for, by the label its spans give them.
+    `weights` were asked for; `versions` are those that the engine was proved for, by the label its spans give them;
+    None: its weights are what they are, and nobody publishes others.
     """
     if reply.finish_reason == "abort":
         raise EngineFault(FaultKind.ABORTED, "the server gave the reply up")
@@ -159,7 +160,7 @@ def checked_reply(
     )
     if problem is not None:
         raise EngineFault(FaultKind.WRONG_REPLY, problem)
-    return replace(completion, policy_version=_versions(reply, weights, versions))
+    return completion if versions is None else replace(completion, policy_version=_versions(reply, weights, versions))
 
 
 def _scoring_problem(reply: WireReply, request: GenerationRequest) -> str | None:

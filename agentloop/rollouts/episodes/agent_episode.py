@@ -76,14 +76,14 @@ async def play_agent(
     posted = opened.rewards.get("")
     if end.problem is not None and posted is None:
         stop_reason = StopReason.AGENT_FAILED
-    return _episode(task, nodes, opened, end, stop_reason, posted=posted, authors=authors)
+    return episode_of(task, nodes, opened, end, stop_reason, posted=posted, authors=authors)
 
 
 async def _done(future: Future[None]) -> None:
     await asyncio.wrap_future(future)
 
 
-def _episode(
+def episode_of(
     task: Task,
     nodes: tuple[Node, ...],
     opened: OpenedAgent,
@@ -93,6 +93,7 @@ def _episode(
     posted: float | None,
     authors: AuthorTable,
 ) -> Episode:
+    """The episode behind the nodes of a session that was closed; `posted` is its reward, and counts before `end`'s."""
     segments = segments_of(nodes, authors)
     problem, reward = end.problem, posted if posted is not None else end.reward
     if not segments:

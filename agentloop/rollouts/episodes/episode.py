@@ -26,7 +26,6 @@ from context.strategies import CONTEXT_FULL
 from context.tokens.session_nodes import Node
 from replay.records import StopReason
 
-_ADVICE = "Mend it, and --resume if the run had begun: this iteration is collected again."
 _ENDS: Mapping[str, str] = {"final": StopReason.ANSWERED, "truncated": StopReason.TRUNCATED}
 """Outcomes of a reply that end its episode, with their stop reasons."""
 
@@ -119,7 +118,7 @@ class EpisodeHooks:
             self.was_started = True
             return  # it does nothing
         starting = asyncio.ensure_future(self._called(self.environment.start, self.task))
-        with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. {_ADVICE}"):
+        with failing_as(f"{name}.start must accept its tasks, got", f" for {quoted_task(self.task)}. Mend it."):
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -131,10 +130,10 @@ class EpisodeHooks:
 
     async def reward(self, messages: Sequence[Message]) -> float:
         name, asked = type(self.environment).__name__, quoted_task(self.task, messages)
-        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. {_ADVICE}"):
+        with failing_as(f"{name}.reward must return a number, got", f" for {asked}. Mend it."):
             reward = float(await self._called(self.environment.reward, self.task, messages))
         if not math.isfinite(reward):
-            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. {_ADVICE}")
+            raise UserError(f"{name}.reward must return a finite number, got {reward} for {asked}. Mend it.")
         return reward
 
     async def close(self) -> str | None:

@@ -114,7 +114,7 @@ class WorkerCollection(Collection):
         if not drawn.rows:
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{_reason(groups)}. Mend that and --resume."
+                f"{_reason(groups)}. Mend that."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)
@@ -201,7 +201,7 @@ class WorkerCollection(Collection):
                 task = tasks[group.number - numbers.start]
                 attempts += [attempts_of(task, outcomes)] if outcomes else []
         keep_episodes(parts, iteration, ())  # the workers have stored them
-        return Evaluation(tuple(attempts), section.samples, lost)
+        return Evaluation(tuple(attempts), section.samples, lost, bool(parts.actors.environments.tools))
 
     def _wait_until_ended(self, iteration: int, purpose: Purpose = TRAIN) -> int:
         """How many episodes there are, once all have ended. Raises StoppedWaiting where they were to be trained on."""

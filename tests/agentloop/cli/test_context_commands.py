@@ -50,14 +50,21 @@ def test_check_says_why_auto_takes_no_parser(tmp_path: Path) -> None:
     template.write_text(real_template("trl/lfm2").text)
     assert "context.parser: auto is refused: context.parser must be named for a chat" in run("check", template).stdout
     template.write_text(real_template("written/smollm2").text)
-    assert "context.parser: auto takes react" in run("check", template).stdout
+    found = run("check", template)
+    assert "context.parser: auto takes react" in found.stdout
+    assert found.stdout.count("can't be shown again once rewritten") == 1
+    assert found.exit_code == 1
+    assert found.stdout.splitlines()[-1] == (
+        "not usable with tools: set context.template: hermes or a .jinja file of your own (for this vocabulary)"
+    )
+    assert not json.loads(run("check", template, "--json").stdout)["works_with_tools"]
 
 
-def test_check_exits_1_where_a_template_can_do_nothing(tmp_path: Path) -> None:
+def test_check_exits_1_where_a_template_can_do_nothing_with_tools(tmp_path: Path) -> None:
     template = tmp_path / "one.jinja"
     template.write_text("{{ messages | length }}{% for m in messages %}{{ m.role + m.content }}<|e|>{% endfor %}")
     result = run("check", template)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "verdict: rewrites history; 1 of 12 cases unsupported" in result.stdout
     template.write_text("{{ messages[0].role }}<|e|>")
     result = run("check", template)

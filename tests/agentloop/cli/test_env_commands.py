@@ -50,6 +50,8 @@ def test_check_shows_tools_as_the_model_is_given_them_a_task_and_rewards(shell: 
     assert function["parameters"]["required"] == ["a", "b"]
     assert "rewards       0 for an empty reply" in lines
     assert lines[-1].startswith("note: there is no demonstrate: ")
+    _, output, _ = shell.type(["env", "check", CALCULATOR, "--set", "model.path=mine"], tmp_path)
+    assert "note: there is no demonstrate" not in output
 
 
 def test_check_as_json_says_the_same(shell: Shell, tmp_path: Path) -> None:
@@ -126,7 +128,8 @@ def test_check_refuses_what_would_stop_a_run(shell: Shell, tmp_path: Path, envir
     (tmp_path / "twice.py").write_text(TWICE)
     (tmp_path / "two.yaml").write_text(TWO)
     asked = functions(tmp_path, environment) if environment in ("misspelt", "raising") else environment
-    assert message in shell.refusal(["env", "check", asked], tmp_path)
+    refusal = shell.refusal(["env", "check", asked], tmp_path)
+    assert message in refusal and "--resume" not in refusal
 
 
 def test_model_and_the_newest_policy_of_a_run_play_in_an_environment_or_by_a_whole_file(

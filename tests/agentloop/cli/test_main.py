@@ -19,8 +19,10 @@ import typer
 from agentloop import TrainResult
 from agentloop.cli.main import LateCommand, app
 from agentloop.cli.options import program
-from agentloop.cli.run_commands import closing_words
+from agentloop.cli.run_commands import closing_words, next_run
+from agentloop.config import RunConfig
 from agentloop.config.config_file import to_plain
+from agentloop.runs.display import with_interval
 from tests.fakes.records import new_store
 from tests.fakes.runs import rows, small_config
 from tests.fakes.shell import Shell
@@ -37,6 +39,18 @@ def commands() -> Iterator[list[str]]:
         yield words
         command = command.loaded() if isinstance(command, LateCommand) else command
         waiting += [([*words, name], below) for name, below in getattr(command, "commands", {}).items()]
+
+
+def test_home_is_known_in_every_path(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("run: {name: mine}\n")
+    (tmp_path / "elsewhere").mkdir()
+    code, output, _ = shell.type(["config", "~/mine.yaml", "--json"], tmp_path / "elsewhere")
+    assert (code, json.loads(output)["run"]["name"]) == (0, "mine")
+    for folder in (["--folder", "~/runs"], ["--folder=~/runs"]):
+        _, output, _ = shell.type(["doctor", *folder], tmp_path / "elsewhere")
+        assert f"free in {tmp_path}" in output
+    assert f"got nothing at {tmp_path}/none." in shell.refusal(["replay", "stats", "~/none"], tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +92,7 @@ def test_commands_are_those_of_the_documentation_and_their_help_has_an_example(s
     changing = ["import", "prune", "compact", "forget", "demonstrations"]
     replay = {f"replay {name}" for name in (*looking, *changing, "export", "verify", "rescore", "whatif")}
     context = {"context", "context check"}
-    running = {"train", "sft", "evaluate", "export", "engine", "worker", "launch"}
+    running = {"train", "sft", "evaluate", "export", "engine", "worker", "gateway", "launch"}
     environments = {"env", "env check", "env play"}
     assert found == {"", "report", "inspect", "config", "doctor", "replay"} | running | replay | context | environments
 
@@ -113,7 +127,7 @@ def test_commands_answer_at_once_because_they_import_little(words: list[str], he
 
 def test_commands_that_are_imported_late_are_listed_with_their_own_help() -> None:
     late = [command for command in typer.main.get_command(app).commands.values() if isinstance(command, LateCommand)]
-    names = ["engine", "worker", "launch", "inspect", "report", "env", "context", "replay"]
+    names = ["engine", "worker", "gateway", "launch", "inspect", "report", "env", "context", "replay"]
     assert [command.name for command in late] == names
     assert [command.help for command in late] == [str(c.loaded().help).partition("\n\n")[0] for c in late]
 
@@ -137,6 +151,7 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
         "success_after": evaluations[-1],
         "report": "runs/small-001/report.html",
         "evaluated_after": 3,
+        "held_out_tasks": 8,
         "exit_code": 0,
     }
     # Its progress is plain lines where there is no terminal.
@@ -146,7 +161,9 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
     assert lines[4] == "run folder: runs/small-001"
     iterations = [line for line in lines if line.startswith("iteration ")]
     assert [line.split("  ")[0] for line in iterations] == ["iteration 1/3", "iteration 2/3", "iteration 3/3"]
-    figures = r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d %  [\d,]+ tokens/s"
+    figures = (
+        r"success \d+\.\d %  fresh 12 \+ replay 4  replay ESS \d\.\d\d  held-out \d+\.\d % \(\d+-\d+\)  [\d,]+ tokens/s"
+    )
     assert re.search(figures + r"  left <= \d+:\d\d$", iterations[1])
     assert "\x1b" not in finished.stderr
 
@@ -154,17 +171,34 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
 @pytest.mark.parametrize(
     ("last", "words"),
     [
-        (0, "12.5 % before training; it was not measured since (evaluation.every)"),
-        (4, "12.5 % -> 75.0 % after iteration 4 of 6"),
-        (6, "12.5 % -> 75.0 %"),
+        (0, "12.5 % (5-26) before training; it was not measured since (evaluation.every)"),
+        (4, "12.5 % (5-26) -> 75.0 % (60-86) after iteration 4 of 6"),
+        (6, "12.5 % (5-26) -> 75.0 % (60-86)"),
     ],
 )
 def test_train_says_of_which_iteration_its_success_is(
     last: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path("runs/a-001")
-    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 0), None, 6)
+    closing_words(TrainResult(folder, 6, 0.125, 0.75, folder / "report.html", last, 40, 0), None, 6)
     assert capsys.readouterr().out.splitlines()[0] == f"held-out success: {words}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "command", "setting"),
+    [
+        (0.0, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.05, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.375, 0.0, "train", "optimizer.learning_rate=0.00075"),
+        (0.375, 0.325, "train", "replay.fraction=0.5"),
+    ],
+)
+def test_train_advises_what_fits_how_the_run_went(before: float, after: float, command: str, setting: str) -> None:
+    folder = Path("runs/a-001")
+    result = TrainResult(folder, 6, before, after, folder / "report.html", 6, 40, 0)
+    found = next_run(Path("a.yaml"), ["run.seed=1"], RunConfig(), result)
+    assert found is not None
+    assert found[0][1:] == [command, "a.yaml", "--set", "run.seed=1", "--set", setting]
 
 
 @pytest.mark.slow
@@ -177,7 +211,7 @@ def test_train_ends_with_success_and_three_commands_that_work(
     assert code == 0
     *_, success, model, folder, title, stats, failed, train = output.splitlines()
     before, after = rows(tmp_path / "runs/small-001/replay.sqlite", _EVALUATIONS)
-    assert success == f"held-out success: {100 * before[0]:.1f} % -> {100 * after[0]:.1f} %"
+    assert success == f"held-out success: {with_interval(before[0], 8)} -> {with_interval(after[0], 8)}"
     assert model == "trained model: runs/small-001/model"
     assert folder == "run folder: runs/small-001   report: runs/small-001/report.html"
     assert title == "try next:"

@@ -113,6 +113,9 @@ MISTAKES: list[tuple[list[str], str]] = [
         "model.path must name a model, got null: environment 'mine.py:OnlyRows' makes no tasks of its own",
     ),
     (training("model.path=empty"), f"{NO_MODEL}, got 'empty"),
+    (training("model.path=/no/such/model"), f"{NO_MODEL}, got '/no/such/model' (there is no such folder). Check the "),
+    (training("model.path=no/model"), f"{NO_MODEL}, got 'no/model' (there is no such folder, and as a hub id: OSErr"),
+    (["evaluate", "--config", "bare.yaml"], "--model must be given where model.path of bare.yaml is null, got neither"),
     (training("model.path=wide"), "model.path must hold weights of the shapes that its config.json says, got [392, 32"),
     (training("model.path=deep"), "model.path must hold every weight of its architecture, got none for model.layers.1"),
     (

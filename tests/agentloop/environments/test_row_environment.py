@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentloop.environments import EnvironmentFactory, load_environment
+from agentloop.config.config_file import load_plain
+from agentloop.environments import EnvironmentFactory, load_environment, open_tasks
 from agentloop.environments.row_environment import RowEnvironment
 from agentloop.errors import UserError
 from agentloop.user_code import give_function
@@ -85,6 +87,17 @@ def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
     assert len(set(digests)) == 4
     assert source(f"{judge}:right") == digests[-1]
     assert of_agent() != as_agent
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({**ROW, "number": number}) + "\n" for number in range(30)))
+    given = {"environment": {"name": "rows", "tools": [f"{mine}:act"]}, "tasks": {"data": str(rows)}}
+    config = load_plain({**given, "reward": {"functions": [f"{judge}:right"]}})
+    with pytest.raises(
+        UserError, match=f"^environment must have .* got {mine} or {judge} changed since .*--environment-c"
+    ):
+        open_tasks(config, ("another",))
+    config = load_plain({**given, "environment": {"agent": f"{judge}:right"}})
+    with pytest.raises(UserError, match=f"^environment must have .* got {judge} changed since "):
+        open_tasks(config, ("another",))
 
 
 @pytest.mark.parametrize(

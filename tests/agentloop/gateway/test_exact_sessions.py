@@ -7,6 +7,7 @@ from datetime import datetime
 
 import pytest
 
+from agentloop.gateway.agent_request import AgentRequest
 from agentloop.gateway.agent_sessions import AgentSession, AgentSessions, Policy
 from agentloop.gateway.endpoints import create_app
 from agentloop.gateway.server_thread import serving
@@ -29,7 +30,7 @@ class RealSessions(ScriptedSessions):
         model, rest = family(name), list(texts)
         parser = choose_parser(PARSERS[name], model.template)
 
-        async def ask(line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        async def ask(_: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
             ids = (*model.codec.encode(rest.pop(0)), model.end_id)
             return Completion(ids, (-0.5,) * len(ids), 0)
 

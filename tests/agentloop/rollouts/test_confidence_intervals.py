@@ -9,11 +9,15 @@ from fractions import Fraction
 
 import pytest
 
-from agentloop.rollouts.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
-from agentloop.rollouts.evaluation import Attempts, Evaluated, Evaluation, as_table, report
-from agentloop.rollouts.trajectories import why_none_succeeded
-from replay.records import Trajectory
-from tests.fakes.records import trajectory
+from agentloop.rollouts.evaluation import (
+    Attempts,
+    Evaluated,
+    Evaluation,
+    Outcome,
+    as_table,
+    report,
+)
+from agentloop.runs.confidence_intervals import bootstrap, pass_at_k, proportion, wilson
 
 
 @pytest.mark.parametrize("samples", range(1, 9))
@@ -64,7 +68,10 @@ def test_proportion_of_tasks_that_all_agree_is_not_certain(share: float) -> None
 
 
 def attempts(successes: int, samples: int, stops: dict[str, int], turns: float = 2.0) -> Attempts:
-    return Attempts(samples, successes, successes / samples, turns, stops)
+    ended = [reason for reason, count in stops.items() for _ in range(count)]
+    outcomes = [Outcome(at < successes, 0.0, 0, reason, 1) for at, reason in enumerate(ended)]
+    assert len(outcomes) == samples
+    return Attempts(successes / samples, turns, tuple(outcomes))
 
 
 PLAYED = Evaluated("runs/a-001", 12, "runs/a-001/checkpoints/000012/model", "trail", "2")
@@ -76,6 +83,7 @@ THREE = Evaluation(
     ),
     samples=4,
     engine_failures=1,
+    has_tools=True,
 )
 
 
@@ -103,19 +111,39 @@ def test_evaluation_counts_tasks_alike_and_says_which_interval_each_figure_has()
 # What is said where no episode is a success
 
 
-def failed(stop_reason: str, calls: int) -> Trajectory:
-    return trajectory("a", stop_reason=stop_reason, num_tool_calls=calls, success=False)
+def failed(stop_reason: str, calls: int) -> Outcome:
+    return Outcome(False, 0.0, 2, stop_reason, calls)
 
 
-def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded() -> None:
-    rows = [failed("answered", 0), failed("answered", 0), failed("answered", 2), failed("truncated", 0)]
-    said = why_none_succeeded(rows, has_tools=True)
-    assert said == (
-        'none of 4 episodes succeeded: 1 did not come to an answer (agentloop replay ls --where "stop_reason != '
-        "'answered'\"), 2 answered without a tool call, 1 answered wrong. Show it how first: agentloop sft on "
-        "demonstrations"
-    )
-    assert "episodes succeeded: 3 answered wrong. Show" in str(why_none_succeeded(rows[:3], has_tools=False))
-    assert "Raise rollout.max_tokens_per_turn, rollout.max_turns" in str(why_none_succeeded(rows[3:], has_tools=True))
-    assert why_none_succeeded([*rows, trajectory("b", success=True)], has_tools=True) is None
-    assert why_none_succeeded([], has_tools=True) is None
+_WRONG, _SILENT, _CUT, _CUT_SILENT = (failed(reason, calls) for reason in ("answered", "truncated") for calls in (2, 0))
+_SFT = "Show it how first: agentloop sft on demonstrations"
+_ROOM = "Raise rollout.max_tokens_per_turn, rollout.max_turns or context.max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "has_tools", "said"),
+    [
+        (
+            [_WRONG, _SILENT, _SILENT, _CUT],
+            True,
+            f"3 answered wrong, 1 did not come to an answer, 2 called a tool. {_SFT}",
+        ),
+        # More tokens don't help what calls no tool.
+        (
+            [_SILENT, *[_CUT_SILENT] * 3],
+            True,
+            f"1 answered wrong, 3 did not come to an answer, 0 called a tool. {_SFT}",
+        ),
+        ([_SILENT, *[_CUT] * 3], True, f"1 answered wrong, 3 did not come to an answer, 3 called a tool. {_ROOM}"),
+        ([_SILENT, *[_CUT_SILENT] * 3], False, f"1 answered wrong, 3 did not come to an answer. {_ROOM}"),
+    ],
+)
+def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded(
+    outcomes: list[Outcome], has_tools: bool, said: str
+) -> None:
+    evaluation = Evaluation((Attempts(0.0, 2.0, tuple(outcomes)),), 4, 0, has_tools)
+    assert as_table(report(PLAYED, evaluation, seed=0)).splitlines()[2] == f"none of 4 episodes succeeded: {said}"
+
+
+def test_nothing_is_said_of_failures_where_one_succeeded() -> None:
+    assert "succeeded" not in as_table(report(PLAYED, THREE, seed=0))

@@ -108,7 +108,7 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     config = run_config(reward={"functions": named("picky")}, context={"max_tokens": 4000})
     task = factory.make_task(random.Random(0))
     with pytest.raises(
-        UserError, match=r"got ConnectionError: no answer .*\. Mend it, and --resume if the run had begun"
+        UserError, match=r"got ConnectionError: no answer .*\. Mend it; or set reward.on_error: drop\.$"
     ):
         collect(actors, [(task, 2)], config)
     assert isinstance(actors.generator, ScriptedGenerator)

@@ -19,7 +19,7 @@ from agentloop.errors import TrainingStopped, UserError
 from agentloop.models.actor import Actor
 from agentloop.models.loading import LoadedModel, load_model
 from agentloop.runs.run_folder import config_to_resume, open_run_folder
-from agentloop.supervised.demonstrations import read_demonstrations
+from agentloop.supervised.demonstrations import mismatch, read_demonstrations
 from agentloop.supervised.sft import SftResult, batch_of_update, sft
 from agentloop.supervised.supervised_update import learn, measure
 from context import loss_mask
@@ -60,7 +60,8 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def configured(folder: Path, model: Path, data: Path, /, **sections: Any) -> RunConfig:
     section = {"data": str(data), "epochs": 4, "batch": 4, "learning_rate": 3e-3, "warmup_updates": 2, "every": 6}
-    return small_config(folder, model, sft={**section, **sections.pop("sft", {})}, **sections)
+    environment = sections.pop("environment", {"name": "lookup_chain"})
+    return small_config(folder, model, environment=environment, sft={**section, **sections.pop("sft", {})}, **sections)
 
 
 # What is trained
@@ -182,6 +183,7 @@ def test_sft_lowers_the_held_out_loss_and_leaves_a_model(
     told = [note for note in display.notes if note.startswith("update ")]
     assert told[0] == f"update 0/{result.updates}  held-out loss {result.held_out_before:.4f}"
     assert told[-1].endswith(f"held-out loss {result.held_out_after:.4f}")
+    assert told[1] == f"update 1/{result.updates}  loss {logged(result)[1]['sft/loss']:.4f}"
     rows = logged(result)
     assert [row["iteration"] for row in rows] == list(range(result.updates + 1))
     # 3e-3 x 1/3 and x 2/3, then the peak, and a tenth of it at the last update.
@@ -224,7 +226,7 @@ def test_stopped_sft_resumes_bit_for_bit(
 ) -> None:
     config = configured(tmp_path, qwen2, data)
     stopped = sft(config, display=_StopAt(after))
-    assert (stopped.exit_code, stopped.updates) == (143, after)
+    assert (stopped.exit_code, stopped.updates, stopped.measured_after) == (143, after, 0 if after < 6 else 6)
     assert not (stopped.folder / "model").exists()
     sft(config, display=_StopAt(1))  # the folder says which one is meant, though this is newer
     mine = config_to_resume(stopped.folder, [])
@@ -288,6 +290,72 @@ def test_what_can_not_be_learned_is_refused_and_leaves_no_folder(
         sft(configured(tmp_path / "runs", qwen2, path, **sections), display=SilentDisplay())
     assert message in str(refused.value)
     assert not (tmp_path / "runs").exists()
+
+
+SHOP = '''
+def look(key: str) -> str:
+    """Look up a key.
+
+    Args:
+        key: What to look up.
+    """
+    return key
+
+
+def right(episode) -> float:
+    return 0.0
+'''
+_KEY = {"type": "string", "description": "What to look up."}
+LOOK = {
+    "name": "look",
+    "description": "Look up a key.",
+    "parameters": {"type": "object", "properties": {"key": _KEY}, "required": ["key"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("tools", "system", "remark"),
+    [
+        ([LOOK], "Look it up.", None),
+        (None, "Look it up.", ":1, tool look is not shown. "),
+        ([{**LOOK, "description": "Look."}], "Look it up.", ":1, tool look is described otherwise. "),
+        ([LOOK, {**LOOK, "name": "find"}], "Look it up.", ":1, tool find is not its own. "),
+        ([LOOK], "Look.", ":1, the system message is 'Look.'. "),
+        ([LOOK], None, ":1, the system message is None. "),
+    ],
+)
+def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(
+    tmp_path: Path, tools: list[dict[str, Any]] | None, system: str | None, remark: str | None
+) -> None:
+    config, rows = shop(tmp_path), [conversation(number) for number in range(2)]
+    for row in rows if tools else ():
+        row["tools"] = [{"type": "function", "function": tool} for tool in tools or ()]
+    for row in rows if system else ():
+        row["messages"].insert(0, {"role": "system", "content": system})
+    written(tmp_path / "mine.jsonl", rows)
+    found = mismatch(config)
+    if remark is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith("2 of 2 demonstrations differ from what rows will show: ") and remark in found
+
+
+def shop(folder: Path) -> RunConfig:
+    (folder / "shop.py").write_text(SHOP)
+    tasks = written(folder / "tasks.jsonl", [{"question": f"Question {number}"} for number in range(40)])
+    environment = {"name": "rows", "tools": [f"{folder}/shop.py:look"]}
+    environment["options"] = {"prompt": "question", "system": "Look it up."}
+    reward = {"functions": [f"{folder}/shop.py:right"]}
+    data, none = folder / "mine.jsonl", Path("none")
+    return configured(folder, none, data, environment=environment, tasks={"data": str(tasks)}, reward=reward)
+
+
+def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None:
+    call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
+    written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])
+    with pytest.raises(UserError, match=r"^sft\.data must show tools of rows \(look\), got only find in "):
+        mismatch(shop(tmp_path))
 
 
 def test_held_out_file_is_only_measured_and_what_is_too_long_is_left_out(tmp_path: Path, qwen2: Path) -> None:

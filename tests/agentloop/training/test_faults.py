@@ -234,8 +234,8 @@ def test_bad_environment_stops_the_run_and_resume_continues_once_it_is_mended(
     code, line = front_door(config)
     assert code == 2
     assert line.startswith(f"agentloop: Moody.{problem} for the task 'Say something of even length, number ")
-    assert "Mend it, and --resume if the run had begun: this iteration is collected again." in line
     run = tmp_path / "runs" / "small-001"
+    assert f"Mend it. Then go on: agentloop train {run} --resume, with --environment-changed too if a file of" in line
     ((learned, stored),) = rows(
         run / "replay.sqlite", "select sum(fresh), (select count(*) from trajectories) from iterations"
     )

@@ -18,6 +18,7 @@ from agentloop.cli.main import app
 from agentloop.errors import UserError
 from agentloop.learning.batch import build_batch
 from agentloop.models.actor import Actor
+from agentloop.rollouts.evaluation import Evaluated
 from agentloop.runs.display import ConsoleDisplay
 from agentloop.runs.run_folder import open_run_folder
 from agentloop.training.train import TrainResult, train
@@ -47,6 +48,24 @@ def test_run_composition_is_what_the_rule_gives(finished: Finished) -> None:
     later = "select count(*) from draws join trajectories t on t.id = trajectory where stream = 'replay' and "
     assert rows(database, f"{later} t.iteration >= draws.iteration") == [(0,)]
     assert rows(database, "select fresh, replay from iterations order by iteration") == [(16, 0), (12, 4), (12, 4)]
+
+
+def test_run_that_collapses_says_so_once_with_what_helps(tmp_path: Path, qwen2: Path) -> None:
+    evaluation, display = {"every": 1, "tasks": 40}, SilentDisplay()
+    train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 3.0}, evaluation=evaluation), display=display)
+    assert [said for said in display.notes if "learning rate" in said] == [
+        "success fell from 38 % to 0 %. The learning rate is probably too high. Begin again with --set "
+        "optimizer.learning_rate=1.5 or less: docs/reading-a-run.md."
+    ]
+    assert (display.iterations[0]["eval/success"], display.iterations[0]["eval/tasks"]) == (0.0, 40.0)
+
+
+def test_run_of_which_nothing_succeeds_says_so_once_before_training(tmp_path: Path, qwen2: Path) -> None:
+    display, rollout = SilentDisplay(), {"success_reward": 2.0, "max_turns": 2, "max_tokens_per_turn": 12}
+    train(small_config(tmp_path, qwen2, run={"iterations": 1}, rollout=rollout), display=display)
+    (said,) = [note for note in display.notes if "succeeded" in note]
+    assert said.startswith("none of 8 episodes succeeded: ") and said.endswith(": agentloop sft on demonstrations")
+    assert display.notes.index(said) < display.notes.index("held-out success before training: 0.0 % (0-32)")
 
 
 def test_run_commits_every_draw_with_its_statistics(finished: Finished) -> None:
@@ -165,8 +184,10 @@ def test_run_stopped_and_resumed_on_a_server_is_the_unbroken_run_on_sqlite(
 def test_a_model_that_no_run_has_trained_is_evaluated_as_a_run_would_first(finished: Finished, tmp_path: Path) -> None:
     result, config, _ = finished
     file = write_config(config, tmp_path / "config.yaml")
-    words = ["evaluate", "--config", str(file), "--model", str(config.model.path), "--json"]
-    found = json.loads(CliRunner().invoke(app, words).stdout)
-    assert found["success"] == result.success_before
+    for model in (["--model", str(config.model.path)], []):
+        words = ["evaluate", "--config", str(file), *model, "--json"]
+        found = json.loads(CliRunner().invoke(app, words).stdout)
+        assert found["success"] == result.success_before
+    assert str(Evaluated("mine", None, "mine", "parity", "1")) == "mine, environment parity 1"
     mixed = CliRunner().invoke(app, ["evaluate", str(result.folder), "--model", "m"])
-    assert "RUN must be given alone, or --config with --model" in str(mixed.exception)
+    assert "RUN must be given alone, or --config and perhaps --model" in str(mixed.exception)

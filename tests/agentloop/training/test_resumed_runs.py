@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import config_to_resume
+from agentloop.runs.run_folder import config_to_resume, record_config, resumed_run_folder
 from agentloop.training.train import TrainResult, train
 from tests.fakes.agents import looking_up
 from tests.fakes.environments import ENVIRONMENTS
@@ -61,6 +62,7 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     display = SilentDisplay()
     result = lengthened(run, "run.iterations=4", display=display)
     assert (result.folder, result.iterations, result.exit_code) == (run, 4, 0)
+    assert f"resumed {run} after iteration 2" in display.notes
     assert "run.iterations is 4 now, after 2; schedules stay laid over 2 iterations" in display.notes
     whole = train(scheduled(tmp_path / "whole", qwen2, iterations=4, schedule_iterations=2), display=SilentDisplay())
     for version in range(5):
@@ -80,6 +82,15 @@ def test_lengthened_run_is_the_one_that_was_as_long_from_the_start(run: Path, tm
     assert json.loads(described) == stored
 
 
+def test_resumed_run_says_what_was_undone(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/000002")
+    display = SilentDisplay()
+    lengthened(run, display=display)
+    resumed = f"resumed {run} after iteration 1; undone of what came after it: "
+    (said,) = [note for note in display.notes if note.startswith(resumed)]
+    assert re.fullmatch(r"\d+ draws rolled back, \d+ trajectories orphaned", said.removeprefix(resumed))
+
+
 def test_resumed_run_that_has_ended_says_how_it_goes_on(run: Path) -> None:
     display = SilentDisplay()
     assert lengthened(run, display=display).iterations == 2
@@ -97,6 +108,22 @@ def test_run_that_reached_its_target_goes_on_without_it(tmp_path: Path, qwen2: P
     (said,) = [note for note in display.notes if "nothing left to do" in note]
     assert said.endswith("To go on all the same: --set run.stop_at_success=null")
     assert lengthened(ended.folder, "run.stop_at_success=null").iterations == 3
+
+
+def test_resumed_run_takes_another_speed_and_says_so(run: Path) -> None:
+    display = SilentDisplay()
+    asked = ("batch.micro_batch_tokens=300", "compute.autocast=bfloat16", "evaluation.every=1", "checkpoint.every=2")
+    assert lengthened(run, "run.iterations=3", *asked, display=display).iterations == 3
+    assert [note for note in display.notes if " now, after " in note] == [
+        "run.iterations is 3 now, after 2; batch.micro_batch_tokens is 300 now, after 1536; compute.autocast is "
+        "bfloat16 now, after auto; evaluation.every is 1 now, after 0; checkpoint.every is 2 now, after 1; schedules "
+        "stay laid over 2 iterations; from here on weights differ by rounding from those of an unbroken run",
+    ]
+    went_on = config_to_resume(run, ())
+    assert (went_on.compute.autocast, went_on.checkpoint.every) == ("bfloat16", 2)
+    folder = resumed_run_folder(config_to_resume(run, ["run.threads=3", "checkpoint.every=1"]), run)
+    assert str(record_config(folder)).startswith("run.threads is 3 now, after 1; checkpoint.every is 1 now, after 2; ")
+    assert record_config(folder) is None
 
 
 @pytest.mark.parametrize(

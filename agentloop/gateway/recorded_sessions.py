@@ -1,0 +1,197 @@
+"""Sessions that are recorded for runs to come: each is opened by the first request to its name, goes on where it was
+after a crash, and becomes a row once somebody says that it is over, or nobody has asked for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from starlette.applications import Starlette
+
+from agentloop.gateway.agent_request import BadRequest
+from agentloop.gateway.agent_sessions import AgentSession, Ask, Policy, StoredNodes
+from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.node_writer import NodeWriter
+from context.messages import content_hash, to_template
+from context.tokens.session_nodes import Node, Status, conversation_of, segments_of
+from replay.errors import ReplayError
+from replay.records import StopReason, TaskRecord, Trajectory, TrajectoryRecord, group_of
+from replay.storage.format.schema import trajectories
+from replay.storage.sessions import OpenSession
+from replay.store import ReplayStore
+
+ENVIRONMENT = "gateway"
+_rows = trajectories.c
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where sessions are stored, and who answers them."""
+
+    store: ReplayStore
+    run: str
+    policy: Policy
+    ask: Ask
+    by_text: bool
+    """True: another model answers, and its replies come without log-probs."""
+    temperature: float
+    """That replies are sampled at."""
+
+    def row(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> tuple[TaskRecord, Trajectory]:
+        """A session that has ended; its task is what it began with. At least one of its nodes is trained.
+
+        Its advantage is over the mean of the attempts at the task that ended before it: nobody knows of those to come.
+        Another model is imitated as far as it was rewarded.
+        """
+        first = next(node.number for node in nodes if node.is_trained)
+        opening = [to_template(message) for message in conversation_of(nodes, first)[:-1]]
+        task = TaskRecord(content_hash([ENVIRONMENT, opening]), ENVIRONMENT, {"messages": opening})
+        slot, mean = self._before(task.hash)
+        baseline = 0.0 if self.by_text else mean
+        replies = [node.messages[-1] for node in nodes if node.num_sampled]
+        record = TrajectoryRecord(
+            id=id,
+            run=self.run,
+            group=id,
+            task=task.hash,
+            iteration=0,
+            slot=slot,
+            member=0,
+            source="gateway",
+            reward=reward or 0.0,
+            success=reward is not None and reward >= 1.0,  # as a run's rollout.success_reward
+            advantage=0.0 if reward is None or baseline is None else reward - baseline,
+            stop_reason=str(StopReason.UNREWARDED if reward is None else StopReason.ANSWERED),
+            num_turns=len(replies),
+            num_tool_calls=sum(len(reply.tool_calls) for reply in replies),
+            temperature=self.temperature,
+            top_p=1.0,
+            top_k=0,
+            logprobs_mode="none" if self.by_text else "full",
+            environment=ENVIRONMENT,
+            environment_version="1",
+        )
+        messages = tuple(message for node in nodes for message in node.messages)
+        return task, Trajectory(record, segments_of(nodes, self.policy.renderer.authors), messages, nodes)
+
+    def _before(self, task: str) -> tuple[int, float | None]:
+        """The next free slot, and the mean reward at a task; None: nobody has said any yet."""
+        mine, answered = _rows.run == self.run, (_rows.task == task) & (_rows.stop_reason == StopReason.ANSWERED)
+        with self.store.reading() as connection:
+            last = connection.scalar(sa.select(sa.func.max(_rows.slot)).where(mine, _rows.iteration == 0))
+            mean: float | None = connection.scalar(sa.select(sa.func.avg(_rows.reward)).where(mine, answered))
+        return 0 if last is None else last + 1, mean
+
+
+class RecordedSession(AgentSession):
+    """An attempt at a task."""
+
+    def __init__(self, sessions: RecordedSessions, opened: OpenSession, stored: StoredNodes) -> None:
+        now, recording = datetime.fromisoformat(opened.opened_at), sessions.recording
+        super().__init__(opened.id, recording.policy, recording.ask, now=now, stored=stored)
+        self._end = sessions.end
+        last = stored.nodes[-1:]
+        self._doubtful = next((node.number for node in last if node.status == Status.UNDELIVERED), None)
+        """A reply of just before a crash: an agent that has not got it asks again."""
+
+    async def reward(self, rewards: Mapping[str, float], *, end: bool) -> None:
+        if not end or rewards.keys() - {""}:
+            raise BadRequest(
+                400, 'The reward must be one for all, and come with the end: {"reward": 1.0, "end": true}.', "end"
+            )
+        await super().reward(rewards, end=end)
+        await self._end(self)
+
+    async def all_nodes(self) -> tuple[Node, ...]:
+        """Once what was asked has been answered."""
+        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        if self._doubtful is not None:
+            self.tree.delivered(self._doubtful)
+        return tuple(self.tree.nodes)
+
+
+class RecordedSessions:
+    """All sessions of a recording; whoever has the key may name one of their own."""
+
+    def __init__(self, recording: Recording, key: SharedKey, *, idle_s: float) -> None:
+        """`idle_s`: after so long without a request a session is over."""
+        self.recording, self._key, self._idle_s = recording, key, idle_s
+        self._stored = recording.store.sessions
+        self._sessions: dict[str, asyncio.Future[RecordedSession]] = {}
+
+    @asynccontextmanager
+    async def under_way(self, app: Starlette) -> AsyncIterator[None]:
+        """The lifespan of the server that answers for them."""
+        self._writer = NodeWriter(self._stored)
+        for opened in self._stored.opened(self.recording.run):
+            self._sessions[opened.id] = asyncio.ensure_future(self._opened(opened.id))
+        looking = asyncio.ensure_future(self._end_idle())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, *self._sessions.values(), return_exceptions=True)
+            self._writer.close()
+
+    async def authorize(self, episode: str, key: str) -> RecordedSession:
+        self._key.check(key)
+        id = content_hash([self.recording.run, episode])[:32]
+        opening = self._sessions.get(id) or asyncio.ensure_future(self._opened(id))
+        self._sessions[id] = opening
+        try:
+            session = await asyncio.shield(opening)
+        except Exception:
+            self._sessions.pop(id, None)
+            raise
+        if session.closed:
+            raise _ended()
+        return session
+
+    async def _opened(self, id: str) -> RecordedSession:
+        new = OpenSession(id, self.recording.run, datetime.now().isoformat())
+        opened = await asyncio.to_thread(self._stored.open, new)
+        if opened is None:
+            raise _ended()
+        nodes = await asyncio.to_thread(self._stored.nodes, id)
+        return RecordedSession(self, opened, StoredNodes(self._writer, tuple(nodes)))
+
+    async def end(self, session: RecordedSession) -> None:
+        """Returns once its row is stored, and nothing of it is under way any more."""
+        if session.closed:
+            raise _ended()
+        session.closed = True
+        try:
+            nodes = await session.all_nodes()
+            await asyncio.to_thread(self._store, session.id, nodes, session.rewards.get(""))
+        except BaseException:
+            session.closed = False  # it can be ended again
+            raise
+        del self._sessions[session.id]
+
+    def _store(self, id: str, nodes: tuple[Node, ...], reward: float | None) -> None:
+        if not any(node.is_trained for node in nodes):  # no reply was given that could be learned from
+            self._stored.end([id])
+            return
+        task, row = self.recording.row(id, nodes, reward)
+        self.recording.store.append([task], [group_of([row])], [row], ended=[id])
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(self._idle_s / 8)
+            for opening in list(self._sessions.values()):
+                try:
+                    session = await asyncio.shield(opening)
+                    if session.idle_s > self._idle_s and not session.closed:
+                        await self.end(session)
+                except (ReplayError, BadRequest) as error:
+                    _log.warning("idle sessions are looked at again later: %s", error)
+
+
+def _ended() -> BadRequest:
+    return BadRequest(403, "The session must be one that is under way, got one that has ended: take another name.")

@@ -1,0 +1,57 @@
+"""Replies of another model, asked by text over OpenAI's chat completions: their tokens are those that the policy would
+say them with, and have no log-probs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from openai import AsyncOpenAI, OpenAIError
+
+from agentloop.errors import one_line
+from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.http_json import arguments_text
+from agentloop.records import Completion, GenerationFailed
+from context import Message, Renderer, RenderError
+from context.conversation_file import read_message
+
+
+class TextUpstream:
+    """A model that its provider serves."""
+
+    def __init__(self, url: str, *, key: str | None, model: str, renderer: Renderer) -> None:
+        """`url`: what clients of OpenAI take for their base URL; `renderer`: of the policy that is to imitate it."""
+        self._client = AsyncOpenAI(base_url=url, api_key=key or "none")
+        self._key, self._model, self._renderer = key, model, renderer
+
+    async def ask(self, request: AgentRequest, line: int, prompt_ids: Sequence[int], most: int) -> Completion:
+        """Its reply in the policy's tokens, without its thoughts. Raises GenerationFailed."""
+        body: dict[str, Any] = {"messages": [_written(message) for message in request.messages]}
+        if request.tools:
+            body["tools"] = request.tools
+        if request.max_tokens is not None:  # by the name that the agent expects it to know
+            name = "max_completion_tokens"
+            body[name if name in request.body else "max_tokens"] = request.max_tokens
+        try:
+            answer = await self._client.chat.completions.create(model=self._model, **body)
+            (choice,) = answer.choices
+            said = choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+            ids = self._renderer.reply(read_message(0, said))
+        except (OpenAIError, RenderError, TypeError, ValueError) as error:
+            text = f"the upstream must give a reply that the model's template can write, got {one_line(error)}"
+            raise GenerationFailed(text.replace(self._key, "***") if self._key else text) from None
+        ids = ids[:-1] if choice.finish_reason == "length" and len(ids) > 1 else ids
+        return Completion(tuple(ids), (math.nan,) * len(ids), 0)
+
+
+def _written(message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": arguments_text(c.arguments)}}
+            for c in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        row["tool_call_id"] = message.tool_call_id
+    return row

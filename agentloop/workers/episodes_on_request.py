@@ -1,0 +1,121 @@
+"""Episodes of a run for agents that others start: each asks for a ticket, plays it at a base URL of its own, and says
+its reward. All else is a worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from agentloop.config.sections.rollout import GatewaySection
+from agentloop.environments import Task
+from agentloop.gateway.agent_request import BadRequest
+from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.http_json import openai_error
+from agentloop.gateway.run_gateway import RunGateway, run_gateway
+from agentloop.rollouts.actors import agents_policy
+from agentloop.rollouts.episodes.agent_episode import episode_of
+from agentloop.rollouts.episodes.agent_program import AgentEnd
+from agentloop.rollouts.episodes.episode import AskAny, Episode
+from agentloop.runs.signals import StopRequest
+from agentloop.workers.joined_run import JoinedRun, join_run
+from agentloop.workers.worker import Worker
+from replay.records import StopReason
+from replay.ticket_records import Claim
+
+_MOST_AT_ONCE = 1024
+_LOOK_S = 0.25
+_LONGEST_WAIT_S = 20.0
+"""For a ticket; who waits longer is told to ask again."""
+
+
+class EpisodeDesk:
+    """Where agents wait for episodes: they ask in the server's thread, and are given them in the worker's."""
+
+    def __init__(self, run: JoinedRun, key: SharedKey, *, idle_s: float) -> None:
+        """`idle_s`: an agent that has not asked for so long has given its episode up."""
+        self._tickets, self._authors = run.store.tickets, run.actors.authors
+        self._key, self._idle_s = key, idle_s
+        self._askers: deque[Future[dict[str, Any]]] = deque()
+        self.is_over = False
+        """The run has ended: there are no more episodes."""
+        self.gateway: RunGateway | None = None
+        """Where they play; set before anything is played."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._askers)
+
+    async def ask(self, request: Request) -> Response:
+        """POST /episodes: `{"id": ..., "url": ..., "key": ..., "task": ...}`."""
+        try:
+            self._key.check(request.headers.get("authorization", "").removeprefix("Bearer "))
+            return JSONResponse(await self._given(request))
+        except BadRequest as bad:
+            return JSONResponse(openai_error(bad), bad.status, {"retry-after": "1"})
+
+    async def _given(self, request: Request) -> dict[str, Any]:
+        asker = Future[dict[str, Any]]()
+        self._askers.append(asker)
+        given, until = asyncio.wrap_future(asker), time.monotonic() + _LONGEST_WAIT_S
+        while not (self.is_over or given.done() or time.monotonic() > until or await request.is_disconnected()):
+            await asyncio.wait([given], timeout=_LOOK_S)
+        if given.done() and not given.cancelled():
+            return given.result()
+        given.cancel()
+        with suppress(ValueError):  # it was taken out for cancelled
+            self._askers.remove(asker)
+        if self.is_over:
+            raise BadRequest(410, "The run must be one that goes on, got one that has ended.")
+        raise BadRequest(503, "There is no free ticket of the run now. Ask again.")
+
+    async def play(self, claim: Claim, task: Task, ask: AskAny) -> Episode:
+        """By the agent that has waited longest."""
+        assert self.gateway is not None
+        opened = self.gateway.open(ask)
+        try:
+            episode = {"id": opened.url.rpartition("/")[2], "url": opened.url, "key": opened.key}
+            over = asyncio.wrap_future(opened.ended)
+            is_played = self._tell({**episode, "task": dict(task.payload)})
+            while is_played and not (await asyncio.wait([over], timeout=_LOOK_S))[0]:
+                is_played = opened.idle_s <= self._idle_s
+        finally:
+            nodes = opened.close()
+        if not is_played:
+            await asyncio.to_thread(self._tickets.give_back, [claim])
+            raise asyncio.CancelledError  # as what the worker has lost, which it finds out when it extends its leases
+        posted, end = opened.rewards.get(""), AgentEnd()
+        return episode_of(task, nodes, opened, end, StopReason.ANSWERED, posted=posted, authors=self._authors)
+
+    def _tell(self, episode: dict[str, Any]) -> bool:
+        while self._askers:
+            asker = self._askers.popleft()
+            if asker.set_running_or_notify_cancel():
+                asker.set_result(episode)
+                return True
+        return False
+
+
+def give_episodes(
+    run: Path, section: GatewaySection, *, key: str | None, idle_s: float, stop: StopRequest, say: Callable[[str], None]
+) -> None:
+    """Until a signal comes; once the run has ended, there are none to be had. Raises UserError where that can't be."""
+    joined = join_run(run, wait_s=600.0, note=say)
+    policy = agents_policy(joined.config, joined.actors.renderer)
+    desk = EpisodeDesk(joined, SharedKey(key), idle_s=idle_s)
+    tickets = Route("/episodes", desk.ask, methods=["POST"])
+    with closing(joined.store), run_gateway(section, policy, tickets) as desk.gateway, stop.working():
+        say(f"episodes of {run}: POST {desk.gateway.url}/episodes")
+        Worker(joined, concurrency=_MOST_AT_ONCE, stop=stop, say=say, desk=desk).collect()
+        desk.is_over = True
+        while not stop.requested:
+            time.sleep(_LOOK_S)

@@ -1,0 +1,150 @@
+"""A gateway that only records: agents ask an engine of somebody's own, or another model, and nothing is trained yet."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from agentloop.config import RunConfig
+from agentloop.config.sections.rollout import GatewaySection
+from agentloop.engines.generator import GenerationRequest
+from agentloop.engines.remote.engine_client import RemoteEngine
+from agentloop.engines.remote.server_facts import ask_server
+from agentloop.errors import UserError, shortened
+from agentloop.gateway.agent_request import AgentRequest
+from agentloop.gateway.agent_sessions import Ask
+from agentloop.gateway.endpoints import create_app
+from agentloop.gateway.episode_keys import SharedKey
+from agentloop.gateway.recorded_sessions import RecordedSessions, Recording
+from agentloop.gateway.server_thread import serving
+from agentloop.records import Completion
+from agentloop.rollouts.actors import agents_policy, stop_strings
+from agentloop.runs.signals import StopRequest
+from context import Renderer
+from context.templates.model_files import load_model_files
+from replay.exchange.stored_rows import known_runs
+from replay.records import PolicyRecord, RunRecord
+from replay.storage.databases import Location
+from replay.store import ReplayStore
+
+UPSTREAM_KEY = "AGENTLOOP_UPSTREAM_KEY"
+"""Environment variable of the upstream's key."""
+_LOOK_S = 0.25
+_LONGEST = 1 << 30
+"""Tokens: the model's own limit is the upstream's to know."""
+
+
+@dataclass(frozen=True)
+class RecordingOptions:
+    """What is recorded, and of whom: see `agentloop gateway --help`."""
+
+    name: str
+    model: Path
+    upstream: str
+    upstream_key: str | None
+    upstream_model: str | None
+    """None: the one that a vLLM names first."""
+    by_text: bool
+    temperature: float
+    idle_s: float
+
+
+def record_sessions(
+    location: Location,
+    options: RecordingOptions,
+    section: GatewaySection,
+    *,
+    key: str | None,
+    stop: StopRequest,
+    say: Callable[[str], None],
+) -> None:
+    """Record sessions until a signal comes. Raises UserError where that can't be."""
+    files = load_model_files(options.model)
+    renderer = files.renderer(RunConfig().context.author_table(), stop_strings(RunConfig(), files))
+    fingerprint = _fingerprint(options.model, renderer)
+    ask, longest = _upstream(options, renderer, vocab_size=int(fingerprint["vocab_size"]))
+    limits = {"context": {"max_tokens": longest}, "rollout": {"max_tokens_per_turn": longest}}
+    policy = agents_policy(RunConfig.model_validate(limits), renderer)
+    with closing(ReplayStore.create(location)) as store:
+        run = _run_of(store, options, renderer, fingerprint)
+        recording = Recording(store, run, policy, ask, options.by_text, options.temperature)
+        sessions = RecordedSessions(recording, SharedKey(key), idle_s=options.idle_s)
+        app = Starlette(routes=[Mount("/", create_app(sessions))], lifespan=sessions.under_way)
+        with serving(app, host=section.host, port=section.port) as port, stop.working():
+            url = section.public_url or f"http://{section.host}:{port}"
+            kind = "text without log-probs, for imitation only" if options.by_text else "exact tokens with log-probs"
+            say(f"recording {options.name} in {store.url}: {kind}")
+            say(f"agents ask {url}/e/NAME/v1, each attempt at a task with a NAME of its own")
+            while not stop.requested:
+                time.sleep(_LOOK_S)
+
+
+def _upstream(options: RecordingOptions, renderer: Renderer, *, vocab_size: int) -> tuple[Ask, int]:
+    """What gives replies, and the most tokens of prompt and reply."""
+    if options.by_text:
+        from agentloop.gateway.text_upstream import TextUpstream
+
+        if options.upstream_model is None:
+            raise UserError("--upstream-model must name the upstream's model with --text, got none. Give its name.")
+        key, model = options.upstream_key, options.upstream_model
+        return TextUpstream(options.upstream, key=key, model=model, renderer=renderer).ask, _LONGEST
+    try:
+        server = ask_server(options.upstream, model=options.upstream_model, key=options.upstream_key)
+    except UserError as error:
+        said = str(error).replace("engine.urls", "--upstream").replace("engine.served_model_name", "--upstream-model")
+        raise UserError(said.replace("the variable that engine.api_key_env names", UPSTREAM_KEY)) from None
+    key, stop_ids = options.upstream_key, renderer.stop_ids
+    engine = RemoteEngine([server], key=key, stop_ids=stop_ids, vocab_size=vocab_size, one_version=True)
+    engine.begin(seed=0, temperature=options.temperature)
+    engine.published(0)
+
+    async def ask(_: AgentRequest, line: int, prompt_ids: Any, most: int) -> Completion:
+        return await engine.reply(GenerationRequest(line, prompt_ids, most))
+
+    return ask, server.max_model_len or _LONGEST
+
+
+def _fingerprint(model: Path, renderer: Renderer) -> dict[str, str | int]:
+    """As a run of this model has it: `agentloop.models.loading` reads the same from the model itself."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        vocab_size = int(config.get("text_config", config)["vocab_size"])
+        family = str(config["model_type"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--model must be a folder with the model's config.json, got {str(model)!r} ({shortened(str(error))}). "
+            "Copy it there from the model."
+        ) from error
+    tokens = {"tokenizer": renderer.codec.hash, "template": renderer.template.hash}
+    return {**tokens, "model_family": family, "vocab_size": vocab_size}
+
+
+def _run_of(
+    store: ReplayStore, options: RecordingOptions, renderer: Renderer, fingerprint: dict[str, str | int]
+) -> str:
+    """The id of the recording of that name; it is made if there is none. Raises UserError for one of another model."""
+    with store.reading() as connection:
+        named = [run for run in known_runs(connection).values() if run.name == options.name]
+    if any(run.fingerprint != fingerprint or "gateway" not in run.config for run in named):
+        raise UserError(
+            f"--name must be of a recording of this model, got {options.name}, which is another's. Give another name."
+        )
+    id = named[0].id if named else uuid.uuid4().hex
+    model = str(options.model.resolve())
+    made = {"model": model, "text": options.by_text, "upstream_model": options.upstream_model}
+    authors, code = renderer.authors, version("agentloop-replay")
+    store.add_run(RunRecord(id, options.name, {"gateway": made}, authors.to_json(), authors.hash, code, fingerprint))
+    store.resume(id, 0)  # another gateway that still records it can store no more rows
+    hashes = (renderer.codec.hash, renderer.template.hash)
+    store.add_policy(PolicyRecord(id, 0, None if options.by_text else model, *hashes))
+    return id

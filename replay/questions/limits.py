@@ -1,0 +1,136 @@
+"""What limits a run, by its metrics: training that goes badly, or what it waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from replay.questions.runs import Metrics, Series, finite
+from replay.records import stored_setting
+
+_NEWEST = 8
+"""Iterations that are looked at."""
+_FEW_SUCCESSES = 1 / 3
+"""Fewer per batch: waiting for them takes longer than learning from them."""
+_MUCH = 0.3
+"""A share from which on it is what to look at."""
+_ADVICE = {
+    "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
+    "episodes did solve, or an easier start (agentloop sft, tasks.curriculum)",
+    "tools": "Try collection.max_staleness 1 or more, so that the policy learns while tools work",
+    "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
+    "then answered from memory",
+    "optimizer steps": "Try a smaller batch, then batch.ppo_epochs 2, then replay on top of it (shortfall: shrink)",
+}
+
+
+@dataclass(frozen=True)
+class Regime:
+    """What goes badly in a run, or what it waits for, by its newest iterations."""
+
+    limit: str
+    """learning rate | equal groups | successes | tools | repeated tool calls | optimizer steps"""
+    text: str
+    """The numbers that say so, and what to do about it."""
+
+
+_SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, "actor/replay/ess_token")
+"""The metrics that `trouble` reads."""
+_CLEARLY = 4.0
+"""Standard errors between two evaluations: of many, some differ by two."""
+_NO_CHANCE = 1e-4
+_MOST = 0.75
+"""A share of the groups; and of successes, above which tasks are solved and need no signal."""
+
+
+def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
+    """Why training goes badly and what helps, in a few words; None where no figure clearly says so."""
+    held_out, tasks, fresh, success, flat, ess = (finite(metrics, name) for name in SIGNS)
+    size, sign = stored_setting(config, "batch.group_size", int) or 1, None
+    fall = _fall(held_out, dict(tasks)) or _end(success, {iteration: rows / size for iteration, rows in fresh})
+    before = [value for _, value in success[:-1] or success]
+    if fall is not None:
+        sign = f"success fell from {_percent(fall[0])} to {_percent(fall[1])}"
+    elif ess and before and ess[-1][1] < 0.1 and 2 * success[-1][1] <= fmean(before):
+        sign = f"replay ESS is {ess[-1][1]:.2f}: hardly a replayed token fits the policy any more"
+    if sign is not None:
+        rate = stored_setting(config, "optimizer.learning_rate", float)
+        setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 2:g} or less"
+        remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
+        return Regime("learning rate", f"{sign}. {remedy}")
+    alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
+    if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and 0.1 < solved < _MOST:
+        sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"
+        remedy = "Less sft (sft.epochs), a higher rollout.temperature or other tasks help: docs/reading-a-run.md."
+        return Regime("equal groups", f"{sign}. {remedy}")
+    return None
+
+
+def _fall(success: Series, tasks: Mapping[int, float]) -> tuple[float, float] | None:
+    """The best evaluation and the newest, if that is below a third of it, by a test of two proportions.
+
+    Their standard error is sqrt(2 p (1 - p) / n), p the mean of both: tasks count once however often they are sampled.
+    """
+    (at, newest), best = success[-1] if success else (0, 0.0), max((value for _, value in success), default=0.0)
+    both = (best + newest) / 2
+    error = math.sqrt(2 * both * (1 - both) / tasks.get(at, math.nan))
+    return (best, newest) if 3 * newest < best and best - newest >= _CLEARLY * error else None
+
+
+def _end(success: Series, groups: Mapping[int, float]) -> tuple[float, float] | None:
+    """The mean success up to the last one, and 0, if more groups came since than have none by chance.
+
+    A group has a success at least as often as an episode is one. Two more groups without are counted: few say little.
+    """
+    last = max((iteration for iteration, share in success if share > 0), default=math.inf)
+    before = [(share, groups.get(iteration, 0.0)) for iteration, share in success if iteration <= last]
+    since = sum(groups.get(iteration, 0.0) for iteration, _ in success if iteration > last)
+    having = sum(share * count for share, count in before) / (2 + sum(count for _, count in before))
+    return (fmean(share for share, _ in before), 0.0) if (1 - having) ** since < _NO_CHANCE else None
+
+
+def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
+    """What goes badly, else what the run waits for; None where no iteration was made."""
+    if (bad := trouble(metrics, config)) is not None:
+        return bad
+    success, fresh = _mean(metrics, _SUCCESS), _mean(metrics, "batch/fresh")
+    if success is None or fresh is None:
+        return None
+    waiting, flat = _mean(metrics, "time/in_tools"), _mean(metrics, _FLAT)
+    repeated, from_memory = _mean(metrics, "tools/repeated"), _mean(metrics, "tools/replayed")
+    expected = _count(success * fresh)
+    facts = [f"{expected} {'success' if expected == '1' else 'successes'} expected per batch of fresh episodes"]
+    if flat is not None:
+        facts.append(f"{_percent(flat)} of the groups without a signal")
+    if repeated is not None:
+        answered = "" if from_memory is None else f", {_percent(from_memory)} answered from memory"
+        facts.append(f"{_percent(repeated)} of the tool calls repeated{answered}")
+    if waiting is not None:
+        facts.append(f"{_percent(waiting)} of an episode's time in tools, {_percent(1 - waiting)} in replies")
+    limit = "optimizer steps"
+    if success * fresh < _FEW_SUCCESSES:
+        limit = "successes"
+    elif waiting is not None and waiting > _MUCH:
+        could_be_remembered = from_memory is None and repeated is not None and repeated > _MUCH
+        limit = "repeated tool calls" if could_be_remembered else "tools"
+    advice = _ADVICE[limit]
+    if limit == "successes" and stored_setting(config, "replay.hindsight.enable", bool):
+        advice = "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
+    return Regime(limit, f"{'; '.join(facts)}. {advice}: docs/evidence.md.")
+
+
+def _mean(metrics: Metrics, name: str) -> float | None:
+    values = [value for _, value in finite(metrics, name)][-_NEWEST:]
+    return sum(values) / len(values) if values else None
+
+
+def _count(expected: float) -> str:
+    return f"{expected:,.0f}" if expected >= 10 else f"{expected:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")

@@ -1,0 +1,129 @@
+"""Agents that others start play a run's tickets at a gateway, whatever happens to them and to it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI, PermissionDeniedError
+
+from replay.storage.databases import Location
+from replay.ticket_records import EVALUATION
+from tests.fakes.engine_server import serving
+from tests.fakes.processes import Program, until
+from tests.fakes.runs import save_qwen2
+from tests.fakes.worker_runs import IssuedRun, issued_run, stop_between_writes, worker_config
+
+pytestmark = pytest.mark.slow
+
+KEY = "the-agents-secret"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen2(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, model: Path, location: Location) -> Iterator[IssuedRun]:
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(model))
+        yield stack.enter_context(issued_run(worker_config(tmp_path / "runs", model, server, location)))
+
+
+class Desk(Program):
+    """`agentloop gateway --run`, once it listens."""
+
+    def __init__(self, run: IssuedRun, *words: str) -> None:
+        place = {"AGENTLOOP_GATEWAY_KEY": KEY}
+        super().__init__("gateway", "--run", run.folder, "--port", "0", *words, place=place)
+        self.says("/episodes")
+        self.url = re.findall(r"POST (http\S+)/episodes", self.output)[0]
+
+    def ask(self, key: str = KEY) -> httpx2.Response:
+        return httpx2.post(f"{self.url}/episodes", headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+
+def reply(episode: dict[str, Any], text: str = "Say something.") -> str:
+    client = OpenAI(base_url=f"{episode['url']}/v1", api_key=episode["key"], max_retries=0)
+    asked: Any = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model="policy", messages=asked, max_tokens=8).choices[0].message.content or ""
+
+
+def end(episode: dict[str, Any], **told: Any) -> int:
+    headers = {"Authorization": f"Bearer {episode['key']}"}
+    return httpx2.post(f"{episode['url']}/reward", json={"end": True, **told}, headers=headers).status_code
+
+
+@pytest.mark.every_database
+def test_agents_play_the_tickets_of_a_run_until_it_has_ended(run: IssuedRun) -> None:
+    total = run.issue(1)
+    run.issue_evaluation(2)
+    with Desk(run) as desk:
+        assert desk.ask("another-key").status_code == 403
+        payloads = []
+        for number in range(total + 2):
+            episode = desk.ask().json()
+            payloads.append(episode["task"])
+            reply(episode)
+            assert end(episode, reward=float(number % 2)) == 200
+        run.until_ended(desk)
+        until(lambda: run.store.tickets.episodes(run.id, 0, EVALUATION) == 2)
+        run.store.roles.end_run(run.id)
+        desk.says("the run has ended")
+        assert desk.ask().status_code == 410
+        desk.end_with(signal.SIGTERM, code=143)
+    assert (run.counts.done, run.counts.rows) == (total, total)
+    assert all("number" in payload for payload in payloads)
+    groups = run.store.tickets.ended_groups(run.id)
+    ids = [str(member.trajectory) for group in groups for member in group.members]
+    found = run.store.read(ids)
+    assert {row.record.source for row in found} == {"gateway"} and all(row.nodes for row in found)
+    assert {row.record.reward for row in found} == {0.0, 1.0}
+    (judged,) = run.store.tickets.ended_groups(run.id, EVALUATION)[:1]
+    assert judged.members[0].outcome is not None
+    assert KEY not in desk.output
+
+
+def play_all(run: IssuedRun, desk: Desk) -> None:
+    while not run.has_ended:
+        found = desk.ask()
+        if found.status_code == 200:
+            with suppress(PermissionDeniedError):  # this test was slower than its time to be idle
+                reply(found.json())
+                end(found.json(), reward=1.0)
+
+
+def test_tickets_of_agents_that_left_and_of_a_gateway_that_was_killed_are_played_by_others(run: IssuedRun) -> None:
+    total = run.issue(1)
+    with Desk(run) as first:
+        lost = [first.ask().json() for _ in range(3)]
+        reply(lost[0])
+        assert end({**lost[1], "key": lost[0]["key"]}, reward=1.0) == 403
+        first.kill()
+    assert run.counts.rows == 0
+    with Desk(run, "--idle-s", "1.5") as desk:
+        left = desk.ask().json()
+        reply(left)
+        play_all(run, desk)
+        assert end(left, reward=1.0) == 403  # it was idle: another has played its ticket
+    assert (run.counts.done, run.counts.rows) == (total, total)
+
+
+def test_an_agent_whose_ticket_another_has_claimed_is_refused(run: IssuedRun, location: Location) -> None:
+    total = run.issue(1)
+    with Desk(run) as first:
+        stale = first.ask().json()
+        reply(stale)
+        stop_between_writes(first.id, location)  # for longer than its lease
+        with Desk(run) as second:
+            play_all(run, second)
+        first.send(signal.SIGCONT)
+        until(lambda: end(stale, reward=1.0) == 403)
+    assert (run.counts.done, run.counts.rows) == (total, total)

@@ -1,0 +1,88 @@
+"""What is said of a run that goes badly, and that nothing is said of one that goes well."""
+
+from __future__ import annotations
+
+import pytest
+
+from replay.pages.report import tiles
+from replay.questions.limits import SIGNS, trouble
+
+CONFIG = {"batch": {"group_size": 4}, "optimizer": {"learning_rate": 0.001}}
+_TOO_HIGH = (
+    "The learning rate is probably too high. Begin again with --set optimizer.learning_rate=0.0005 or less: "
+    "docs/reading-a-run.md."
+)
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int = 64, **named: list[float]) -> Curves:
+    """By iteration, from 1; evaluations from 0, before training."""
+    names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5]}
+    found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
+    found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
+    found |= {
+        SIGNS[0]: [*enumerate(held_out or [])],
+        SIGNS[1]: [(at, float(tasks)) for at in range(len(held_out or []))],
+    }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("metrics", "limit", "said"),
+    [
+        # 15 of 40 and 0 of 40: 0.375 is 4.3 times sqrt(2 x 0.1875 x 0.8125 / 40)
+        (curves(held_out=[0.375, 0.0]), "learning rate", f"success fell from 38 % to 0 %. {_TOO_HIGH}"),
+        # A group of the first iteration had a success with 0.31 x 16 / (16 + 2): 0.72^32 is 0.00002 at the third.
+        (curves(success=[0.31, 0.0, 0.0]), "learning rate", f"success fell from 31 % to 0 %. {_TOO_HIGH}"),
+        (
+            curves(success=[0.33, 0.44, 0.0], ess=[0.98, 0.99, 0.017], fresh=16),
+            "learning rate",
+            f"replay ESS is 0.02: hardly a replayed token fits the policy any more. {_TOO_HIGH}",
+        ),
+        (
+            curves(success=[0.5] * 8, flat=[0.8] * 8),
+            "equal groups",
+            "80 % of the groups have no signal: all attempts at a task end alike. Less sft (sft.epochs), a higher "
+            "rollout.temperature or other tasks help: docs/reading-a-run.md.",
+        ),
+    ],
+)
+def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, said: str) -> None:
+    found = trouble(metrics, CONFIG)
+    assert found is not None and (found.limit, found.text) == (limit, said)
+    tile = next(tile for tile in tiles({"time/iteration": [(1, 1.0)], **metrics}, CONFIG) if tile.name == "limited by")
+    assert (tile.words, tile.note) == (((limit, "plain"),), said)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        # A quickstart, and a small model on few tasks: as they were measured.
+        curves(
+            success=[0.09, 0.14, 0.25, 0.53, 0.75, 0.88, 0.97, 1.0],
+            flat=[0.5, 0.44, 0.38, 0.31, 0.5, 0.75, 0.94, 1.0],
+            ess=[0.98, 0.95, 0.91, 0.92, 0.95, 0.97, 0.98, 0.98],
+            held_out=[0.12, 0.98],
+        ),
+        curves(
+            success=[0.31, 0.33, 0.58, 0.5, 0.67, 0.33, 0.42, 0.58, 0.25, 0.67],
+            flat=[0.5, 0.0, 0.33, 0.0, 0.0, 1.0, 0.67, 0.67, 0.33, 0.33],
+            ess=[1.0, 1.0, 0.63, 0.68, 0.99, 0.82, 0.93, 0.89, 0.87, 0.9],
+            held_out=[0.325, 0.325],
+            fresh=12,
+        ),
+        # Rare successes come and go; nothing succeeded yet; few held-out tasks; a dip to half.
+        curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0]),
+        curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0]),
+        curves(success=[0.31, 0.0], fresh=16, held_out=[0.375, 0.0], tasks=16),
+        curves(held_out=[0.9, 0.5], ess=[0.01]),
+        # Old rows in a run that goes on succeeding; solved tasks.
+        curves(success=[0.4, 0.5, 0.6], ess=[0.5, 0.05, 0.05]),
+        curves(success=[0.9] * 8, flat=[0.9] * 8),
+    ],
+)
+def test_nothing_is_said_of_a_run_that_goes_well_or_shows_too_little(metrics: Curves) -> None:
+    whole = range(1, 1 + max((at for points in metrics.values() for at, _ in points), default=0))
+    for last in whole:
+        assert trouble({name: [p for p in points if p[0] <= last] for name, points in metrics.items()}, CONFIG) is None
