@@ -11,6 +11,7 @@ import pytest
 
 from context import TokenSequence, default_authors
 from context.authors import LLM
+from context.tokens.session_nodes import Node
 from examples.gateway_agents import make_data
 from replay.records import Trajectory
 from replay.store import ReplayStore
@@ -80,16 +81,23 @@ def test_each_sampled_token_is_trained_once_with_the_log_prob_of_its_policy(run:
     assert worst_log_prob_error(run) < 1e-4
 
 
+def ordinary(node: Node) -> bool:
+    """Whether a reply is of the kind that agents send back as it was: whole, not empty, and without control tokens."""
+    said = node.messages[-1]
+    return node.num_sampled < 32 and bool(said.content or said.tool_calls) and "<|" not in repr(said)
+
+
 def test_a_sub_agent_and_a_summary_are_branches_and_nothing_else_is(agent: str, run: Path) -> None:
-    found = rows(run / "replay.sqlite", "select distinct agent, status, fork, parent is null from nodes")
-    assert {status for _, status, _, _ in found} == {"trained"}
-    forks = {(name, fork) for name, _, fork, _ in found}
+    trajectories = [row for row in stored(run) if all(map(ordinary, row.nodes))]
+    nodes = [node for row in trajectories for node in row.nodes]
+    assert {node.status for node in nodes} == {"trained"}
+    forks = {(node.agent, node.place.fork) for node in nodes}
     if agent == "lead_with_scouts":
         branches = {("lead", "new"), ("lead", "edited"), ("scout", "new"), ("scout", "edited")}
         assert forks - {("scout", "retry")} == {("lead", None), ("scout", None), *branches}  # sent to a key again
     else:
         assert forks == {("", "new"), ("", None)}
-        assert {len(row.segments) for row in stored(run)} == {1}
+        assert {len(row.segments) for row in trajectories} == {1}
 
 
 def test_a_quarter_of_an_update_is_replayed(run: Path) -> None:
