@@ -30,11 +30,18 @@ from agentloop.environments.check import (
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.row_environment import AGENT, ROWS, AgentEnvironment, RowEnvironment, rows_with_tools
+from agentloop.environments.row_environment import (
+    AGENT,
+    ROWS,
+    AgentEnvironment,
+    RowEnvironment,
+    agent_function,
+    rows_with_tools,
+)
 from agentloop.environments.tools.tool_schema import tools_of
 from agentloop.environments.tools.worker_threads import close_now
 from agentloop.errors import UserError
-from agentloop.user_code import failing_as, file_of, is_given, load_class
+from agentloop.user_code import failing_as, file_of, is_given, load_class, load_function
 from context.authors import LLM, Author
 from context.messages import Message, content_hash, to_template
 from context.wording import suggest
@@ -220,7 +227,10 @@ def load_environment(
     if attached is not None:
         environment = attached.attached_to(environment, name)
     specs = tools_of(environment, name)
-    source = digest_of_functions(source_digest(_file_of(name)), tools=tools, judges=judges)
+    agent = agent_function(options["agent"]) if environment is AgentEnvironment else None
+    if agent is not None:
+        load_function(agent, what="environment.agent")
+    source = digest_of_functions(source_digest(_file_of(name)), tools=tools, judges=judges, agent=agent)
     factory = EnvironmentFactory(
         name=name if name in BUILT_IN else f"{Path(name.rpartition(':')[0]).name}:{environment.__name__}",
         version=environment.version,
@@ -264,9 +274,10 @@ def _find(name: str) -> type:
     return load_class(name, what="environment.name")
 
 
-def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str]) -> str:
+def digest_of_functions(own: str, *, tools: Sequence[str], judges: Sequence[str], agent: str | None = None) -> str:
     """A digest of a class's `own` source and of the files that functions are in."""
     specs = [(spec, "environment.tools") for spec in tools] + [(spec, "reward.functions") for spec in judges]
+    specs += [] if agent is None else [(agent, "environment.agent")]
     # The name of a function that this process was given is like no other.
     files = [spec if is_given(spec) else source_digest(file_of(spec, what=what)) for spec, what in specs]
     return hashlib.sha256(repr([own, *files]).encode()).hexdigest() if specs else own

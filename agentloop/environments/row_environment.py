@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,6 +63,15 @@ class AgentEnvironment(RowEnvironment):
         payload = json.loads(json.dumps(dict(row), default=as_json))
         shown = payload.get(self._prompt)
         return Task((Message("user", shown if isinstance(shown, str) else json.dumps(payload)),), payload)
+
+
+def agent_function(agent: str) -> str | None:
+    """The `path/to/file.py:name` of an agent that is a function; None: it is a command. Raises UserError."""
+    try:
+        words = shlex.split(agent)
+    except ValueError as problem:
+        raise UserError(f"environment.agent must be a command with its quotes closed, got {agent!r}.") from problem
+    return words[0] if len(words) == 1 and ".py:" in words[0] else None
 
 
 def _messages(shown: Any, column: str) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from agentloop.config.seeds import derive_seed
 from agentloop.environments.datasets import TaskRows, load_rows
 from agentloop.environments.environment import Task
 from agentloop.environments.factory import EnvironmentFactory, load_environment
-from agentloop.environments.row_environment import AGENT
+from agentloop.environments.row_environment import AGENT, agent_function
 from agentloop.environments.task_source import EnvironmentTasks, TaskSource
 from agentloop.errors import UserError
 from context.messages import content_hash
@@ -94,7 +94,9 @@ def open_tasks(
     environments = load_environments(config, {name: found.train[0] for name, found in rows.items() if found})
     if sources and environments.source != sources[-1] and not environment_changed:
         functions = [name for part in config.parts for name in part.environment.tools]
-        functions += [row.function for row in config.reward.functions if config.parts[0].environment.is_rows]
+        agents = [part.environment.agent for part in config.parts if part.environment.agent is not None]
+        functions += [name for name in map(agent_function, agents) if name is not None]
+        functions += [row.function for row in config.reward.functions if agents or config.parts[0].environment.is_rows]
         files = " or ".join(dict.fromkeys(name.rpartition(":")[0] for name in functions))
         raise UserError(
             f"environment must have the source that the run had last, got {files or environments.where} changed since "
@@ -124,7 +126,7 @@ def load_environments(
                 row=rows.get(part.name),
                 servers=section.mcp_servers,
                 tools=section.tools,
-                judges=[judge.function for judge in config.reward.functions] if section.is_rows else [],
+                judges=[judge.function for judge in config.reward.functions] if section.is_rows or agent else [],
             )
         except UserError as error:
             raise UserError(said_of(part.name, str(error))) from error

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,12 +194,19 @@ def _from(began_in: Path, value: Any, key: str) -> Any:
         return [_from(began_in, each, key) for each in value]
     if not isinstance(value, str) or not value:
         return value
+    if key == "agent":  # a command, of whose words some are files
+        return re.sub(r"\S+", lambda word: _word_from(began_in, word[0]), value)
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
     place = began_in / file.removeprefix("hf:")
     before, split, _ = file.partition("{split}")
     folder = (began_in / f"{before}x").parent if split else place
     there = isfile(place) or (key in _FOLDERS and isdir(folder))
     return f"{place}{colon}{name}" if there else value
+
+
+def _word_from(began_in: Path, word: str) -> str:
+    found = _from(began_in, word, "")
+    return word if found == word else shlex.quote(found)
 
 
 def _change_identity(path: Path, **changed: Any) -> None:

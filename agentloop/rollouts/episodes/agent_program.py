@@ -18,6 +18,7 @@ from typing import Any
 
 from agentloop.environments import Task
 from agentloop.environments.mcp.transports import ENDS_WITH_PARENT
+from agentloop.environments.row_environment import agent_function
 from agentloop.environments.tools.worker_threads import WorkerThreads
 from agentloop.errors import UserError
 from agentloop.user_code import load_function
@@ -70,8 +71,9 @@ async def run_agent(
     A function is called with the payload, the base URL and the key. A program is given the payload as a line of JSON
     on standard input and in the file AGENTLOOP_TASK, and says its reward in a last line {"reward": number}.
     """
-    if ".py:" in agent and " " not in agent:
-        function = load_function(agent, what="environment.agent")
+    named = agent_function(agent)
+    if named is not None:
+        function = load_function(named, what="environment.agent")
         asked = (dict(task.payload), f"{address.url}/v1", address.key)
         given = await threads.ask(function, *asked, timeout_s=timeout_s, setting="rollout.episode_timeout_s")
         return AgentEnd(None if given is None else _number(given, agent))

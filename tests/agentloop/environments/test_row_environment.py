@@ -77,12 +77,16 @@ def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
     def source(*judges: str) -> str:
         return load_environment("rows", {}, row=ROW, tools=[f"{mine}:act"], judges=judges).source
 
-    digests = [source(), source(f"{judge}:right")]
+    def of_agent() -> str:
+        return load_environment("agent", {"agent": f"{judge}:right"}, row=ROW).source
+
+    digests, as_agent = [source(), source(f"{judge}:right")], of_agent()
     for file in (mine, judge):
         file.write_text(file.read_text() + "# more\n")
         digests.append(source(f"{judge}:right"))
     assert len(set(digests)) == 4
     assert source(f"{judge}:right") == digests[-1]
+    assert of_agent() != as_agent
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({**ROW, "number": number}) + "\n" for number in range(30)))
     given = {"environment": {"name": "rows", "tools": [f"{mine}:act"]}, "tasks": {"data": str(rows)}}
@@ -91,6 +95,23 @@ def test_source_is_that_of_the_files_of_functions(tmp_path: Path) -> None:
         UserError, match=f"^environment must have .* got {mine} or {judge} changed since .*--environment-c"
     ):
         open_tasks(config, ("another",))
+    config = load_plain({**given, "environment": {"agent": f"{judge}:right"}})
+    with pytest.raises(UserError, match=f"^environment must have .* got {judge} changed since "):
+        open_tasks(config, ("another",))
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("none.py:solve", "environment.agent must name a file that exists, got 'none.py'."),
+        (f"{FILE}:none", "environment.agent must name a function of {FILE}, got 'none'."),
+        ("python 'x", 'environment.agent must be a command with its quotes closed, got "python \'x".'),
+    ],
+)
+def test_agent_that_can_not_be_called_is_refused(agent: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_environment("agent", {"agent": agent}, row=ROW)
+    assert message.replace("{FILE}", str(FILE)) in str(caught.value)
 
 
 def test_functions_named_alike_that_a_process_is_given_stay_apart() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from agentloop.config import RunConfig
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume, record_config, resumed_run_folder
 from agentloop.training.train import TrainResult, train
+from tests.fakes.agents import looking_up
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_bits
 from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
@@ -234,3 +236,30 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
     (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path / "there")
     assert lengthened(Path("runs/small-001"), "run.iterations=4").iterations == 4
+
+
+@pytest.mark.parametrize("agent", [f"{sys.executable} looking.py", "looking.py:solve"], ids=["program", "function"])
+def test_a_resumed_run_finds_its_agent_from_any_directory(
+    agent: str, tmp_path: Path, qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a folder"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    shutil.copy(looking_up.__file__, "looking.py")
+    tasks = [json.dumps({"prompt": f"number {number}", "code": "7"}) for number in range(8)]
+    Path("tasks.jsonl").write_text("\n".join(tasks))
+    sizes = {"trajectories": 2, "group_size": 2, "mini_batch": 2}
+    config = two_iterations(
+        Path("runs"),
+        qwen2,
+        run={"iterations": 1},
+        environment={"name": "lookup_chain", "agent": agent},
+        tasks={"data": "tasks.jsonl"},
+        batch=sizes,
+        replay={"fraction": 0.0},
+    )
+    run = train(config, display=SilentDisplay()).folder.absolute()
+    monkeypatch.chdir(tmp_path)
+    assert lengthened(run, "run.iterations=2").iterations == 2
+    assert rows(run / "replay.sqlite", "select distinct stop_reason from trajectories") == [("answered",)]
+    assert rows(run / "replay.sqlite", "select count(*) from trajectories") == [(4,)]
