@@ -73,10 +73,9 @@ def over_tokens(
 ) -> tuple[npt.NDArray[np.float32], ...] | None:
     """The turns' advantages on the action tokens of a trajectory's segments; 0 elsewhere.
 
-    A reply is a maximal run of action tokens in a segment of the conversation itself (`is_main`); the last runs are
-    the turns, and what was spoken before the first turn has the first one's advantage. Segments next to the
-    conversation (a strategy's question) have `outcome`. None if there are fewer runs than turns: which is which is
-    then unknown.
+    A reply is a maximal run of action tokens in a segment of the conversation itself (`is_main`); the last runs are the
+    turns, and what was spoken before the first turn has the first one's advantage. Segments next to the conversation (a
+    strategy's question) have `outcome`. None if there are fewer runs than turns: which is which is then unknown.
     """
     runs = [
         (index, start, end)

@@ -27,8 +27,7 @@ def token_weights(
 ) -> Tensor:
     """Weight of every token of one optimizer step, [B, T] float64; 0 outside `loss_mask`.
 
-    With N trained tokens, B trajectories that have one, and n_i trained tokens of trajectory i over all its
-    rows:
+    With N trained tokens, B trajectories that have one, and n_i trained tokens of trajectory i over all its rows:
 
     - token-mean: 1 / N
     - seq-mean-token-sum: 1 / B

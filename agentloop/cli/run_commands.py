@@ -99,10 +99,14 @@ def next_run(
     other = 0.25 if settings.replay.fraction == 0.5 else 0.5
     command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
     if result.success_after < result.success_before / 3 > 0.03:
-        setting, why = f"optimizer.learning_rate={settings.optimizer.learning_rate / 2:g}", "held-out success fell"
+        rate = settings.optimizer.learning_rate / 10
+        setting, why = f"optimizer.learning_rate={rate:g}", "held-out success fell: the learning rate may be too high"
     elif result.success_after == 0.0:
-        command, setting, why = "sft", "sft.data=DEMONSTRATIONS.jsonl", "nothing succeeds yet: show it how first"
-    sets = [word for each in (*overrides, setting) for word in ("--set", each)]
+        data = settings.sft.data or "DEMONSTRATIONS.jsonl"
+        command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: show it how first"
+    key = setting.partition("=")[0]
+    kept = [given for given in overrides if given.partition("=")[0] != key]
+    sets = [word for each in (*kept, setting) for word in ("--set", each)]
     return [program(), command, str(config), *sets], why
 
 
@@ -213,7 +217,9 @@ def sft(
         print(f"held-out loss: {result.held_out_before:.4f}{since or '; it was not measured since (sft.every)'}")
         resumed = shlex.join([program(), "sft", str(result.folder), "--resume"])
         print(f"folder: {result.folder}")
-        print(f"go on with: {resumed if result.exit_code else f'--set model.path={result.model}'}")
+        before = [] if config.is_dir() else [program(), "train", str(config)]
+        trained = shlex.join([*before, "--set", f"model.path={result.model}"])
+        print(f"go on with: {resumed if result.exit_code else trained}")
     raise typer.Exit(result.exit_code)
 
 

@@ -164,9 +164,9 @@ def _explained(place: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"tasks.data must be readable rows, got {place!r} with {one_line(error)}. Check its name and splits."
-        ) from error
+        problem = one_line(error).removeprefix("ExchangeError: ").rstrip(".")
+        advice = "Check its name and splits; relative paths go from where the command is typed."
+        raise UserError(f"tasks.data must be readable rows, got {place!r} with {problem}. {advice}") from error
 
 
 def as_json(value: Any) -> Any:

@@ -103,9 +103,8 @@ class Trainer:
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
 
-        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own with
-        each of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`,
-        `kl.early_stop`).
+        With a critic, first its values, KL-penalised rewards, advantages and returns; and a step of its own with each
+        of the policy's, which it also makes while the policy is held (`critic.warmup_iterations`, `kl.early_stop`).
 
         A step without a signal (a gradient of exactly 0) or with a NaN or infinite loss or gradient leaves weights,
         moments and step counts as they are. docs/reading-a-run.md explains the metrics.
@@ -230,8 +229,7 @@ class Trainer:
         return metrics
 
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
-        """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random
-        state.
+        """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random state.
 
         `drift_*` and `ess` as in `update`; `approx_kl` is the mean of r - 1 - log r over action tokens with r
         = drift, the only ratio there is without an update. There are no losses and no clip fractions.

@@ -83,10 +83,9 @@ class Actor:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the action tokens, [B, T] nats, 0 where `response_mask` is False.
 
-        Computed at each row's `temperature` [B] over the whole vocabulary, in float32 (float64 for a float64
-        model). Without `entropy` the second array is NaN on action tokens: large vocabularies make it
-        expensive. Rows must be padded on the right: then causal attention alone keeps padding out of every
-        result.
+        Computed at each row's `temperature` [B] over the whole vocabulary, in float32 (float64 for a float64 model).
+        Without `entropy` the second array is NaN on action tokens: large vocabularies make it expensive. Rows must be
+        padded on the right: then causal attention alone keeps padding out of every result.
         """
         if bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any()):
             raise ValueError("attention_mask must be padded on the right, got a real token after padding.")

@@ -290,4 +290,6 @@ def as_table(report: EvaluationReport) -> str:
     lost = f", {evaluation.engine_failures} more lost to the engine" if evaluation.engine_failures else ""
     head = f"held-out success: {percent(evaluation.success)} ({evaluation.tasks} tasks{each}{lost})"
     why = evaluation.why_none_succeeded
+    if why and report.evaluated.policy_version:
+        why += ". Where it succeeded before training, begin again with a tenth of optimizer.learning_rate"
     return "\n".join([f"evaluated: {report.evaluated}", head, *([why] if why else []), table(_TITLES, rows)])

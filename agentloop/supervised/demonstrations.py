@@ -115,7 +115,7 @@ def mismatch(config: RunConfig) -> str | None:
             how = "is not shown" if name not in own else "is described otherwise" if name in known else "is not its own"
             different.append(f"{place}, tool {name} {how}")
         elif system not in systems and len(systems) <= len(tools):  # else tasks have their own ones
-            different.append(f"{place}, the system message is {excerpt(repr(system or None), 60)}")
+            different.append(f"{place}, the system message is {excerpt(repr(system), 60)}")
     if named and not named & known:
         raise UserError(
             f"sft.data must show tools of {environments.where} ({', '.join(sorted(known)) or 'it has none'}), got only "
@@ -125,7 +125,7 @@ def mismatch(config: RunConfig) -> str | None:
         return None
     return (
         f"{len(different):,} of {total:,} demonstrations differ from what {environments.where} will show: "
-        f"{different[0]}. Its tools and a task: agentloop env check CONFIG --json"
+        f"{different[0]}. Mend them and begin again, if that is not meant: agentloop env check CONFIG --json"
     )
 
 

@@ -38,28 +38,34 @@ class Regime:
 
 
 _SUCCESS, _FLAT = "rollout/success", "rollout/groups_without_signal"
-SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, "actor/replay/ess_token")
+_MOVED = ("actor/fresh/approx_kl", "actor/replay/approx_kl")
+SIGNS = ("eval/success", "eval/tasks", "batch/fresh", _SUCCESS, _FLAT, "actor/replay/ess_token", *_MOVED)
 """The metrics that `trouble` reads."""
 _CLEARLY = 4.0
 """Standard errors between two evaluations: of many, some differ by two."""
 _NO_CHANCE = 1e-4
+_FAR = 0.5  # nats a token from what was sampled: healthy runs stay below 0.1
 _MOST = 0.75
 """A share of the groups; and of successes, above which tasks are solved and need no signal."""
 
 
 def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
     """Why training goes badly and what helps, in a few words; None where no figure clearly says so."""
-    held_out, tasks, fresh, success, flat, ess = (finite(metrics, name) for name in SIGNS)
+    held_out, tasks, fresh, success, flat, ess, *moved = (finite(metrics, name) for name in SIGNS)
     size, sign = stored_setting(config, "batch.group_size", int) or 1, None
     fall = _fall(held_out, dict(tasks)) or _end(success, {iteration: rows / size for iteration, rows in fresh})
     before = [value for _, value in success[:-1] or success]
+    halved = bool(before) and 2 * success[-1][1] <= fmean(before)
+    far = max((value for series in moved for _, value in series[-_NEWEST:]), default=0.0)
     if fall is not None:
         sign = f"success fell from {_percent(fall[0])} to {_percent(fall[1])}"
-    elif ess and before and ess[-1][1] < 0.1 and 2 * success[-1][1] <= fmean(before):
+    elif halved and far > _FAR:
+        sign = f"success fell to {_percent(success[-1][1])}, and updates moved the policy by {far:.1f} nats a token"
+    elif ess and halved and ess[-1][1] < 0.1:
         sign = f"replay ESS is {ess[-1][1]:.2f}: hardly a replayed token fits the policy any more"
     if sign is not None:
         rate = stored_setting(config, "optimizer.learning_rate", float)
-        setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 2:g} or less"
+        setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 10:g}"
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
         return Regime("learning rate", f"{sign}. {remedy}")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)

@@ -189,7 +189,7 @@ def test_train_says_of_which_iteration_its_success_is(
     [
         (0.0, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
         (0.05, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
-        (0.375, 0.0, "train", "optimizer.learning_rate=0.00075"),
+        (0.375, 0.0, "train", "optimizer.learning_rate=0.00015"),
         (0.375, 0.325, "train", "replay.fraction=0.5"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -142,7 +143,12 @@ def test_how_episodes_failed_is_said_with_what_helps_where_none_succeeded(
     outcomes: list[Outcome], has_tools: bool, said: str
 ) -> None:
     evaluation = Evaluation((Attempts(0.0, 2.0, tuple(outcomes)),), 4, 0, has_tools)
-    assert as_table(report(PLAYED, evaluation, seed=0)).splitlines()[2] == f"none of 4 episodes succeeded: {said}"
+    plain, trained = (
+        as_table(report(replace(PLAYED, policy_version=version), evaluation, seed=0)).splitlines()[2]
+        for version in (None, 12)
+    )
+    assert plain == f"none of 4 episodes succeeded: {said}"
+    assert trained.startswith(f"{plain}. Where it succeeded before training, begin again with a tenth of optimizer.")
 
 
 def test_nothing_is_said_of_failures_where_one_succeeded() -> None:

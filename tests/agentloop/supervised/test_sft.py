@@ -321,7 +321,7 @@ LOOK = {
         ([{**LOOK, "description": "Look."}], "Look it up.", ":1, tool look is described otherwise. "),
         ([LOOK, {**LOOK, "name": "find"}], "Look it up.", ":1, tool find is not its own. "),
         ([LOOK], "Look.", ":1, the system message is 'Look.'. "),
-        ([LOOK], None, ":1, the system message is None. "),
+        ([LOOK], None, ":1, the system message is ''. "),
     ],
 )
 def test_demonstrations_that_the_environment_will_not_show_are_remarked_on(

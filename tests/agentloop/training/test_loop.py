@@ -55,7 +55,7 @@ def test_run_that_collapses_says_so_once_with_what_helps(tmp_path: Path, qwen2: 
     train(small_config(tmp_path, qwen2, optimizer={"learning_rate": 3.0}, evaluation=evaluation), display=display)
     assert [said for said in display.notes if "learning rate" in said] == [
         "success fell from 38 % to 0 %. The learning rate is probably too high. Begin again with --set "
-        "optimizer.learning_rate=1.5 or less: docs/reading-a-run.md."
+        "optimizer.learning_rate=0.3: docs/reading-a-run.md."
     ]
     assert (display.iterations[0]["eval/success"], display.iterations[0]["eval/tasks"]) == (0.0, 40.0)
 

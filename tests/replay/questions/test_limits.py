@@ -9,7 +9,7 @@ from replay.questions.limits import SIGNS, trouble
 
 CONFIG = {"batch": {"group_size": 4}, "optimizer": {"learning_rate": 0.001}}
 _TOO_HIGH = (
-    "The learning rate is probably too high. Begin again with --set optimizer.learning_rate=0.0005 or less: "
+    "The learning rate is probably too high. Begin again with --set optimizer.learning_rate=0.0001: "
     "docs/reading-a-run.md."
 )
 Curves = dict[str, list[tuple[int, float]]]
@@ -17,7 +17,7 @@ Curves = dict[str, list[tuple[int, float]]]
 
 def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int = 64, **named: list[float]) -> Curves:
     """By iteration, from 1; evaluations from 0, before training."""
-    names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5]}
+    names = {"success": SIGNS[3], "flat": SIGNS[4], "ess": SIGNS[5], "fresh_kl": SIGNS[6], "replay_kl": SIGNS[7]}
     found = {names[name]: [*enumerate(values, start=1)] for name, values in named.items()}
     found[SIGNS[2]] = [(iteration, float(fresh)) for iteration, _ in found.get(SIGNS[3], [])]
     found |= {
@@ -38,6 +38,11 @@ def curves(*, held_out: list[float] | None = None, tasks: int = 40, fresh: int =
             curves(success=[0.33, 0.44, 0.0], ess=[0.98, 0.99, 0.017], fresh=16),
             "learning rate",
             f"replay ESS is 0.02: hardly a replayed token fits the policy any more. {_TOO_HIGH}",
+        ),
+        (
+            curves(success=[0.56, 0.0], ess=[1.0, 0.62], fresh_kl=[0.66], replay_kl=[2.44], fresh=16),
+            "learning rate",
+            f"success fell to 0 %, and updates moved the policy by 2.4 nats a token. {_TOO_HIGH}",
         ),
         (
             curves(success=[0.5] * 8, flat=[0.8] * 8),
@@ -72,6 +77,8 @@ def test_what_goes_badly_is_said_with_what_helps(metrics: Curves, limit: str, sa
             held_out=[0.325, 0.325],
             fresh=12,
         ),
+        curves(success=[0.56, 0.06], fresh_kl=[0.08, 0.02], replay_kl=[0.09], fresh=16),
+        curves(success=[0.56, 0.5], replay_kl=[1.5], fresh=16),
         # Rare successes come and go; nothing succeeded yet; few held-out tasks; a dip to half.
         curves(success=[0.0, 0.06, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0]),
         curves(success=[0.0] * 50, flat=[1.0] * 50, held_out=[0.0, 0.0]),
