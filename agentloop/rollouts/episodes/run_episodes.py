@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +22,6 @@ from agentloop.environments.tools.tool_memory import EpisodeTools, TaskMemory
 from agentloop.environments.tools.worker_threads import WorkerThreads, run_coroutine
 from agentloop.rollouts.actors import Actors
 from agentloop.rollouts.episodes.episode import Ask, Episode, EpisodeHooks, rollout
-from agentloop.rollouts.rewards import RewardScorer
 from context import ContextManager
 
 
@@ -87,6 +86,7 @@ class TogetherTurns:
                 future.set_result(reply)
 
 
+Tried = Callable[[Episode], Awaitable[None]]
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
 
@@ -97,23 +97,23 @@ def run_episodes(
     config: RunConfig,
     *,
     progress: Progress = lambda *_: None,
-    scorer: RewardScorer | None = None,
+    tried: Tried | None = None,
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order.
 
-    `scorer`: whose functions are tried on the first episode that ends. Raises UserError where they fail.
+    `tried` is awaited with each episode before the next one goes on, for mistakes that all of them would meet.
     """
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     progress(0, len(tasks))
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), scorer))
+        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), tried))
         return
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
         ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
         together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended, scorer))
+        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
 
 
 async def _run(
@@ -122,7 +122,7 @@ async def _run(
     config: RunConfig,
     turns: ConcurrentTurns | TogetherTurns,
     progress: Callable[[int], None],
-    scorer: RewardScorer | None,
+    tried: Tried | None,
 ) -> list[Episode]:
     threads = WorkerThreads(config.rollout.tool_threads)
     places = asyncio.Semaphore(config.rollout.parallel)
@@ -132,8 +132,8 @@ async def _run(
         nonlocal ended
         async with places:
             episode = await play_episode(actors, task, config, partial(turns.ask, number), threads)
-            if scorer is not None:
-                await scorer.try_on(episode)
+            if tried is not None:
+                await tried(episode)
             turns.ended()  # after a failure nobody goes on
         ended += 1
         progress(ended)
