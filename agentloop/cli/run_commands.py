@@ -52,12 +52,15 @@ def train(
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
     # After the configuration: they load torch, and a mistake in it is said at once.
     from agentloop.runs.display import ConsoleDisplay
+    from agentloop.runs.run_folder import check_own
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
     if own_rank():
         train_worker(settings)
         return
+    if run is not None:
+        check_own(run)
     going_on = resume_of(resume, run)
     result = run_training(
         settings,

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from agentloop.config import RunConfig
@@ -53,7 +54,8 @@ class Collector:
         rounds of the same iteration, whose ids must not come again. Raises UserError if nothing at all is left.
         """
         tasks = [task for task, size in groups for _ in range(size)]
-        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, scorer=self.scorer))
+        tried = partial(self.scorer.try_on, judges=False)
+        everything = list(run_episodes(self.actors, tasks, self.config, progress=progress, tried=tried))
         scores = self.scorer.score(everything)
         everything = scores.episodes
         # Of a further round, everything may fail: the first one's groups are there.

@@ -205,7 +205,8 @@ def evaluate(
     tasks = source.held_out(section.tasks)
     actors.generator.begin(seed=derive_seed(config.run.seed, "evaluate"), temperature=section.temperature)
     each = [task for task in tasks for _ in range(section.samples)]
-    everything = list(run_episodes(actors, each, config, progress=progress, scorer=scorer))
+    tried = partial(scorer.try_on, judges=True)
+    everything = list(run_episodes(actors, each, config, progress=progress, tried=tried))
     without_engine_failures(everything)
     everything = scorer.judge(everything)
     lost = sum(math.isnan(episode.environment_reward) for episode in everything)

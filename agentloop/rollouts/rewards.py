@@ -101,7 +101,7 @@ class RewardScorer:
         self._model = model
         self._judges = judges
         self._functions = [RewardFunction(row) for row in section.functions]
-        self._tried = False
+        self._tried: set[bool] = set()
 
     def check(self, task: Task) -> None:
         """Raises UserError where a function asks for what such a task does not have."""
@@ -119,11 +119,11 @@ class RewardScorer:
         values = iter(await self._values(self._functions[0], [episode for episode in episodes if not episode.failed]))
         return [episode if episode.failed else _scored_by(episode, next(values)) for episode in episodes]
 
-    async def try_on(self, episode: Episode) -> None:
-        """Call the functions for this process's first episode: a mistake, a UserError, costs it alone, not a batch."""
-        if not (self._tried or episode.failed):
-            self._tried = True
-            for function in self._functions:
+    async def try_on(self, episode: Episode, *, judges: bool) -> None:
+        """Call the functions, or the one that `judges`, for a first episode: a mistake, a UserError, costs it alone."""
+        if judges not in self._tried and not episode.failed:
+            self._tried.add(judges)
+            for function in self._functions[: int(self._judges)] if judges else self._functions:
                 await self._values(function, [episode])
 
     @property

@@ -95,7 +95,7 @@ class ConsoleDisplay:
         """Since an iteration ended: phases that every iteration has begin without a line."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        if name != self._phase:
+        if name != self._phase or done < self._done:  # another round of it
             self._phase, self._phase_began, self._first = name, self._clock(), done
             if not (self._quiet or name in _OF_EVERY_ITERATION):
                 self.note(f"{name} ...")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from os.path import isdir, isfile  # unlike those of paths they take any text
+from os.path import isdir, isfile, normpath  # unlike those of paths they take any text
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -134,11 +134,20 @@ def has_run(path: Path) -> bool:
 
 def remove_unbegun(folder: RunFolder) -> None:
     """A run that could not be put together leaves nothing to stumble over, but for logs of what was started with it."""
-    for path in folder.path.iterdir():
-        if path.name != LOGS and path.suffix != ".log":
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in filter(_is_no_log, folder.path.iterdir()):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     with suppress(OSError):  # where there are logs
         folder.path.rmdir()
+
+
+def check_own(path: Path) -> None:
+    """Raises UserError for a folder without a run that holds what no run made: one that is refused is removed."""
+    if path.is_dir() and not has_run(path) and any(map(_is_no_log, path.iterdir())):
+        raise UserError(f"--run must be a run, or a folder that is empty or new, got {str(path)!r}. Name another.")
+
+
+def _is_no_log(path: Path) -> bool:
+    return path.name != LOGS and path.suffix != ".log"
 
 
 def record_environment(folder: RunFolder, source: str) -> None:
@@ -177,8 +186,9 @@ def _stored(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     if began_in != Path.cwd():
-        plain |= {section: _from(began_in, plain[section], section) for section in _FILES}
-        plain["context"]["parser"] = _from(began_in, plain["context"]["parser"], "parser")
+        below = folder.absolute().is_relative_to(Path.cwd())  # a copied project is one of its own
+        plain |= {section: _from(began_in, plain[section], section, below) for section in _FILES}
+        plain["context"]["parser"] = _from(began_in, plain["context"]["parser"], "parser", below)
     for section, key in _OWN_PATHS:
         name = plain[section][key]
         if name is not None and name.startswith(_OWN):
@@ -186,22 +196,26 @@ def _read(plain: dict[str, Any], folder: Path, began_in: Path) -> RunConfig:
     return load_plain(plain)
 
 
-def _from(began_in: Path, value: Any, key: str) -> Any:
-    """A setting with its files as named from where the run began; those that are not there are looked for from here."""
+def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
+    """A setting with its files as named from where the run began, unless the run is `below` here and they are here."""
     if isinstance(value, Mapping):
-        return {name: _from(began_in, each, "attach" if key == "attach" else name) for name, each in value.items()}
+        inner = [(name, each, "attach" if key == "attach" else name) for name, each in value.items()]
+        return {name: _from(began_in, each, own, below) for name, each, own in inner}
     if isinstance(value, list):
-        return [_from(began_in, each, key) for each in value]
+        return [_from(began_in, each, key, below) for each in value]
     if not isinstance(value, str) or not value:
         return value
     if key == "agent":  # a command, of whose words some are files
         return re.sub(r"\S+", lambda word: _word_from(began_in, word[0]), value)
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
-    place = began_in / file.removeprefix("hf:")
-    before, split, _ = file.partition("{split}")
-    folder = (began_in / f"{before}x").parent if split else place
-    there = isfile(place) or (key in _FOLDERS and isdir(folder))
-    return f"{place}{colon}{name}" if there else value
+    folder = f"{file.partition('{split}')[0]}x/.." if "{split}" in file else file
+
+    def is_in(root: Path) -> bool:
+        return isfile(root / file) or (key in _FOLDERS and isdir(normpath(root / folder)))
+
+    # Other words may be what a file is called by chance.
+    named = key in _FOLDERS or "/" in file or "." in file
+    return f"{began_in / file}{colon}{name}" if named and is_in(began_in) and not (below and is_in(Path())) else value
 
 
 def _word_from(began_in: Path, word: str) -> str:

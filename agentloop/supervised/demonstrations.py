@@ -103,7 +103,10 @@ def mismatch(config: RunConfig) -> str | None:
     """
     if config.environment.name == RunConfig().environment.name and not config.environments:
         return None
-    environments, source = open_tasks(config)
+    try:
+        environments, source = open_tasks(config)
+    except UserError as problem:  # sft needs none of it
+        return f"demonstrations were not compared with the environment: {problem}"
     tools = [_by_name(one.tools) for one in environments.all]
     systems = {_system(source.train(index).messages()) for index in range(32)}
     total, known, named, different = 0, {name for one in tools for name in one}, set[str](), list[str]()

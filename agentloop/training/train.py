@@ -46,7 +46,7 @@ from agentloop.training.loop_state import LoopState
 from agentloop.training.starting_model import warm_up_metrics
 from agentloop.user_code import load_sampler
 from context import PrefixError, RenderError
-from replay.errors import ReplayError, RunReplaced
+from replay.errors import DatabaseFailed, ReplayError, RunReplaced
 from replay.exchange.attach import attach
 from replay.locate import MODEL
 from replay.pages.report import REPORT_NAME
@@ -130,7 +130,8 @@ def train(
                     folder, display, checkpoint=checkpoint, ranks=ranks, environment_changed=environment_changed
                 )
             with closing(parts), _leading(parts):
-                alone = config.collection.by == "loop"  # workers may have joined it, and wait for it to go on
+                # Workers may have joined it; of a database of its own nothing goes with the folder.
+                alone = config.collection.by == "loop" and config.replay.database is None
                 with _unbegun_removed(folder, new=path is None and alone):
                     loop = Loop(parts, begin_run(parts, checkpoint))
                     if not loop.state.evaluations:
@@ -182,7 +183,7 @@ def _unbegun_removed(folder: RunFolder, *, new: bool) -> Iterator[None]:
         yield
     except (UserError, RenderError, PrefixError, ReplayError) as error:
         warmed_up = folder.config.model.path is None and (folder.start / COMPLETE).exists()
-        if new and not warmed_up and not isinstance(error, RunReplaced):
+        if new and not warmed_up and not isinstance(error, (RunReplaced, DatabaseFailed)):
             remove_unbegun(folder)
         raise
 

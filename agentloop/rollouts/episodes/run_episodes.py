@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,6 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.rollouts.actors import Actors, with_gateway
 from agentloop.rollouts.episodes.agent_episode import play_agent
 from agentloop.rollouts.episodes.episode import AskAny, Episode, EpisodeHooks, rollout
-from agentloop.rollouts.rewards import RewardScorer
 from context import ContextManager
 
 _MOMENT_S = 0.02
@@ -113,6 +112,7 @@ class GatheredTurns(TogetherTurns):
             super()._answer_waiting()
 
 
+Tried = Callable[[Episode], Awaitable[None]]
 Progress = Callable[[int, int], None]
 """Called with episodes ended and episodes in all."""
 
@@ -123,31 +123,33 @@ def run_episodes(
     config: RunConfig,
     *,
     progress: Progress = lambda *_: None,
-    scorer: RewardScorer | None = None,
+    tried: Tried | None = None,
 ) -> Iterator[Episode]:
     """Run one episode per task, `rollout.parallel` at a time; yields them in order.
 
-    `scorer`: whose functions are tried on the first episode that ends. Raises UserError where they fail.
+    `tried` is awaited with each episode before the next one goes on, for mistakes that all of them would meet.
     """
     with with_gateway(actors, config) as actors:
-        yield from _in_parts(actors, tasks, config, progress, scorer)
+        yield from _in_parts(actors, tasks, config, progress, tried)
 
 
 def _in_parts(
-    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, scorer: RewardScorer | None
+    actors: Actors, tasks: Sequence[Task], config: RunConfig, progress: Progress, tried: Tried | None
 ) -> Iterator[Episode]:
     parallel, vocab_size = config.rollout.parallel, actors.vocab_size
     progress(0, len(tasks))
     if isinstance(actors.generator, ConcurrentGenerator):
         turns = ConcurrentTurns(actors.generator, vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), scorer))
+        yield from run_coroutine(_run(actors, tasks, config, turns, lambda ended: progress(ended, len(tasks)), tried))
         return
     for start in range(0, len(tasks), parallel):
         chunk = tasks[start : start + parallel]
         ended = partial(lambda before, ended: progress(before + ended, len(tasks)), start)
         turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
         together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended, scorer))
+        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
+        together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
+        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
 
 
 async def _run(
@@ -156,7 +158,7 @@ async def _run(
     config: RunConfig,
     turns: ConcurrentTurns | TogetherTurns,
     progress: Callable[[int], None],
-    scorer: RewardScorer | None,
+    tried: Tried | None,
 ) -> list[Episode]:
     threads = WorkerThreads(config.rollout.tool_threads)
     places = asyncio.Semaphore(config.rollout.parallel)
@@ -166,8 +168,8 @@ async def _run(
         nonlocal ended
         async with places:
             episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
-            if scorer is not None:
-                await scorer.try_on(episode)
+            if tried is not None:
+                await tried.try_on(episode)
             turns.ended()  # after a failure nobody goes on
         ended += 1
         progress(ended)

@@ -114,7 +114,7 @@ class WorkerCollection(Collection):
         if not drawn.rows:
             raise TrainingStopped(
                 f"batch {turn} must have a trajectory that was collected, got none of {episodes} episodes: "
-                f"{_reason(groups)}. Mend that."
+                f"{_reason(groups)}. Mend that and --resume."
             )
         self._rows = drawn.rows
         return self._collected(drawn.rows, late=drawn.late, failed=episodes - len(drawn.rows) - drawn.late)

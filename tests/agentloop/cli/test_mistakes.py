@@ -178,6 +178,15 @@ def test_mistake_in_a_file_is_one_line_and_makes_no_folder(shell: Shell, tmp_pat
         assert shell.refusal([*words], tmp_path).startswith("RUN must be given when there is no run under ")
 
 
+def test_folder_of_somebody_else_s_is_no_place_for_a_run(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("precious")
+    (tmp_path / "run.yaml").write_text("run: {iterations: 1}\n")
+    said = shell.refusal(["train", "run.yaml", "--run", "mine"], tmp_path)
+    assert said == "--run must be a run, or a folder that is empty or new, got 'mine'. Name another."
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "precious"
+
+
 @pytest.mark.soak
 def test_what_libraries_say_themselves_is_not_seen(standing: Path) -> None:
     """In a process of its own: transformers would print a report of the weights here."""

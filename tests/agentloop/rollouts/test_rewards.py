@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -116,6 +118,15 @@ def test_function_that_fails_ends_a_batch_with_its_first_episode() -> None:
     config = run_config(reward={"functions": named("picky"), "on_error": "drop"}, context={"max_tokens": 4000})
     found = collect(scripted_actors(factory, scripts), [(task, 2)], config)
     assert (len(found.trajectories), found.extra_metrics["rollout/reward_failures"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize(("judges", "fails"), [(False, False), (True, True)])
+def test_evaluations_try_the_function_that_judges_alone(judges: bool, fails: bool) -> None:
+    asked = scorer(judges=judges, functions=named("picky"))
+    with pytest.raises(UserError, match="ConnectionError") if fails else nullcontext():
+        asyncio.run(asked.try_on(episode("bad"), judges=True))
+    with pytest.raises(UserError, match="ConnectionError"):
+        asyncio.run(asked.try_on(episode("bad"), judges=False))
 
 
 def test_number_of_any_library_is_a_reward_and_any_other_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

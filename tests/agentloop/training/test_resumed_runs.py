@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.config import RunConfig
 from agentloop.errors import UserError
-from agentloop.runs.run_folder import config_to_resume, record_config, resumed_run_folder
+from agentloop.runs.run_folder import config_to_resume, open_run_folder, record_config, resumed_run_folder
 from agentloop.training.train import TrainResult, train
 from tests.fakes.agents import looking_up
 from tests.fakes.environments import ENVIRONMENTS
@@ -230,6 +230,12 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
     # It is written down as it was given, so that it goes on from there, too, and where all of it has been moved.
     after = json.loads((run / "run.json").read_text())["config"]
     assert {**after, "run": None} == {**json.loads(before)["config"], "run": None}
+    # A copy of the project is one of its own.
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    (tmp_path / "copy" / "train").touch()  # what a word of the configuration could be taken for
+    (tmp_path / "copy" / "rewards.py").write_text("def brief(episode):\n    return 0.25\n")
+    monkeypatch.chdir(tmp_path / "copy")
+    assert Path(open_run_folder(Path("runs/small-001")).config.reward.functions[0].function) == Path("rewards.py:brief")
     monkeypatch.chdir(tmp_path / "here")
     assert lengthened(Path("runs/small-001"), "run.iterations=3").iterations == 3
     monkeypatch.chdir(tmp_path)
