@@ -206,7 +206,7 @@ def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
     if not isinstance(value, str) or not value:
         return value
     if key == "agent":  # a command, of whose words some are files
-        return re.sub(r"\S+", lambda word: _word_from(began_in, word[0]), value)
+        return re.sub(r"\S+", lambda word: _word_from(began_in, word[0], below), value)
     file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
     folder = f"{file.partition('{split}')[0]}x/.." if "{split}" in file else file
 
@@ -218,8 +218,8 @@ def _from(began_in: Path, value: Any, key: str, below: bool) -> Any:
     return f"{began_in / file}{colon}{name}" if named and is_in(began_in) and not (below and is_in(Path())) else value
 
 
-def _word_from(began_in: Path, word: str) -> str:
-    found = _from(began_in, word, "")
+def _word_from(began_in: Path, word: str, below: bool) -> str:
+    found = _from(began_in, word, "", below)
     return word if found == word else shlex.quote(found)
 
 

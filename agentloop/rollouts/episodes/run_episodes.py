@@ -148,8 +148,6 @@ def _in_parts(
         turns_of = TogetherTurns if actors.gateway is None else GatheredTurns
         together = turns_of(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
         yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
-        together = TogetherTurns(actors.generator, episodes=len(chunk), vocab_size=vocab_size)
-        yield from run_coroutine(_run(actors, chunk, config, together, ended, tried))
 
 
 async def _run(
@@ -169,7 +167,7 @@ async def _run(
         async with places:
             episode = await play_episode(actors, task, config, ask=turns.ask, number=number, threads=threads)
             if tried is not None:
-                await tried.try_on(episode)
+                await tried(episode)
             turns.ended()  # after a failure nobody goes on
         ended += 1
         progress(ended)
