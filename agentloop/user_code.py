@@ -204,7 +204,7 @@ def _named(spec: str, kind: str, is_kind: Callable[[object], bool], what: str) -
 def file_of(spec: str, *, what: str) -> Path:
     """The file of `path/to/file.py:name`. Raises UserError where it is not there."""
     named = spec.rpartition(":")[0]
-    path = Path(named).expanduser()
+    path = Path(named)
     if not path.is_file():
         raise UserError(f"{what} must name a file that exists, got {named!r}. Looked for {path.absolute()}.")
     return path.resolve()

@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
     """Every check, for runs that will be kept under `folder`, which need not exist yet."""
-    folder = folder.expanduser().absolute()
+    folder = folder.absolute()
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     disk = check_disk(shutil.disk_usage(existing).free, existing)
     return [_check_extras(), _check_device(), _check_sandbox(), disk]

@@ -52,7 +52,7 @@ def train(
     settings = _settings("train", config, overrides or [], resume is not None and run is None)
     # After the configuration: they load torch, and a mistake in it is said at once.
     from agentloop.runs.display import ConsoleDisplay
-    from agentloop.runs.run_folder import check_own
+    from agentloop.runs.run_folder import refuse_used_folder
     from agentloop.training.train import train as run_training
     from agentloop.training.train import train_worker
 
@@ -60,7 +60,7 @@ def train(
         train_worker(settings)
         return
     if run is not None:
-        check_own(run)
+        refuse_used_folder(run)
     going_on = resume_of(resume, run)
     result = run_training(
         settings,
@@ -99,11 +99,13 @@ def next_run(
     """The command after this run, and what it is; None where this one was begun by another command."""
     if config.is_dir():
         return None
+    from replay.questions.diagnosis import TOO_FAST
+
     other = 0.25 if settings.replay.fraction == 0.5 else 0.5
     command, setting, why = "train", f"replay.fraction={other}", "another mixing ratio"
-    if result.success_after < result.success_before / 3 > 0.03:
+    if TOO_FAST in result.troubles:
         rate = settings.optimizer.learning_rate / 10
-        setting, why = f"optimizer.learning_rate={rate:g}", "held-out success fell: the learning rate may be too high"
+        setting, why = f"optimizer.learning_rate={rate:g}", "success fell: the learning rate is probably too high"
     elif result.success_after == 0.0:
         data = settings.sft.data or "DEMONSTRATIONS.jsonl"
         command, setting, why = "sft", f"sft.data={data}", "nothing succeeds yet: show it how first"

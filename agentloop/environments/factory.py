@@ -255,7 +255,7 @@ def load_environment(
 
 def _file_of(name: str) -> Path:
     """The file that `name` names, or that a built-in environment is in."""
-    return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).expanduser().resolve()
+    return Path(inspect.getfile(BUILT_IN[name]) if name in BUILT_IN else name.rpartition(":")[0]).resolve()
 
 
 def makes_tasks(name: str) -> bool:

@@ -50,11 +50,13 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
 
 
-def note_length(display: RunDisplay, length: str, *, warm_up: tuple[str, int], saved: tuple[str, int]) -> None:
-    """Say which settings, each a key and its number, are too long for a run of this length, `6 iterations`."""
-    (rising, steps), (saving, every), whole = warm_up, saved, int(length.split()[0])
-    parts = [f"{rising}={steps} covers {min(steps, whole)} of the {length}: lower it"] * (2 * steps > whole)
-    parts += [f"{saving}={every} is beyond the {length}: nothing is saved before the end"] * (every > whole)
+def note_length(
+    display: RunDisplay, whole: int, unit: str, *, warm_up: tuple[str, int], saved: tuple[str, int]
+) -> None:
+    """Say which settings, each a key and its number, are too long for a run of so many `iterations` or `updates`."""
+    (rising, steps), (saving, every) = warm_up, saved
+    parts = [f"{rising}={steps} covers {min(steps, whole)} of the {whole} {unit}: lower it"] * (2 * steps > whole)
+    parts += [f"{saving}={every} is beyond the {whole} {unit}: nothing is saved before the end"] * (every > whole)
     if parts:
         display.note("; ".join(parts))
 

@@ -140,7 +140,7 @@ def remove_unbegun(folder: RunFolder) -> None:
         folder.path.rmdir()
 
 
-def check_own(path: Path) -> None:
+def refuse_used_folder(path: Path) -> None:
     """Raises UserError for a folder without a run that holds what no run made: one that is refused is removed."""
     if path.is_dir() and not has_run(path) and any(map(_is_no_log, path.iterdir())):
         raise UserError(f"--run must be a run, or a folder that is empty or new, got {str(path)!r}. Name another.")

@@ -230,7 +230,7 @@ class _Training:
             self._display.note(f"folder: {self._folder.path}")
             section = self._config.sft
             warm_up, saved = ("sft.warmup_updates", section.warmup_updates), ("sft.every", section.every)
-            note_length(self._display, f"{self._total} updates", warm_up=warm_up, saved=saved)
+            note_length(self._display, self._total, "updates", warm_up=warm_up, saved=saved)
             self._measure({})
             return
         values = checkpoint.values

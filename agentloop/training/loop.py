@@ -24,7 +24,7 @@ from agentloop.training.mixed_batch import IterationPlan, MixedBatch, as_observe
 from agentloop.training.pace import Pace, PhaseClock
 from replay.mixing.batch_plan import ReplayStarved
 from replay.questions import metric_series
-from replay.questions.limits import SIGNS, trouble
+from replay.questions.diagnosis import SIGNS, trouble
 from replay.records import ESS_BY_AGE, IterationRecord
 from replay.storage.write import AppendReport
 
@@ -45,7 +45,7 @@ class Loop:
         if self.config.collection.by == "workers":
             self.collection = WorkerCollection(components, state, stopped=lambda: self._stop.requested)
         self._saved = state.iteration if state.evaluations else None  # the first checkpoint has the first evaluation
-        self._settings, self._said = components.folder.stored_config(), set[str]()
+        self._settings, self.troubles = components.folder.stored_config(), set[str]()
         self.pace = Pace(self.config, iteration=state.iteration)
 
     def run(self, stop: StopRequest) -> None:
@@ -102,8 +102,8 @@ class Loop:
     def _note_trouble(self) -> None:
         """Say what goes badly, once for each way in which it does."""
         found = trouble(metric_series(self._store, self._run_id, names=SIGNS), self._settings)
-        if found is not None and found.limit not in self._said:
-            self._said.add(found.limit)
+        if found is not None and found.limit not in self.troubles:
+            self.troubles.add(found.limit)
             self._display.note(found.text)
 
     def collect(self, planned: IterationPlan) -> Collected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -71,6 +71,8 @@ class TrainResult:
     held_out_tasks: int
     exit_code: int
     """0, or 128 + signal when a signal ended the run early."""
+    troubles: tuple[str, ...] = ()
+    """What went badly, by the limits that `replay.questions.diagnosis` names."""
 
     @property
     def model(self) -> Path:
@@ -141,7 +143,7 @@ def train(
                 report = _run(loop, stop)
                 if loop.finished:
                     loop.collection.end_run()
-    return _result(folder, loop.state, report, stop.exit_code)
+    return replace(_result(folder, loop.state, report, stop.exit_code), troubles=tuple(sorted(loop.troubles)))
 
 
 def _result(folder: RunFolder, state: LoopState, report: Path, exit_code: int = 0) -> TrainResult:
@@ -223,7 +225,7 @@ def begin_run(parts: Components, checkpoint: Checkpoint | None) -> LoopState:
         parts.display.note(f"run folder: {folder.path}")
         warm_up = "optimizer.warmup_iterations", parts.config.optimizer.warmup_iterations
         saved = "checkpoint.every", parts.config.checkpoint.every
-        note_length(parts.display, f"{parts.config.run.iterations} iterations", warm_up=warm_up, saved=saved)
+        note_length(parts.display, parts.config.run.iterations, "iterations", warm_up=warm_up, saved=saved)
         parts.publisher.publish(0)
         attach_buffers(parts)
     _note_empty_sources(parts)

@@ -87,7 +87,7 @@ def copy_with(
             f"replay.attach must hold what {store.url} has already, got {named}: a server's database is not copied to "
             "look at it. Leave it out, or attach it by starting the run."
         )
-    with tempfile.TemporaryDirectory(dir=store.path and store.path.parent) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / DATABASE
         with store.reading() as connection, closing(sqlite3.connect(file)) as target:
             source = connection.connection.driver_connection

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from replay.pages.panels import DEMONSTRATIONS, FAMILIES, Config, number, panel_groups, plain_groups
 from replay.pages.templating import environment
 from replay.questions import QueryResult, merging, metric_series
-from replay.questions.limits import regime
+from replay.questions.diagnosis import regime
 from replay.questions.runs import ALL, Metrics, Series, finite, newest_logged
 from replay.records import RunRecord
 from replay.records import stored_setting as stored

@@ -152,6 +152,7 @@ def test_train_prints_nothing_but_json_to_stdout_and_plain_lines_to_stderr(
         "report": "runs/small-001/report.html",
         "evaluated_after": 3,
         "held_out_tasks": 8,
+        "troubles": [],
         "exit_code": 0,
     }
     # Its progress is plain lines where there is no terminal.
@@ -185,17 +186,19 @@ def test_train_says_of_which_iteration_its_success_is(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "command", "setting"),
+    ("before", "after", "troubles", "command", "setting"),
     [
-        (0.0, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
-        (0.05, 0.0, "sft", "sft.data=DEMONSTRATIONS.jsonl"),
-        (0.375, 0.0, "train", "optimizer.learning_rate=0.00015"),
-        (0.375, 0.325, "train", "replay.fraction=0.5"),
+        (0.0, 0.0, (), "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.05, 0.0, (), "sft", "sft.data=DEMONSTRATIONS.jsonl"),
+        (0.375, 0.0, ("learning rate",), "train", "optimizer.learning_rate=0.00015"),
+        (0.375, 0.325, (), "train", "replay.fraction=0.5"),
     ],
 )
-def test_train_advises_what_fits_how_the_run_went(before: float, after: float, command: str, setting: str) -> None:
+def test_train_advises_what_fits_how_the_run_went(
+    before: float, after: float, troubles: tuple[str, ...], command: str, setting: str
+) -> None:
     folder = Path("runs/a-001")
-    result = TrainResult(folder, 6, before, after, folder / "report.html", 6, 40, 0)
+    result = TrainResult(folder, 6, before, after, folder / "report.html", 6, 40, 0, troubles)
     found = next_run(Path("a.yaml"), ["run.seed=1"], RunConfig(), result)
     assert found is not None
     assert found[0][1:] == [command, "a.yaml", "--set", "run.seed=1", "--set", setting]

@@ -104,7 +104,7 @@ def test_iteration_says_what_went_otherwise(shown: Shown, number: int, figures: 
     ],
 )
 def test_settings_too_long_for_a_run_are_named_at_its_start(shown: Shown, steps: int, every: int, said: str) -> None:
-    note_length(shown[0], "6 updates", warm_up=("warm", steps), saved=("save", every))
+    note_length(shown[0], 6, "updates", warm_up=("warm", steps), saved=("save", every))
     assert shown[1].getvalue() == said
 
 

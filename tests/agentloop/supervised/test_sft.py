@@ -351,6 +351,14 @@ def shop(folder: Path) -> RunConfig:
     return configured(folder, none, data, environment=environment, tasks={"data": str(tasks)}, reward=reward)
 
 
+def test_sft_needs_none_of_the_environment_s_tasks(tmp_path: Path) -> None:
+    written(tmp_path / "mine.jsonl", [conversation(1)])
+    config = shop(tmp_path)
+    (tmp_path / "tasks.jsonl").unlink()
+    found = mismatch(config)
+    assert found is not None and found.startswith("demonstrations were not compared with the environment: tasks.data ")
+
+
 def test_demonstrations_of_other_tools_alone_are_refused(tmp_path: Path) -> None:
     call = {**CALL, "function": {"name": "find", "arguments": "{}"}}
     written(tmp_path / "mine.jsonl", [conversation(1, tool_calls=[call])])

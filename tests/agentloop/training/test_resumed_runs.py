@@ -223,6 +223,7 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
     first = train(config, display=SilentDisplay())
     run = first.folder.absolute()
     before = (run / "run.json").read_text()
+    Path("test").touch()  # what `tasks.held_out: test` is not
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path("rewards.py").write_text("def brief(episode):\n    raise ValueError('another file')\n")
     assert evaluate_run(run).evaluation.success == first.success_after
@@ -232,7 +233,6 @@ def test_a_run_finds_the_files_it_began_with_from_any_directory(
     assert {**after, "run": None} == {**json.loads(before)["config"], "run": None}
     # A copy of the project is one of its own.
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    (tmp_path / "copy" / "train").touch()  # what a word of the configuration could be taken for
     (tmp_path / "copy" / "rewards.py").write_text("def brief(episode):\n    return 0.25\n")
     monkeypatch.chdir(tmp_path / "copy")
     assert Path(open_run_folder(Path("runs/small-001")).config.reward.functions[0].function) == Path("rewards.py:brief")

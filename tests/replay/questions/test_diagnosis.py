@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replay.pages.report import tiles
-from replay.questions.limits import SIGNS, trouble
+from replay.questions.diagnosis import SIGNS, trouble
 
 CONFIG = {"batch": {"group_size": 4}, "optimizer": {"learning_rate": 0.001}}
 _TOO_HIGH = (

@@ -1,4 +1,4 @@
-"""What limits a run, by its metrics: training that goes badly, or what it waits for."""
+"""What goes badly in a run, or what it waits for, by its metrics."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _FEW_SUCCESSES = 1 / 3
 """Fewer per batch: waiting for them takes longer than learning from them."""
 _MUCH = 0.3
 """A share from which on it is what to look at."""
+TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
     "episodes did solve, or an easier start (agentloop sft, tasks.curriculum)",
@@ -67,12 +68,12 @@ def trouble(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
         rate = stored_setting(config, "optimizer.learning_rate", float)
         setting = "a lower learning rate" if rate is None else f"--set optimizer.learning_rate={rate / 10:g}"
         remedy = f"The learning rate is probably too high. Begin again with {setting}: docs/reading-a-run.md."
-        return Regime("learning rate", f"{sign}. {remedy}")
+        return Regime(TOO_FAST, f"{sign}. {remedy}")
     alike, solved = _mean(metrics, _FLAT), _mean(metrics, _SUCCESS)
     if len(flat) >= _NEWEST and alike is not None and solved is not None and alike > _MOST and 0.1 < solved < _MOST:
         sign = f"{_percent(alike)} of the groups have no signal: all attempts at a task end alike"
         remedy = "Less sft (sft.epochs), a higher rollout.temperature or other tasks help: docs/reading-a-run.md."
-        return Regime("equal groups", f"{sign}. {remedy}")
+        return Regime(_ALIKE, f"{sign}. {remedy}")
     return None
 
 
