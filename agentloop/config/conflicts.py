@@ -57,7 +57,6 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("reward.parallel reward.timeout_s reward.on_error", "reward.functions", _FILLED),
     ("reward.model", "reward.model.path", _SET),
     ("reward.overlong", "reward.overlong.buffer", _SET),
-    ("tasks.curriculum_decay tasks.curriculum_floor", "tasks.curriculum", _not("none")),
     ("tasks.split tasks.held_out", "tasks.data", _SET),
     ("tasks.subset tasks.revision", "tasks.data", Values("hf:NAME", lambda data: str(data).startswith("hf:"))),
 )
@@ -211,14 +210,6 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ),
     *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
     *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
-    ("tasks.curriculum", _one_of("none"), "collection.by", _WORKERS, _LOOP),
-    (
-        "tasks.shuffle",
-        _one_of(True),
-        "tasks.curriculum",
-        _not("none"),
-        "The curriculum decides the order: remove one of them.",
-    ),
     ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),
 )
 """A key, what it must be, when the other key is so, and why or what to do instead."""
