@@ -197,7 +197,7 @@ def _connected(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
+    penalty = reward_penalty(config, reference, authors)
     return Components(
         config=config,
         folder=folder,
