@@ -18,6 +18,7 @@ from agentloop.learning.batch import Batch, build_batch, score
 from agentloop.learning.update_stats import effective_sample_size, trajectory_drift
 from agentloop.models.actor import Actor
 from agentloop.models.adapters import load_policy
+from agentloop.models.loading import LoadedModel
 from agentloop.runs.checkpoint import complete_checkpoints
 from agentloop.runs.run_folder import COMPLETE, RunFolder
 from context.authors import AuthorTable
@@ -159,14 +160,18 @@ def rescore(
     )
 
 
+def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
+    """One of `weights_of_run`, or another model of its family."""
+    first = folder.config.model.path or folder.start
+    return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
+
+
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    """One of `weights_of_run`, or another model of its family, for a few passes and perhaps on another machine: not
-    compiled, and with kernels where they can be."""
-    config = folder.config
-    first = config.model.path or folder.start
-    kernels = {"log_probs": "auto"} if config.compute.log_probs == "triton" else {}
-    compute = config.compute.model_copy(update={"compile": False, **kernels})
-    return Actor(load_policy(config, first, saved=None if weights == first else Path(weights)).model, compute=compute)
+    """For a few passes and perhaps on another machine: not compiled, and with kernels where they can be."""
+    compute = folder.config.compute
+    kernels = {"log_probs": "auto"} if compute.log_probs == "triton" else {}
+    asked = compute.model_copy(update={"compile": False, **kernels})
+    return Actor(load_weights(folder, weights).model, compute=asked)
 
 
 def _sampled(
