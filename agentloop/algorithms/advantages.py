@@ -25,6 +25,8 @@ class Member:
     """Fresh members of one group have one name; a replayed one's is that of the group it was collected in."""
     task: str = ""
     replayed: bool = False
+    greedy_reward: float = math.nan
+    """Reward of one greedy episode on its task; NaN: unknown."""
     turn_rewards: tuple[float, ...] | None = None
     """What each of its replies earned by itself; None: unknown."""
 
@@ -36,12 +38,14 @@ class Rule:
     baseline: Callable[[Sequence[Member]], float]
     """What a reward is measured by, of at least one member."""
     compares: Literal["group", "batch", "nothing"]
-    """Whom a trajectory is compared with: its group, all of the batch, or nobody, which leaves its reward as it is."""
+    """Whom a trajectory is compared with: its group, all of the batch, or nobody (`of_itself`)."""
     leaves_itself_out: bool = False
     divides: bool = False
     """By the deviation of those it is compared with and its own reward."""
     whitens: bool = False
     """What comes out is whitened over the whole batch."""
+    of_itself: Callable[[Member], float] | None = None
+    """The advantage of a member by itself, where it is compared with nobody."""
 
 
 def _mean(members: Sequence[Member]) -> float:
@@ -68,6 +72,11 @@ def length_weighted_mean(members: Sequence[Member]) -> float:
     return math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / sum(lengths)
 
 
+def _over_greedy(member: Member) -> float:
+    """r - r(greedy) (ReMax, Li et al. 2023, arXiv 2310.10505); 0 where the greedy reward is unknown."""
+    return 0.0 if math.isnan(member.greedy_reward) else member.reward - member.greedy_reward
+
+
 RULES: Mapping[str, Rule] = {
     # Shao et al. 2024, arXiv 2402.03300: (r - mean) / (std + 1e-6).
     "grpo": Rule(_mean, "group", divides=True),
@@ -81,7 +90,8 @@ RULES: Mapping[str, Rule] = {
     # Its second form: the mean of the group, and one deviation for all tasks.
     "reinforce++_baseline": Rule(_mean, "group", whitens=True),
     # Williams 1992: no baseline.
-    "reinforce": Rule(_mean, "nothing"),
+    "reinforce": Rule(_mean, "nothing", of_itself=lambda member: member.reward),
+    "remax": Rule(_mean, "nothing", of_itself=_over_greedy),
 }
 
 
@@ -112,8 +122,8 @@ def advantages(members: Sequence[Member], compared: Sequence[Sequence[int]], rul
             raise ValueError(
                 f"rewards[{position}] must be finite, got {member.reward}. Check the environment's reward."
             )
-    if rule.compares == "nothing":
-        return [member.reward for member in members]
+    if rule.of_itself is not None:
+        return [rule.of_itself(member) for member in members]
     baseline = cache(lambda positions: rule.baseline([members[p] for p in positions]))
     variance = cache(lambda positions: _variance([members[p].reward for p in positions]))
     result = []

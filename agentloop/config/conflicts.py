@@ -67,6 +67,7 @@ _TEACHES = f"Groups of equal rewards lack a signal by {', '.join(COMPARING)} alo
 _CRITIC, _LOOP = "The critic of ppo gives the advantages: remove it.", "Remove it, or set collection.by: loop."
 EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ("algorithm", _one_of("grpo"), "advantage.function", _SET, "The function takes its place: remove one of them."),
+    ("algorithm", _not("remax", words=_ANOTHER), "collection.by", _WORKERS, "Use grpo."),
     (
         "advantage.normalise_std",
         _NULL,
@@ -133,7 +134,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
         "replay.baseline",
         _STORED,
         "algorithm",
-        _one_of("reinforce", "ppo"),
+        _one_of("reinforce", "remax", "ppo"),
         "No trajectory is compared with others: remove it.",
     ),
     (

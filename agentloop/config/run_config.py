@@ -51,9 +51,9 @@ from replay.setting_types import Section
 class RunConfig(Section):
     """One run, whole."""
 
-    algorithm: Literal["grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "ppo"] = (
-        Field("grpo", description="What gives advantages; see docs/algorithms.md.")
-    )
+    algorithm: Literal[
+        "grpo", "rloo", "reinforce", "reinforce++", "reinforce++_baseline", "dr_grpo", "opo", "remax", "ppo"
+    ] = Field("grpo", description="What gives advantages; see docs/algorithms.md.")
     run: RunSection = Field(default_factory=RunSection, description="Name, folder, seed and length of the run.")
     model: ModelSection = Field(default_factory=ModelSection, description="The policy.")
     lora: LoraSection = Field(default_factory=LoraSection, description="Adapters on the policy.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -25,8 +25,8 @@ _MANY_FAILED_CALLS = 0.2
 """Share of an iteration's tool calls from which on a warning says that the tools fail."""
 
 
-AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float]], list[float]]
-"""Advantages of whole groups of one iteration, by their rewards."""
+AdvantagesOfGroups = Callable[[Sequence[Trajectory], Sequence[float], Mapping[str, float]], list[float]]
+"""Advantages of whole groups of one iteration, by their rewards and the reward of a greedy episode of each task."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Collector:
             raise UserError(
                 f"reward.functions must give a reward to at least one of {len(episodes)} episodes, got none. Mend them."
             )
-        self._add_advantages(collected)
+        self._add_advantages(collected, self._greedy_rewards([task for task, _ in groups], collected_by, collected))
         return collected
 
     def _add_groups(
@@ -110,17 +110,38 @@ class Collector:
             collected.groups.append(group_of(rows))
             collected.trajectories += rows
 
-    def _add_advantages(self, collected: Collected) -> None:
+    def _add_advantages(self, collected: Collected, greedy: Mapping[str, float]) -> None:
         rows = collected.trajectories
         penalties = kl_penalties(self.penalty, rows)
         rewards = penalised_rewards(rows, penalties)
-        advantages = self.advantages_of(rows, rewards)
+        advantages = self.advantages_of(rows, rewards, greedy)
         collected.kl_penalties = {row.id: penalty for row, penalty in zip(rows, penalties, strict=True)}
         collected.rewards = {row.id: reward for row, reward in zip(rows, rewards, strict=True)}
         collected.trajectories = [
             replace(row, record=replace(row.record, advantage=advantage))
             for row, advantage in zip(rows, advantages, strict=True)
         ]
+
+    def _greedy_rewards(
+        self, tasks: Sequence[Task], collected_by: CollectedBy, collected: Collected
+    ) -> dict[str, float]:
+        """For `algorithm: remax`, the reward less penalty of one greedy episode per task, by the task's hash."""
+        if self.config.algorithm != "remax" or not tasks:
+            return {}
+        by_hash = {self.actors.environments.task_hash(task): task for task in tasks}
+        self.actors.generator.begin(seed=0, temperature=0.0)
+        scores = self.scorer.score(list(run_episodes(self.actors, list(by_hash.values()), self.config)))
+        rows = []
+        for task, episode, total in zip(by_hash, scores.episodes, scores.totals, strict=True):
+            if not math.isnan(total):
+                place = MemberPlace(collected_by.id_of(task, 0), "", task, slot=0, member=0)
+                row = trajectory_of(self.actors, episode, total, collected_by, place, self.config)
+                rows.append(replace(row, record=replace(row.record, temperature=1.0)))
+        collected.extra_metrics["rollout/greedy_failures"] = len(by_hash) - len(rows)
+        if rows:
+            collected.extra_metrics["rollout/greedy_reward"] = statistics.fmean(row.record.reward for row in rows)
+        rewards = penalised_rewards(rows, kl_penalties(self.penalty, rows))
+        return {row.record.task: reward for row, reward in zip(rows, rewards, strict=True)}
 
 
 def _calls(actors: Actors, episodes: Sequence[Episode]) -> dict[str, float]:

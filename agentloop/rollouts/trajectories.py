@@ -52,7 +52,7 @@ class Collected:
     kl_penalties: dict[str, KlPenalty] = field(default_factory=dict)
     """By id."""
     extra_metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of what came before the groups: parts of rewards, rounds."""
+    """Metrics of what came before the groups: parts of rewards, greedy episodes, rounds."""
     unused_groups: list[GroupRecord] = field(default_factory=list)
     unused: list[Trajectory] = field(default_factory=list)
     """Rows of groups that dynamic sampling replaced, or did not need: stored, and in no batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +46,13 @@ class AdvantageEstimator:
         spec = config.advantage.function
         self._function = None if spec is None else _load(spec)
 
-    def of_groups(self, rows: Sequence[Trajectory], rewards: Sequence[float]) -> list[float]:
-        """Advantages that whole groups are stored with, by `rewards` less the KL penalty."""
-        return self._advantages([member_of(row, reward) for row, reward in zip(rows, rewards, strict=True)], "stored")
+    def of_groups(
+        self, rows: Sequence[Trajectory], rewards: Sequence[float], greedy: Mapping[str, float] | None = None
+    ) -> list[float]:
+        """Advantages that whole groups are stored with: `rewards` less the KL penalty, `greedy` rewards by task."""
+        known, pairs = greedy or {}, zip(rows, rewards, strict=True)
+        members = [replace(member_of(row, r), greedy_reward=known.get(row.record.task, math.nan)) for row, r in pairs]
+        return self._advantages(members, "stored")
 
     def of_one_task(self, members: Sequence[Member]) -> list[float]:
         """Advantages of members of one task that are all compared with each other, fresh or not."""

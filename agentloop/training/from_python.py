@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -55,7 +56,7 @@ def train(config: RunConfig | None = None, /, **given: Any) -> TrainResult:
       shown to the policy. Sync or async, with `@tool(...)` or without.
     - `reward`: a function, or several, each given the ended episode and columns of its row by name; the first says what
       a success is. Or the section `reward`, with `functions`.
-    - `tasks`: rows (mappings, or a data set of them), a file or `hf:NAME`, or the section `tasks`, with `data`.
+    - `tasks`: rows (a list of mappings, a data set), a file or `hf:NAME`, or the section `tasks`, with `data`.
     - Everything else is a section of the configuration: `replay={"fraction": 0.25}`, `run={"iterations": 50}`.
 
     With a whole `RunConfig` in place of all these it is `agentloop.training.train.train`, whose options it takes.
@@ -76,7 +77,7 @@ def _train_given(
         "model": _section(model, "path"),
         "environment": environment,
         "reward": _reward(reward),
-        "tasks": _section(tasks, "data"),
+        "tasks": tasks_section(tasks),
     }
     _check_callers(values, sections)
     given = _given_contents(values)
@@ -135,6 +136,38 @@ def _section(given: Any, key: str) -> dict[str, Any]:
     """A section, of which its most important key may be given alone."""
     section = dict(given) if isinstance(given, Mapping) else {} if given is None else {key: given}
     return {name: str(value) if isinstance(value, Path) else value for name, value in section.items()}
+
+
+def tasks_section(given: Any) -> dict[str, Any]:
+    """The section `tasks`, of rows in any form that has one meaning."""
+    if isinstance(given, Mapping) and "data" not in given and given:
+        if all(hasattr(split, "column_names") for split in given.values()):
+            names = ", ".join(given)
+            raise UserError(
+                f"tasks must be the rows to train on, got splits {names}. Give one: tasks=data[{next(iter(given))!r}]."
+            )
+        columns = {name: column for name, column in given.items() if isinstance(column, (list, tuple))}
+        if len(columns) == len(given) and len({len(column) for column in columns.values()}) == 1:
+            given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    section = _section(given, "data")
+    if "data" in section:
+        section["data"] = _rows(section["data"])
+    return section
+
+
+def _rows(data: Any) -> Any:
+    """A table of pandas, polars or Arrow as a list of its rows, in which pandas' NaN means that nothing is there."""
+    for method in ("to_pylist", "to_dicts"):
+        if hasattr(data, method):
+            return getattr(data, method)()
+    if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        rows = data.to_dict("records")
+        return [{name: None if _is_nan(value) else value for name, value in row.items()} for row in rows]
+    return data
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _reward(given: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_every_metric_that_the_code_names_is_explained() -> None:
     """Also those that only other settings log."""
     patterns = [pattern(name) for name in explained()]
     names = written()
-    assert {"rollout/reward_failures", "actor/<value>/rejected", "buffer/evicted_by_<value>"} <= names
+    assert {"rollout/greedy_reward", "actor/<value>/rejected", "buffer/evicted_by_<value>"} <= names
     examples = [re.sub("<.+?>", "value", name) for name in explained()]
     unknown = [name for name in names if not any(p.fullmatch(name) for p in patterns)]
     # A name that ends in what only a run knows, as `drift_<value>`, is explained where each of its endings is.

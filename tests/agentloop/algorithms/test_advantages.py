@@ -63,6 +63,11 @@ def test_an_imported_group_has_the_advantages_of_a_collected_one(rewards: list[f
     assert group_advantages(rewards, False) == of_group("dr_grpo", rewards)
 
 
+def test_remax_compares_with_the_greedy_reward_and_knows_when_there_is_none() -> None:
+    members = [Member(1.0, greedy_reward=0.25), Member(0.25, greedy_reward=0.25), Member(1.0)]
+    assert advantages(members, [()] * 3, RULES["remax"]) == [0.75, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("rewards", [[1.0], [0.3] * 7, [0.0, 0.0], [1e9] * 5, []])
 @pytest.mark.parametrize("algorithm", [*COMPARING, "reinforce++"])
 def test_advantages_of_one_member_or_equal_rewards_are_exactly_zero(rewards: list[float], algorithm: str) -> None:

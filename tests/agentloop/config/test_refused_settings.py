@@ -79,6 +79,7 @@ REFUSED = [
     (f"{GOING_ON}replay.mode=observe", "replay.mode must be train when collection.samples_per_insert is 4.0, got obs"),
     (f"{GOING_ON}{POOL}replay.unit=trajectory", "replay.unit must be any or group when collection.samples_per_insert"),
     (f"{WORKERS}rollout.engine=local; engine.urls=[]", "rollout.engine must be vllm when collection.by is workers"),
+    (f"{WORKERS}algorithm=remax", "algorithm must be another one when collection.by is workers, got remax"),
     (f"{WORKERS}{ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when collection.by is workers, got 1"),
     (f"{WORKERS}replay.redact=mine.py:redact", "replay.redact must be null when collection.by is workers"),
     (f"{SERVE}collection.by=workers", "collection.by must be loop when engine.serve is true, got workers"),

@@ -28,10 +28,11 @@ from agentloop.rollouts.episodes.episode import Episode
 from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import Collected
 from context import Message, Segment, TokenSequence
+from replay.records import BatchRow
 from tests.agentloop.rollouts.collecting import collect
 from tests.fakes.batch_rows import AUTHORS, row, run_config, segment, tiny_actor
-from tests.fakes.environments import functions
-from tests.fakes.scripted import ScriptedGenerator, call, scripted_actors
+from tests.fakes.environments import ENVIRONMENTS, functions
+from tests.fakes.scripted import LOG_PROB, ScriptedGenerator, call, scripted_actors
 
 FILE = functions.__file__
 
@@ -244,3 +245,20 @@ def test_reward_kl_is_the_mean_over_tokens_and_absent_without_any() -> None:
     assert kl_metrics(penalties.values()) == {"actor/reward_kl": (3 + 1) / 8}
     assert Collected(kl_penalties={"c": KlPenalty()}).metrics() == {}
     assert kl_metrics([KlPenalty()]) == {}
+
+
+def test_greedy_episode_of_remax_pays_like_the_sampled_ones() -> None:
+    """Rewards are all 1; the second episode says what the greedy one says, so nothing sets it apart."""
+    config = run_config(algorithm="remax", kl=KL, context={"max_tokens": 4000})
+    factory = load_environment(f"{ENVIRONMENTS / 'faulty_tools.py'}:Graded", {})
+    actors = scripted_actors(factory, [["yes", "no way"], ["no way"]])
+    penalty = made_penalty(config, tiny_actor(torch.float64, vocab_size=actors.vocab_size))
+    found = collect(actors, [(factory.make_task(random.Random(0)), 2)], config, penalty=penalty)
+    one, same = (found.kl_penalties[trajectory.id] for trajectory in found.trajectories)
+    assert abs(one.amount - same.amount) > 1e-3
+    advantages = [trajectory.record.advantage for trajectory in found.trajectories]
+    assert advantages == pytest.approx([same.amount - one.amount, 0.0], abs=1e-9)
+    assert found.extra_metrics["rollout/greedy_reward"] == 1.0
+    batch = build_batch([BatchRow(t) for t in found.trajectories], AUTHORS)
+    known = batch.behavior_log_probs[batch.response_mask]
+    assert known.tolist() == [LOG_PROB] * (one.tokens + same.tokens)

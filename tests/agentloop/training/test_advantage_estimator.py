@@ -109,10 +109,11 @@ def test_batch_normalisation_is_of_each_stream_by_itself() -> None:
     assert used(estimator(advantage={"normalise_batch": "whiten"}), rows, "stored") == pytest.approx(whitened)
 
 
-def test_a_reward_of_zero_is_whitened_where_nobody_is_compared() -> None:
+@pytest.mark.parametrize("algorithm", ["reinforce", "remax"])
+def test_a_reward_of_zero_is_whitened_where_nobody_is_compared(algorithm: str) -> None:
     rows = [rewarded(name, reward, advantage=reward) for name, reward in (("a", 1.0), ("b", 1.0), ("c", 0.0))]
     # Mean 2/3, variance 1/3.
-    found = used(estimator("reinforce", advantage={"normalise_batch": "whiten"}), rows, "stored")
+    found = used(estimator(algorithm, advantage={"normalise_batch": "whiten"}), rows, "stored")
     assert found == pytest.approx([0.577350, 0.577350, -1.154701], abs=1e-6)
 
 

@@ -47,6 +47,15 @@ def test_run_stores_the_advantages_of_its_algorithm(tmp_path: Path, qwen2: Path)
     for members in groups.values():
         reward, advantage, length = np.float64(members).T
         assert advantage == pytest.approx(reward - (length * reward).sum() / length.sum(), abs=1e-12)
+    display = SilentDisplay()
+    groups = stored(train(quick(tmp_path / "remax", qwen2, "remax", run={"iterations": 1}), display=display))
+    baselines = [{reward - advantage for reward, advantage, _ in members} for members in groups.values()]
+    assert all(found in ({0.0}, {1.0}) for found in baselines)  # a greedy episode earns 0 or 1
+    (row,) = display.iterations
+    assert row["rollout/greedy_reward"] == sum(map(sum, baselines)) / 4
+    assert row["rollout/greedy_failures"] == 0.0
+    # Greedy episodes are in no figure of what was collected.
+    assert row["rollout/reward"] == np.mean([reward for members in groups.values() for reward, *_ in members])
 
 
 @pytest.mark.parametrize("baseline", ["shared", "split", "fresh_only", "leave_one_out"])

@@ -11,6 +11,8 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,7 +22,7 @@ from agentloop.analysis.exported_model import export_run
 from agentloop.analysis.stored_policies import evaluate_run
 from agentloop.errors import UserError
 from agentloop.runs.run_folder import config_to_resume
-from agentloop.training.from_python import json_lines
+from agentloop.training.from_python import json_lines, tasks_section
 from agentloop.training.train import train as train_run
 from replay.questions import summary
 from tests.fakes.environments import functions
@@ -88,11 +90,30 @@ def test_run_has_its_buffer_its_evaluations_and_its_model(run: TrainResult) -> N
     assert json.loads((run.model / "config.json").read_text())["model_type"] == "qwen2"
 
 
-def test_rows_may_have_numpys_numbers_and_what_is_no_row_is_named() -> None:
-    numbers = [{"prompt": f"q{number}", "answer": number} for number in range(3)]
-    given = [{**row, "answer": np.int64(row["answer"])} for row in numbers]
-    for data in (given, datasets.Dataset.from_list(numbers)):
-        assert [json.loads(line) for line in json_lines(data)] == numbers
+NUMBERS = [{"prompt": f"q{number}", "answer": number} for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pandas.DataFrame(NUMBERS),
+        pyarrow.Table.from_pylist(NUMBERS),
+        datasets.Dataset.from_list(NUMBERS),
+        {name: [row[name] for row in NUMBERS] for name in NUMBERS[0]},
+        {"data": pandas.DataFrame(NUMBERS), "shuffle": False},
+        [{"prompt": row["prompt"], "answer": np.int64(row["answer"])} for row in NUMBERS],
+    ],
+    ids=["pandas", "arrow", "data set", "columns", "section", "numpy"],
+)
+def test_rows_in_any_form_of_one_meaning_are_the_same(given: Any) -> None:
+    assert [json.loads(line) for line in json_lines(tasks_section(given)["data"])] == NUMBERS
+
+
+def test_what_a_table_leaves_out_is_null_and_other_forms_are_named() -> None:
+    lines = json_lines(tasks_section(pandas.DataFrame({"answer": [1.5, None]}))["data"])
+    assert lines == ['{"answer": 1.5}\n', '{"answer": null}\n']
+    with pytest.raises(UserError, match=r"got splits train, test\. Give one: tasks=data\['train'\]\."):
+        tasks_section(datasets.DatasetDict({name: datasets.Dataset.from_list(NUMBERS) for name in ("train", "test")}))
     with pytest.raises(UserError, match=r"must be rows .* in row 2\. .* give None for what is not known"):
         json_lines([{"a": 1.0}, {"a": float("nan")}])
 
