@@ -160,7 +160,7 @@ def follow(store: ReplayStore) -> dict[str, Any]:
 
     batch = build_batch(rows, AUTHORS)
     scored = score_batch(batch, WrittenPolicy("version 1"), WrittenPolicy("version 0"), config, reuse=False)
-    with_critic = with_values(scored, WrittenCritic(), ppo)
+    with_critic = with_values(scored, WrittenCritic(), ppo, kl_coef=ppo.kl.reward_coef)
     policy, totals = WrittenPolicy("one step later"), KeptTotals(batch.replayed)
     policy.table.requires_grad_()
     step = accumulate_gradients(policy, scored, config, losses=stream_losses(config.loss), totals=totals)

@@ -59,9 +59,11 @@ class ObjectiveInput(TokenRows):
     """[B, T] nats: the denominator of the ratio, `old` or `behavior` as the stream's anchor says."""
     num_trajectories: int
     """Trajectories of the whole batch; not all of them need to have a row here."""
+    signal_share: Tensor
+    """[B]: of the row's stream, the share of the optimizer step's trajectories that have an advantage other than 0."""
 
     def __post_init__(self) -> None:
-        for name in ("anchors", "behavior_log_probs", "advantages"):
+        for name in ("anchors", "behavior_log_probs", "advantages", "signal_share"):
             if getattr(self, name).requires_grad:
                 raise ValueError(f"{name} must be detached, got a tensor that requires grad. Call .detach() on it.")
         zero = torch.zeros((), dtype=self.log_probs.dtype, device=self.log_probs.device)
@@ -80,7 +82,7 @@ class ObjectiveInput(TokenRows):
 
     def rows(self, positions: Tensor) -> ObjectiveInput:
         """Some of the rows."""
-        names = ("log_probs", "anchors", "behavior_log_probs", "advantages", "loss_mask", "trajectory")
+        names = ("log_probs", "anchors", "behavior_log_probs", "advantages", "loss_mask", "trajectory", "signal_share")
         chosen = replace(self, **{name: getattr(self, name)[positions] for name in names})
         vars(chosen)["log_ratios"] = self.log_ratios[positions]  # made once, whatever the number of parts
         return chosen
@@ -253,6 +255,15 @@ def reinforce(inputs: ObjectiveInput) -> PolicyLoss:
     return unclipped(-inputs.advantages * inputs.log_probs)
 
 
+def gpg(inputs: ObjectiveInput) -> PolicyLoss:
+    """-a A log_prob (GPG, Chu et al. 2025, arXiv 2504.02546), a = 1 / the share of trajectories with a signal.
+
+    A group of equal rewards has no gradient and still counts in the denominators; `a` gives back what it takes. It is
+    counted over the stream's trajectories of the whole optimizer step, so it does not depend on the micro-batches.
+    """
+    return unclipped(-inputs.advantages * inputs.log_probs / inputs.signal_share[:, None].to(inputs.log_probs.dtype))
+
+
 def topr(inputs: ObjectiveInput, *, ratio_high: float) -> PolicyLoss:
     """-w A log_prob, w = 1 where A >= 0, else min(R, ratio_high) without gradient, R the ratio of the whole trajectory
     (Tapered Off-Policy REINFORCE, Le Roux et al. 2025, arXiv 2503.14286).
@@ -296,6 +307,7 @@ OBJECTIVES = {
     "cispo": ObjectiveKind(cispo),
     "sapo": ObjectiveKind(sapo),
     "gmpo": ObjectiveKind(gmpo, whole_trajectories=True),
+    "gpg": ObjectiveKind(gpg),
     "dppo_tv": ObjectiveKind(dppo_tv),
     "dppo_kl": ObjectiveKind(dppo_kl),
     "topr": ObjectiveKind(topr, whole_trajectories=True),

@@ -45,6 +45,7 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("engine.options engine.memory_share engine.transfer", "engine.serve", _one_of(True)),
     ("engine.urls engine.serve", "rollout.engine", _one_of("vllm")),
     ("environment.tools", "environment.name", _one_of("rows")),
+    ("kl.horizon", "kl.target", _SET),
     ("lora.alpha lora.target_modules", "lora.rank", _not(0)),
     ("loss.hinted", "context.strategy", _one_of("hint")),
     ("loss.norm_length", "loss.aggregation", _one_of("seq-mean-token-sum-norm")),
@@ -188,6 +189,7 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
         _one_of("importance"),
         "Importance weights correct these: use one of them.",
     ),
+    ("kl.reward_coef", _POSITIVE, "kl.target", _SET, "The adaptive coefficient begins with it: set it."),
     (
         "loss.norm_length",
         _SET,

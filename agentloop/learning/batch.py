@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.log_probs import sum_by_trajectory
 from agentloop.algorithms.objectives import ObjectiveInput, TokenRows
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
@@ -69,13 +70,34 @@ class Batch(TokenRows):
         flags = torch.zeros(self.num_trajectories, dtype=torch.bool, device=self.replay_mask.device)
         return flags.index_put((self.trajectory,), self.replay_mask)
 
-    def objective_input(self, log_probs: Tensor, anchors: Tensor) -> ObjectiveInput:
-        """What the loss of these rows is computed from; both arrays are [B, T] nats."""
+    @property
+    def signal_share(self) -> Tensor:
+        """[B] float64: of the trained trajectories of the row's stream, the share with an advantage other than 0.
+
+        1 / their number where there is none: then nothing is divided by it but zeros.
+        """
+        replayed, count = self.replayed, self.num_trajectories
+        tokens = torch.stack([self.loss_mask, self.loss_mask & (self.advantages != 0)])
+        trained, has_signal = sum_by_trajectory(tokens, self.trajectory, count) > 0
+        streams = torch.stack([~replayed, replayed])
+        shares: Tensor = (streams & has_signal).sum(dim=1).clamp_min(1).double() / (streams & trained).sum(
+            dim=1
+        ).clamp_min(1)
+        return shares[self.replay_mask.long()]
+
+    def objective_input(
+        self, log_probs: Tensor, anchors: Tensor, *, signal_share: Tensor | None = None
+    ) -> ObjectiveInput:
+        """What the loss of these rows is computed from; both arrays are [B, T] nats.
+
+        `signal_share` is that of the whole optimizer step; None: these rows are all of it.
+        """
         return ObjectiveInput(
             log_probs=log_probs,
             anchors=anchors,
             **{f.name: getattr(self, f.name) for f in fields(TokenRows)},
             num_trajectories=self.num_trajectories,
+            signal_share=self.signal_share if signal_share is None else signal_share,
         )
 
     def select(self, positions: Tensor) -> Batch:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentloop.algorithms.gae import at_last_action_token, explained_variance, gae, value_loss, whitened
 from agentloop.algorithms.heterogeneous import token_weights
-from agentloop.algorithms.kl import kl_estimate, kl_penalised_rewards
+from agentloop.algorithms.kl import KlCoefficient, kl_estimate, kl_penalised_rewards
 from agentloop.config import RunConfig
 from agentloop.errors import TrainingStopped
 from agentloop.learning.batch import Batch, CriticOutputs, ScoredBatch, build_batch, cut_micro_batches, score
@@ -187,7 +187,7 @@ def value_metrics(scored: ScoredBatch, config: RunConfig) -> dict[str, float]:
     return metrics if explained is None else metrics | {"critic/explained_variance": explained}
 
 
-def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> ScoredBatch:
+def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig, *, kl_coef: float) -> ScoredBatch:
     """The batch with values under the critic as it is, and with advantages and returns by GAE.
 
     The same for fresh and replayed rows: whatever advantage a row is stored with is replaced. The KL penalty is that
@@ -200,7 +200,7 @@ def with_values(scored: ScoredBatch, critic: Critic, config: RunConfig) -> Score
     rewards = scores
     if scored.ref_log_probs is not None:
         kl = kl_estimate(scored.old_log_probs, scored.ref_log_probs, batch.response_mask, config.kl.reward_estimator)
-        rewards = kl_penalised_rewards(scores, kl.to(scores.dtype), config.kl.reward_coef)
+        rewards = kl_penalised_rewards(scores, kl.to(scores.dtype), kl_coef)
     advantages = gae(
         rewards,
         values,
@@ -254,8 +254,10 @@ def mean_reward_kl(scored: ScoredBatch, config: RunConfig) -> float | None:
     return float(kl.double().sum() / fresh.sum())
 
 
-def reward_penalty(config: RunConfig, reference: Actor | None, authors: AuthorTable) -> Penalty | None:
-    """Sum over a trajectory's action tokens of `kl.reward_coef` x KL from behavior to reference, in reward units.
+def reward_penalty(
+    config: RunConfig, reference: Actor | None, authors: AuthorTable, coefficient: KlCoefficient
+) -> Penalty | None:
+    """Sum over a trajectory's action tokens of coefficient x KL from behavior to reference, in reward units.
 
     Tokens whose behavior log-prob is unknown pay nothing. None with a critic, which sees the penalty token by token.
     """
@@ -267,7 +269,7 @@ def reward_penalty(config: RunConfig, reference: Actor | None, authors: AuthorTa
         ref, _ = score(reference, batch, max_tokens=config.batch.micro_batch_tokens)
         known = batch.response_mask & batch.behavior_log_probs.isfinite()
         kl = kl_estimate(batch.behavior_log_probs.to(ref.dtype), ref, known, config.kl.reward_estimator)
-        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, config.kl.reward_coef)
+        rewards = kl_penalised_rewards(torch.zeros_like(ref), kl, coefficient.value)
         sums = torch.zeros((3, batch.num_trajectories), dtype=torch.float64, device=ref.device)
         sums.index_add_(1, batch.trajectory, torch.stack([part.double().sum(dim=1) for part in (-rewards, kl, known)]))
         return [KlPenalty(taken, nats, int(tokens)) for taken, nats, tokens in sums.T.tolist()]

@@ -283,9 +283,14 @@ class _Shares:
     """[B, T]: as if its stream were alone."""
     anchors: Tensor
     """[B, T] nats."""
+    signal: Tensor
+    """[B]: share of the trajectories of the row's stream with an advantage."""
 
     def select(self, positions: Tensor, width: int) -> _Shares:
-        return _Shares(*(whole[positions, :width] for whole in (self.weights, self.own_weights, self.anchors)))
+        weights, own_weights, anchors = (
+            whole[positions, :width] for whole in (self.weights, self.own_weights, self.anchors)
+        )
+        return _Shares(weights, own_weights, anchors, self.signal[positions])
 
 
 def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
@@ -303,6 +308,7 @@ def _shares_of(mini: ScoredBatch, config: RunConfig, kinds: Kinds) -> _Shares:
         weights=weights_by(normalise=loss.normalise, replay_weight=config.replay.weight) * row_weights,
         own_weights=weights_by(normalise="per_stream", replay_weight=1.0) * row_weights,
         anchors=anchor_log_probs(mini.old_log_probs, batch.behavior_log_probs, kinds),
+        signal=batch.signal_share,
     )
 
 
@@ -317,7 +323,7 @@ def _backward(
         batch.token_ids, batch.attention_mask, batch.response_mask, batch.temperature, entropy=section.entropy_coef > 0
     )
     kinds = kinds_of(batch, losses)
-    inputs = batch.objective_input(log_probs, shares.anchors)
+    inputs = batch.objective_input(log_probs, shares.anchors, signal_share=shares.signal)
     policy = heterogeneous_loss(inputs, kinds, importance_weights=micro.importance_weights)
     weights = shares.weights
     loss = (policy.loss * weights).sum()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import PreTrainedModel
 
+from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import Ranks, rank_failures
 from agentloop.errors import RankLost, TrainingStopped, UserError
@@ -109,6 +110,10 @@ class RankedTrainer:
             model, self._trainer = _sharded(spec, ranks, None if samples else actor.model, reference)
         self.weights = RankedWeights(model, ranks)
 
+    @property
+    def kl_coef(self) -> KlCoefficient:
+        return self._trainer.kl_coef
+
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         return self._orders.make(self._trainer.update, rows, iteration=iteration)
 
@@ -118,11 +123,14 @@ class RankedTrainer:
     def mean_entropies(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return self._orders.make(self._trainer.mean_entropies, trajectories)
 
+    def values(self) -> dict[str, Any]:
+        return self._trainer.values()
+
     def save(self, folder: Path) -> None:
         self._orders.make(self._trainer.save, folder)
 
-    def load(self, folder: Path) -> None:
-        self._orders.make(self._trainer.load, folder)
+    def load(self, folder: Path, values: dict[str, Any]) -> None:
+        self._orders.make(self._trainer.load, folder, values)
 
     def publish(self) -> None:
         """The weights as they are become those of the policy that samples in this process."""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentloop.algorithms.kl import KlCoefficient
 from agentloop.config import RunConfig
 from agentloop.distributed.ranks import ALONE, Ranks
 from agentloop.distributed.tensor_files import read_tensors, write_tensors
@@ -96,6 +98,7 @@ class Trainer:
         if config.algorithm == "ppo":
             critic = Critic(actor, shared=config.critic.backbone == "shared")
             self._critic = CriticLearner(critic, config)
+        self.kl_coef = KlCoefficient(config.kl.reward_coef, target=config.kl.target, horizon=config.kl.horizon)
 
     def update(self, rows: Sequence[BatchRow], *, iteration: int) -> UpdateResult:
         """Old log-probs of all rows, then ppo_epochs x ceil(batch / mini_batch) optimizer steps.
@@ -159,7 +162,7 @@ class Trainer:
         scored = score_batch(batch, self._actor, reference, self._config, reuse=reuse, ranks=self._ranks)
         metrics = fresh_entropy(scored)
         if self._critic is not None:
-            scored = with_values(scored, self._critic.critic, self._config)
+            scored = with_values(scored, self._critic.critic, self._config, kl_coef=self.kl_coef.value)
             metrics |= value_metrics(scored, self._config)
         scored, correction = corrected(scored, self._config.loss)
         metrics |= correction
@@ -177,8 +180,7 @@ class Trainer:
         metrics |= log.step_metrics("actor") | log.metrics() | rates
         if self._critic is not None:
             metrics |= critic_log.step_metrics("critic") | critic_log.metrics()
-        if _rewards_here(self._config) and (kl := mean_reward_kl(scored, self._config)) is not None:
-            metrics["actor/reward_kl"] = kl
+        metrics |= self._feed_kl(scored)
         return replace(result, metrics=metrics | result.metrics, optimizer_steps=log.steps)
 
     def _begin(self, iteration: int) -> dict[str, float]:
@@ -215,6 +217,17 @@ class Trainer:
         self._step(mini, totals, log, iteration=iteration)
         self._critic.step(loss, critic_log, iteration=iteration)
 
+    def _feed_kl(self, scored: ScoredBatch) -> dict[str, float]:
+        """The KL that the rewards were charged for, as metrics and as feedback to the coefficient."""
+        if not _rewards_here(self._config):
+            return {}
+        metrics = {"actor/kl_coef": self.kl_coef.value}
+        kl = mean_reward_kl(scored, self._config)
+        if kl is not None:
+            metrics["actor/reward_kl"] = kl
+            self.kl_coef.feed(kl, int((~scored.batch.replayed).sum()))
+        return metrics
+
     def score_only(self, rows: Sequence[BatchRow]) -> UpdateResult:
         """Score rows in passes of their own, without gradient or a trace in weights, optimizer or random state.
 
@@ -244,13 +257,17 @@ class Trainer:
             tensors |= {f"{_CRITIC}{name}": tensor for name, tensor in self._critic.state().items()}
         return tensors
 
+    def values(self) -> dict[str, Any]:
+        """What else a checkpoint holds, as JSON has it."""
+        return {"kl_coef": self.kl_coef.value}
+
     def save(self, folder: Path) -> None:
         """The tensors of `state()`, of several ranks each its own part of them."""
         write_tensors(folder, self.state(), self._ranks)
 
-    def load(self, folder: Path) -> None:
-        """Continue from `save()`, whoever wrote it, exactly."""
-        self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks))
+    def load(self, folder: Path, values: dict[str, Any]) -> None:
+        """Continue from `save()` and `values()`, whoever wrote them, exactly."""
+        self.load_state(read_tensors(folder, places=self._place, ranks=self._ranks), values)
 
     def _place(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Like the parameter it belongs to, and as that is sharded."""
@@ -259,12 +276,13 @@ class Trainer:
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         return torch.zeros(shape, dtype=dtype)
 
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from `state()`. Raises ValueError for that of another optimizer or model."""
+    def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Continue from `state()` and `values()`. Raises ValueError for those of another optimizer or model."""
         self._optimizer.load_state({k: t for k, t in tensors.items() if not k.startswith(_CRITIC)})
         critic = {k.removeprefix(_CRITIC): t for k, t in tensors.items() if k.startswith(_CRITIC)}
         if self._critic is not None:
             self._critic.load_state(critic)
+        self.kl_coef.value = values["kl_coef"]
 
     def _step(self, mini: ScoredBatch, totals: UpdateTotals, log: _Log, *, iteration: int) -> None:
         """One optimizer step over the rows of one mini-batch."""
@@ -304,5 +322,6 @@ class Trainer:
 
 
 def _rewards_here(config: RunConfig) -> bool:
-    """True: the update looks at the KL in the rewards, token by token; others are charged where they are collected."""
-    return config.kl.reward_coef > 0 and config.algorithm == "ppo"
+    """True: the update looks at the KL in the rewards. A fixed penalty on whole trajectories is taken where they are
+    collected."""
+    return config.kl.reward_coef > 0 and (config.algorithm == "ppo" or config.kl.target is not None)

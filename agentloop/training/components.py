@@ -194,7 +194,7 @@ def _connected(
     sinks = open_sinks(config.metrics.sinks, folder.path, warn=display.note, keep_through=done)
     opened.callback(sinks.close)
     actors = make_actors(config, acting.environments, loaded, publisher.generator, vocab_size=loaded.vocab_size)
-    penalty = reward_penalty(config, reference, authors)
+    penalty = reward_penalty(config, reference, authors, trainer.kl_coef)
     return Components(
         config=config,
         folder=folder,

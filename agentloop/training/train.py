@@ -264,7 +264,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
             f"{checkpoint.folder}. Put the right folder back."
         )
     with readable(checkpoint.folder):
-        parts.trainer.load(checkpoint.state)
+        parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
     parts.source.check_state(checkpoint.values["source"])

@@ -38,6 +38,7 @@ def test_unchanged_weights_make_every_surrogate_term_its_advantage() -> None:
         loss_mask=MASK,
         trajectory=torch.tensor([0]),
         num_trajectories=1,
+        signal_share=torch.ones(1),
     )
     result = ppo_clip(inputs, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
     assert (-result.loss)[0].tolist() == ADVANTAGES[0].tolist()

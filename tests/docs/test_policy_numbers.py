@@ -74,6 +74,7 @@ def trained(advantage: float, importance: torch.Tensor | None, replay: StreamLos
         loss_mask=TOKEN,
         trajectory=torch.tensor([0]),
         num_trajectories=1,
+        signal_share=torch.ones(1),
     )
     result = heterogeneous_loss(inputs, kinds, importance_weights=importance)
     (gradient,) = torch.autograd.grad(result.loss.sum(), current)

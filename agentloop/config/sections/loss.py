@@ -10,7 +10,7 @@ from replay.setting_types import BelowOne, NonNegative, PositiveFloat, Section
 
 
 class PlainObjective(Section):
-    name: Literal["reinforce", "surrogate"]
+    name: Literal["reinforce", "surrogate", "gpg"]
 
 
 class PpoClip(Section):
@@ -111,7 +111,7 @@ ReplayObjective = Annotated[_ReplayBuiltIn | _Own, Discriminator(_whose), _alone
 OBJECTIVE_NAMES: tuple[str, ...] = tuple(
     name for kind in get_args(PpoClip | _Others) for name in get_args(kind.model_fields["name"].annotation)
 )
-_WITHOUT_RATIO = frozenset({"reinforce", "luffy", "bc"})
+_WITHOUT_RATIO = frozenset({"reinforce", "gpg", "luffy", "bc"})
 """Their anchor is a denominator of nothing but the metrics."""
 UNBOUNDED = _WITHOUT_RATIO | {"surrogate"}
 """Nothing in them bounds how far an update goes from the policy that sampled."""

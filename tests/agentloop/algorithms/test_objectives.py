@@ -81,7 +81,7 @@ def test_masked_tokens_have_exactly_zero_loss_and_gradient(
     assert bool(gradient.any())
 
 
-@pytest.mark.parametrize("field", ["anchors", "behavior_log_probs", "advantages"])
+@pytest.mark.parametrize("field", ["anchors", "behavior_log_probs", "advantages", "signal_share"])
 def test_input_that_requires_grad_and_must_not_raises(field: str) -> None:
     inputs = random_rows(0).inputs(torch.zeros(40, 17))
     with pytest.raises(ValueError, match=f"{field} must be detached, got a tensor that requires grad"):
@@ -107,6 +107,7 @@ NEARER = {"divergence_low": 0.05, "divergence_high": 0.05, "ratio_high": 20.0}
         ("surrogate", -1.0, -1.0 - LN2, 3.0, {}, (-6.0, -6.0)),  # r = 2
         ("surrogate", -1.0, -1.0 - LN2, -3.0, {}, (6.0, 6.0)),  # no clip, no ceiling
         ("surrogate", -1.0, -31.0, 1.0, {}, (-math.exp(20), 0.0)),  # 30 nats are taken for 20
+        ("gpg", -2.0, 0.0, 1.5, {}, (4.0, -2.0)),  # / 0.75, the share of trajectories with a signal
         ("cispo", -1.0, -1.0 - LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (2.0, -2.0)),  # -2 x 1 x -1
         ("cispo", -1.0, -1.0 - 3 * LN2, 1.0, {"ratio_low": 0, "ratio_high": 5}, (5.0, -5.0)),  # r = 8: 5, and moves
         ("cispo", -1.0, -1.0 + LN2, -1.0, {"ratio_low": 0.8, "ratio_high": 5}, (-0.8, 0.8)),  # r = 0.5: 0.8

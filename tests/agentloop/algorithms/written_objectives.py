@@ -25,6 +25,7 @@ class Rows:
     advantages: Array
     mask: npt.NDArray[np.bool_]
     trajectory: npt.NDArray[np.int64]
+    signal_share: float = 0.75
     behavior: Array | None = None
 
     def tokens(self) -> list[Token]:
@@ -42,6 +43,7 @@ class Rows:
             loss_mask=torch.tensor(self.mask),
             trajectory=torch.tensor(self.trajectory),
             num_trajectories=int(self.trajectory.max()) + 1,
+            signal_share=torch.full((len(self.trajectory),), self.signal_share),
         )
 
 
@@ -100,7 +102,8 @@ def written(name: str, rows: Rows, options: dict[str, Any]) -> tuple[Array, Arra
             _OF_TRAJECTORIES[name](group, **options)
     else:
         for token in tokens:
-            token.loss, token.gradient = _OF_TOKENS[name](token, **options)
+            extra = {"share": rows.signal_share} if name == "gpg" else {}
+            token.loss, token.gradient = _OF_TOKENS[name](token, **options, **extra)
     loss, gradient = np.zeros_like(rows.log_probs), np.zeros_like(rows.log_probs)
     for token in tokens:
         loss[token.row, token.place], gradient[token.row, token.place] = token.loss, token.gradient
@@ -170,6 +173,7 @@ def _bc(t: Token, *, coef: float, weighting: str) -> tuple[float, float]:
 _OF_TOKENS: dict[str, Callable[..., tuple[float, float]]] = {
     "reinforce": lambda t: (-t.a * t.l, -t.a),
     "surrogate": lambda t: (-t.a * t.r, -t.a * t.r * t.inside),
+    "gpg": lambda t, share: (-t.a * t.l / share, -t.a / share),
     "ppo_clip": _ppo_clip,
     "cispo": _cispo,
     "dppo_tv": _dppo_tv,

@@ -45,6 +45,7 @@ REFUSED = [
     ("engine.urls=[http://a:1]", "engine.urls must be left at [] when rollout.engine is local"),
     ("engine.serve=true", "engine.serve must be left at false when rollout.engine is local, got true"),
     (f"{ROWS}environment.name=lookup_chain", "environment.tools must be left at [] when environment.name is lookup_c"),
+    ("kl.reward_coef=0.1; kl.horizon=500", "kl.horizon must be left at 10000 when kl.target is null, got 500"),
     ("lora.alpha=16", "lora.alpha must be left at 32 when lora.rank is 0"),
     ("loss.hinted={}", "loss.hinted must be left at null when context.strategy is linear"),
     ("loss.norm_length=7.0", "loss.norm_length must be left at null when loss.aggregation is token-mean, got 7.0"),
@@ -87,6 +88,7 @@ REFUSED = [
     ("evaluation.samples=2; evaluation.temperature=0", "evaluation.samples must be 1 when evaluation.temperature is 0"),
     ("model.dtype=bfloat16; compute.autocast=bfloat16", "compute.autocast must be auto or none when model.dtype is bf"),
     ("kl.loss_gradient=importance; kl.loss_estimator=k2", "kl.loss_estimator must be k1 or k3 when kl.loss_gradient i"),
+    ("kl.target=0.1", "kl.reward_coef must be above 0 when kl.target is 0.1, got 0.0"),
     ("loss.aggregation=seq-mean-token-sum-norm", "loss.norm_length must be given when loss.aggregation is seq-mean-to"),
     ("loss.replay={anchor: old, objective: exgrpo}", "loss.replay.anchor must be behavior when loss.replay.objective"),
     ("loss.replay.correction=truncate", "loss.replay.correction.kind must be none when loss.replay.anchor is behavior"),
@@ -106,7 +108,7 @@ REFUSED = [
     ("tasks={data: x.jsonl, held_out: train}", "tasks.held_out must be another split than the one that is trained on"),
     *(
         (f"{AHEAD}loss.fresh={{objective: {name}, anchor: behavior}}", "loss.fresh.objective must be one that stays ne")
-        for name in ("reinforce", "surrogate")
+        for name in ("reinforce", "gpg", "surrogate")
     ),
     (AHEAD, "loss.fresh.anchor must be behavior when collection.max_staleness is above 0 (1)"),
     (f"{GOING_ON}replay.fraction=0", "replay.fraction must be above 0 when collection.samples_per_insert is set"),
@@ -116,6 +118,7 @@ REFUSED = [
         (f"engine.urls=['{url}']", "each of engine.urls must be http://HOST:PORT or https://")
         for url in ("a:8000", "ftp://a", "http://", "http://a?x=1", "http://a:port", "")
     ),
+    ("kl={target: 0.1, reward_coef: 0.1, horizon: 100}", "kl.horizon must be at least batch.trajectories (128)"),
     ("loss.fresh.correction={kind: mask, ratio_low: 3}", "loss.fresh.correction must have ratio_low of at most ratio_"),
     (f"{HINT}loss.fresh.anchor=behavior", "loss.fresh.anchor must be old when context.strategy is hint"),
     (f"{HINT}loss.fresh.correction=mask", "loss.fresh.correction.kind must be none when context.strategy is hint"),
@@ -171,7 +174,7 @@ REFUSED = [
     # losses, which are unions
     (
         "loss.fresh.objective=ppo",
-        "loss.fresh.objective must be one of ppo_clip, reinforce, surrogate, gspo, cispo, sapo, gmpo, dppo_tv, "
+        "loss.fresh.objective must be one of ppo_clip, reinforce, surrogate, gpg, gspo, cispo, sapo, gmpo, dppo_tv, "
         "dppo_kl, topr, exgrpo, luffy, bc, path/to/file.py:function, alone or with options, got 'ppo'.",
     ),
     ("loss.fresh={objective: {clip_high: 0.6}}", "loss.fresh.objective must be one of ppo_clip, "),
@@ -235,9 +238,9 @@ def test_rules_are_about_keys_that_there_are() -> None:
         WORKERS,
         GOING_ON,
         ROWS,
-        f"{AHEAD}loss.fresh={{objective: reinforce, correction: {{kind: truncate, ratio_high: 2.0}}}}",
+        f"{AHEAD}loss.fresh={{objective: gpg, correction: {{kind: truncate, ratio_high: 2.0}}}}",
         f"{AHEAD}loss.fresh.anchor=behavior",
-        f"{WORKERS}loss.fresh={{objective: reinforce, anchor: behavior}}",
+        f"{WORKERS}loss.fresh={{objective: gpg, anchor: behavior}}",
         "loss.fresh.correction=v_trace",
         "kl={loss_coef: 0.0, loss_estimator: k1, loss_gradient: importance}",  # a sweep through zero
         HINT,

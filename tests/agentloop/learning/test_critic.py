@@ -97,7 +97,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
     section = {"gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False, "bootstrap_truncated": bootstrap}
     config = ppo(critic=section, kl={"reward_coef": 0.05, "reward_estimator": estimator})
     before = scored(actor, rows, ref=ref)
-    result = with_values(before, critic, config)
+    result = with_values(before, critic, config, kl_coef=0.05)
     assert before.ref_log_probs is not None
     assert result.critic is not None
     line = 0
@@ -129,7 +129,7 @@ def test_batch_is_valued_as_written(bootstrap: bool, estimator: str) -> None:
 def value_gradient(actor: Actor, rows: list[BatchRow], config: RunConfig) -> tuple[float, Tensor]:
     """Of the critic's loss by all of its weights."""
     critic = critic_with_opinions(actor)
-    batch = with_values(scored(actor, rows), critic, config)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
     learner = CriticLearner(critic, config)
     loss = learner.accumulate(batch, CriticLog(), backbone_share=1.0)
     vectors = [torch.zeros_like(p) if p.grad is None else p.grad for p in critic.weights.parameters()]
@@ -192,21 +192,22 @@ def test_critic_learns_to_explain_returns() -> None:
 def test_resumed_trainer_with_a_critic_equals_the_uninterrupted_one(
     dtype: torch.dtype, section: dict[str, Any]
 ) -> None:
-    kl = {"reward_coef": 0.05}
+    kl = {"reward_coef": 0.05, "target": 0.01, "horizon": 128}
     config = ppo(batch={"mini_batch": 4, "ppo_epochs": 2}, optimizer={"learning_rate": 0.01}, critic=section, kl=kl)
     reference = tiny_actor(dtype, seed=3)
     actor = tiny_actor(dtype)
     learner = trainer(actor, config, reference=reference)
     for iteration in (1, 2):
         learner.update(episodes(), iteration=iteration)
-    saved = {name: tensor.clone() for name, tensor in learner.state().items()}
+    values, saved = learner.values(), {name: tensor.clone() for name, tensor in learner.state().items()}
     weights = {name: tensor.clone() for name, tensor in actor.model.state_dict().items()}
+    assert values["kl_coef"] != 0.05
     last = learner.update(episodes(), iteration=3)
 
     resumed_actor = tiny_actor(dtype, seed=5)
     resumed_actor.model.load_state_dict(weights)
     resumed = trainer(resumed_actor, config, reference=reference)
-    resumed.load_state(saved)
+    resumed.load_state(saved, values)
     again = resumed.update(episodes(), iteration=3)
     assert again.metrics == last.metrics
     assert again.advantages == last.advantages
@@ -220,14 +221,14 @@ def test_state_of_another_critic_is_refused() -> None:
     own = trainer(tiny_actor(), ppo())
     shared = trainer(tiny_actor(), ppo(critic={"backbone": "shared"}))
     with pytest.raises(ValueError, match="critic state must belong to this critic"):
-        shared.load_state(own.state())
+        shared.load_state(own.state(), own.values())
 
 
 def policy_gradient(config: RunConfig) -> Tensor:
     """What the value loss alone leaves on a policy whose backbone the critic shares."""
     actor, rows = tiny_actor(), episodes()
     critic = critic_with_opinions(actor, shared=True)
-    batch = with_values(scored(actor, rows), critic, config)
+    batch = with_values(scored(actor, rows), critic, config, kl_coef=0.0)
     share = config.critic.value_coef
     CriticLearner(critic, config).accumulate(batch, CriticLog(), backbone_share=share)
     head = critic.weights["head"]

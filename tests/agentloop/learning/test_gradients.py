@@ -137,6 +137,18 @@ def test_stored_log_prob_95_nats_off_gives_finite_gradients(dtype: torch.dtype, 
     assert bool(gradient.any())
 
 
+def test_gpg_gives_back_what_trajectories_without_a_signal_take() -> None:
+    """Counted per stream over the whole step: of 6 fresh ones 5 have an advantage, of 3 replayed ones 2."""
+    actor, old = tiny_actor(seed=0), tiny_actor(seed=1)
+    scored = scored_rows(actor, mixed_rows(), old=old)
+    found = {}
+    for name in ("gpg", "reinforce"):
+        loss = {stream: {"objective": name} for stream in ("fresh", "replay")}
+        found[name] = gradients(actor, scored, run_config(loss=loss, batch={"micro_batch_tokens": 1}))[2].metrics()
+    for key, factor in (("actor/fresh/pg_loss", 6 / 5), ("actor/replay/pg_loss", 3 / 2)):
+        assert found["gpg"][key] == pytest.approx(factor * found["reinforce"][key], rel=1e-12)
+
+
 def test_importance_weighted_kl_of_tokens_nobody_is_known_to_have_sampled_takes_the_old_policy() -> None:
     actor, old, ref = (tiny_actor(seed=seed) for seed in range(3))
     rows = [row("demo", segment("uuxxx"), advantage=0.0, stream="replay"), row("own", segment("uull"), advantage=0.0)]
