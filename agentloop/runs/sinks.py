@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import math
 import os
@@ -13,6 +15,8 @@ from typing import Any, Protocol
 
 from agentloop.errors import CodeInterrupted, UserCodeFailed, UserError, one_line
 from agentloop.user_code import load_class, users_code
+
+_PROJECT = "agentloop"
 
 
 class MetricSink(Protocol):
@@ -82,12 +86,13 @@ def _open(name: str, folder: Path, warn: Callable[[str], None], keep_through: in
         return _own_sink(name, folder)
     if name == "tensorboard":
         return TensorBoardSink(folder, keep_through=keep_through)
-    if name != "wandb":
+    services: dict[str, Callable[[Path], MetricSink]] = {"wandb": WandbSink, "trackio": TrackioSink}
+    if name not in services:
         raise UserError(
-            f"metrics.sinks must be tensorboard, wandb or path/to/file.py:ClassName, got {name!r}. Correct it."
+            f"metrics.sinks must be tensorboard, wandb, trackio or path/to/file.py:ClassName, got {name!r}. Correct it."
         )
     try:
-        return WandbSink(folder)
+        return services[name](folder)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a network's failure, in whatever form, is no reason not to train
@@ -201,7 +206,7 @@ class WandbSink:
         try:
             self._run: Any = wandb.init(
                 mode=mode,
-                project=os.environ.get("WANDB_PROJECT", "agentloop"),
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
                 id=made["id"],
                 name=folder.name,
                 config=made["config"],
@@ -221,3 +226,33 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class TrackioSink:
+    """On this machine, where trackio keeps all its runs (TRACKIO_DIR), unless TRACKIO_SPACE_ID or the like is set.
+
+    The run is named after its folder and id, so that a resumed one goes on in the same; iterations that a resume
+    repeats are there twice, with the same values. TRACKIO_PROJECT names another project than `agentloop`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError for a missing package, and what trackio raises where a server of it can't be reached."""
+        self._trackio = _package("trackio", "trackio")
+        made: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        with contextlib.redirect_stdout(io.StringIO()):  # which is for what programs read of the run
+            self._run: Any = self._trackio.init(
+                os.environ.get("TRACKIO_PROJECT", _PROJECT),
+                name=f"{folder.name}-{made['id'][:8]}",
+                config=made["config"],
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(_known(metrics), step=iteration)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._trackio.finish()  # rather than the run's own, which would be called once more as the program ends

@@ -30,7 +30,7 @@ class CheckpointSection(Section):
 class MetricsSection(Section):
     sinks: tuple[str, ...] = Field(
         (),
-        description="Besides the database and metrics.jsonl: tensorboard, wandb, or "
+        description="Besides the database and metrics.jsonl: tensorboard, wandb, trackio, or "
         "`path/to/file.py:ClassName` of your own; see docs/data.md.",
     )
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.fakes.runs import SilentDisplay, rows, small_config
 
 pytestmark = pytest.mark.slow
 
+os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # it is looked at once, as trackio is imported
 Rows = list[tuple[int, float]]
 _BLOCK = 1 << 15
 
@@ -102,6 +105,13 @@ def wandb_history(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(("_runtime", "_time"))} for row in found]
 
 
+def trackio_history(run: str) -> list[dict[str, float]]:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    found = SQLiteStorage.get_logs("agentloop", run)
+    return [{name: value for name, value in row.items() if name != "timestamp"} for row in found]
+
+
 def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> None:
     log_all(folder, "tensorboard", [(i, {"a": 1.0, "b": math.nan}) for i in (1, 2, 3)])
     log_all(folder, "tensorboard", [(i, {"a": 2.0}) for i in (2, 3, 4)], keep_through=1)
@@ -110,9 +120,16 @@ def test_tensorboard_after_a_resume_has_every_iteration_once(folder: Path) -> No
     assert tensorboard_scalars(folder, "a") == [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]
 
 
+def test_trackio_keeps_a_run_of_our_name_and_id_that_goes_on(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log_all(folder, "trackio", [(1, {"actor/entropy": 0.5, "time/x": math.nan})])
+    log_all(folder, "trackio", [(2, {"actor/entropy": 0.25})], keep_through=1)
+    assert trackio_history("mine-001-abc123") == [{"actor/entropy": 0.5, "step": 1}, {"actor/entropy": 0.25, "step": 2}]
+    assert capfd.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")],
+    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")],
 )
 def test_sink_without_its_package_is_refused_with_the_extra(
     folder: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
@@ -147,7 +164,7 @@ def test_wandb_that_can_not_be_reached_is_left_out_with_a_warning(
 
 
 def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path) -> None:
-    config, name = small_config(tmp_path, qwen2, metrics={"sinks": ("tensorboard", "wandb")}), "batch/fresh"
+    config, name = small_config(tmp_path, qwen2, metrics={"sinks": ("tensorboard", "wandb", "trackio")}), "batch/fresh"
     display = SilentDisplay()
     folder = train(config, display=display).folder
     assert [note for note in display.notes if "metrics sink" in note] == []
@@ -161,4 +178,6 @@ def test_run_gives_every_sink_what_the_database_has(tmp_path: Path, qwen2: Path)
     described = json.loads((folder / "run.json").read_text())
     assert (run.run_id, run.display_name, run.project) == (described["id"], folder.name, "agentloop")
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["run"] == described["config"]["run"]
+    history = trackio_history(f"{folder.name}-{described['id'][:8]}")
+    assert [(row["step"], row[name]) for row in history] == stored
     assert tensorboard_scalars(folder, name) == stored
