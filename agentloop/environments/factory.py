@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.config.sections.environments import McpServerSection
+from agentloop.environments.adapters.adapter import Adapter
+from agentloop.environments.adapters.gymnasium_text import GymnasiumText
+from agentloop.environments.adapters.openenv import OpenEnv
 from agentloop.environments.check import (
     check_class,
     check_options,
@@ -27,7 +30,6 @@ from agentloop.environments.check import (
 )
 from agentloop.environments.environment import Achieved, Environment, Task, quoted_task
 from agentloop.environments.lookup_chain import LookupChain
-from agentloop.environments.openenv import OpenEnv
 from agentloop.environments.row_environment import (
     AGENT,
     ROWS,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, type[Environment]] = {
     AGENT: AgentEnvironment,
+    "gymnasium": GymnasiumText,
     "lookup_chain": LookupChain,
     "openenv": OpenEnv,
     ROWS: RowEnvironment,
@@ -214,7 +217,7 @@ def load_environment(
     found = rows_with_tools(tools) if name == ROWS else _find(name)
     environment = check_class(found, name, reads_rows=row is not None)
     options = check_options(environment, options, name)
-    if issubclass(environment, OpenEnv):
+    if issubclass(environment, Adapter):
         environment = environment.for_options(options)
     attached = None
     if servers:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, Self
 
+from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
 from agentloop.environments.check import needing
-from agentloop.environments.environment import Environment, Task
+from agentloop.environments.environment import Task
 from agentloop.environments.tools.results import CRASHED, ToolFailed
-from agentloop.environments.tools.tool_schema import ToolSpec, with_tools
 from agentloop.errors import UserError, one_line
-from context.messages import Message
 
-_OVER = "The episode is over. Answer to end it."
-_LARGEST_SEED = 2**31 - 1
 _MOST_BYTES = 8 << 20
 _NEVER_SHOWN = ("metadata",)
 
 
-class OpenEnv(Environment):
-    """Tasks are seeds, or rows, that the server resets its environment by; each call of `step` is an action of it.
-
-    The reward of an episode is the sum of what its steps gave.
-    """
+class OpenEnv(Adapter):
+    """Tasks are seeds, or rows, that the server resets its environment by; each call of `step` is an action of it."""
 
     def __init__(
         self,
@@ -36,16 +30,13 @@ class OpenEnv(Environment):
         timeout_s: float = 60.0,
     ) -> None:
         """`goal` opens the prompt; `field` of an observation is shown; `reset` goes with each seed or row."""
-        self._url, self._goal, self._field, self._timeout_s = url, goal, field, timeout_s
-        self._asked = reset or {}
-        self._total = 0.0
-        self._over = False
+        super().__init__(goal)
+        self._url, self._field, self._asked, self._timeout_s = url, field, reset or {}, timeout_s
         self._session: AbstractContextManager[Any] | None = None
         self._socket: Any = None
 
     @classmethod
-    def for_options(cls, options: Mapping[str, Any]) -> type[Environment]:
-        """The class with the tool `step` of the server that these options name. Raises UserError."""
+    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
         with needing("openenv", "environment.name: openenv"):
             import wsproto  # noqa: F401
 
@@ -56,37 +47,25 @@ class OpenEnv(Environment):
         def step(environment: OpenEnv, /, **action: Any) -> str:
             return environment._step(action)
 
-        description = " ".join((schema.pop("description", "") or "Act, and see what follows.").split())
-        function = {"name": "step", "description": description, "parameters": schema}
+        description = schema.pop("description", "") or "Act, and see what follows."
         fitting = arguments_of(schema, f"the action of {environment._url}")
-        tool = ToolSpec("step", {"type": "function", "function": function}, False, False, fitting, step)
-        return with_tools(cls, {"step": tool})
+        return with_tool(cls, step, description=" ".join(description.split()), parameters=schema, arguments=fitting)
 
     def make_task(self, rng: random.Random) -> Task:
-        return self._task({**self._asked, "seed": rng.randrange(_LARGEST_SEED)})
+        return self.task_of("reset", {**self._asked, "seed": rng.randrange(LARGEST_SEED)})
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
-        return self._task({**self._asked, **row})
-
-    def _task(self, asked: Mapping[str, Any]) -> Task:
-        try:
-            shown = self._reset(asked)
-        finally:
-            self.close()
-        return Task(f"{self._goal}\n\n{shown}".strip(), {"reset": asked})
+        return self.task_of("reset", {**self._asked, **row})
 
     def start(self, task: Task) -> None:
-        self._reset(task.payload["reset"])
+        self.reset(task.payload["reset"])
 
     def close(self) -> None:
         if self._session is not None:
             self._session.__exit__(None, None, None)
         self._session = None
 
-    def reward(self, task: Task, messages: Sequence[Message]) -> float:
-        return self._total
-
-    def _reset(self, asked: Mapping[str, Any]) -> str:
+    def reset(self, asked: Mapping[str, Any]) -> str:
         import httpx2
 
         self.close()
@@ -105,8 +84,8 @@ class OpenEnv(Environment):
             ) from error
 
     def _step(self, action: Mapping[str, Any]) -> str:
-        if self._over:
-            return _OVER
+        if self.over:
+            return OVER
         if self._session is None:
             raise ToolFailed("the server has ended", kind=CRASHED)
         try:
@@ -114,10 +93,7 @@ class OpenEnv(Environment):
         except _Lost as error:
             self.close()
             raise ToolFailed("the server has ended", kind=CRASHED, problem=str(error)) from error
-        self._total += result.get("reward") or 0.0
-        self._over = bool(result.get("done"))
-        shown = self._shown(result)
-        return f"{shown}\n{_OVER}" if self._over else shown
+        return self.observed(self._shown(result), result.get("reward"), over=bool(result.get("done")))
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The session's answer. Raises _Lost where it has ended, ToolFailed where it refuses."""
@@ -141,13 +117,13 @@ class OpenEnv(Environment):
     def _shown(self, result: Mapping[str, Any]) -> str:
         observation = result["observation"]
         if self._field is None:
-            return _as_text({name: value for name, value in observation.items() if name not in _NEVER_SHOWN})
+            return as_text({name: value for name, value in observation.items() if name not in _NEVER_SHOWN})
         if self._field not in observation:
             raise UserError(
                 f"environment.options.field must be a field of the observations, got {self._field!r} for "
                 f"{', '.join(observation)}."
             )
-        return _as_text(observation[self._field])
+        return as_text(observation[self._field])
 
     def _action_schema(self) -> dict[str, Any]:
         import httpx2  # here, as in the session: environments are imported by those who need no network
@@ -167,8 +143,3 @@ class OpenEnv(Environment):
 
 class _Lost(Exception):
     """The session has ended."""
-
-
-def _as_text(value: Any) -> str:
-    """An observation that is no text, as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,118 @@
+"""Environments of Gymnasium whose observations and actions can be written down."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
+from agentloop.environments.adapters.adapter import LARGEST_SEED, OVER, Adapter, as_text, with_tool
+from agentloop.environments.check import needing
+from agentloop.environments.environment import Task
+from agentloop.errors import UserError, one_line
+
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+class GymnasiumText(Adapter):
+    """Tasks are seeds, calls of `act` are steps; shown is what `render` draws as text, or else the observation."""
+
+    def __init__(
+        self, id: str, arguments: dict[str, Any] | None = None, actions: list[str] | None = None, goal: str = ""
+    ) -> None:
+        """`arguments` are the maker's, `actions` names the choices in order, `goal` opens the prompt."""
+        super().__init__(goal)
+        self._id, self._arguments, self._actions = id, arguments or {}, actions
+        self._made: Any = None
+
+    @classmethod
+    def for_options(cls, options: Mapping[str, Any]) -> type[Self]:
+        environment = cls(**options)
+        names = environment._names()
+        environment.close()
+        kind: Any = str if names is None else Literal[tuple(names)]
+        schema = {"type": "string"} if names is None else {"type": "string", "enum": names}
+        parameters = {"type": "object", "properties": {"action": schema}, "required": ["action"]}
+        arguments = TypeAdapter(with_config(_STRICT)(TypedDict("act", {"action": kind})))  # type: ignore[operator]
+
+        def act(environment: GymnasiumText, /, action: str) -> str:
+            return environment._step(action if names is None else names.index(action))
+
+        return with_tool(cls, act, description="Act, and see what follows.", parameters=parameters, arguments=arguments)
+
+    def make_task(self, rng: random.Random) -> Task:
+        return self.task_of("seed", rng.randrange(LARGEST_SEED))
+
+    def start(self, task: Task) -> None:
+        self.reset(task.payload["seed"])
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+        self._made = None
+
+    def reset(self, asked: int) -> str:
+        self.close()
+        self._made = self._make()
+        observation, _ = self._made.reset(seed=asked)
+        return self._shown(observation)
+
+    def _step(self, action: str | int) -> str:
+        if self.over:
+            return OVER
+        observation, reward, ended, cut_short, _ = self._made.step(action)
+        return self.observed(self._shown(observation), float(reward), over=bool(ended or cut_short))
+
+    def _shown(self, observation: Any) -> str:
+        if self._made.render_mode != "ansi":
+            return as_text(observation)
+        # Colours mark where the player is: FrozenLake's is the red letter.
+        return _COLOURED.sub(_with_colour, self._made.render()).strip("\n")
+
+    def _names(self) -> list[str] | None:
+        """Names of the actions; None where they are texts."""
+        from gymnasium import spaces
+
+        self._made = self._make()
+        space = self._made.action_space
+        if isinstance(space, spaces.Text):
+            return None
+        if not isinstance(space, spaces.Discrete):
+            raise UserError(
+                f"environment.options.id must be an environment of Gymnasium with actions of Discrete or Text, got "
+                f"{self._id!r} with {type(space).__name__}. Wrap it."
+            )
+        names = [str(number) for number in range(int(space.n))] if self._actions is None else self._actions
+        if len(set(names)) != space.n or int(space.start) != 0:
+            raise UserError(
+                f"environment.options.actions must have a name of its own for each of {space.n} actions of "
+                f"{self._id!r} from 0, got {names}."
+            )
+        return names
+
+    def _make(self) -> Any:
+        # Here: it takes a moment, and only those who use it have it.
+        with needing("gymnasium", "environment.name: gymnasium"):
+            import gymnasium
+        try:
+            plain = gymnasium.make(self._id, **self._arguments)
+            if "ansi" not in plain.metadata.get("render_modes", ()):
+                return plain
+            plain.close()
+            return gymnasium.make(self._id, **{"render_mode": "ansi", **self._arguments})
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+            raise UserError(
+                f"environment.options.id must name an environment that Gymnasium can make, got {self._id!r} with "
+                f"{one_line(error)}."
+            ) from error
+
+
+def _with_colour(drawn: re.Match[str]) -> str:
+    codes = [int(code) % 10 for code in drawn[1].split(";") if code.isdecimal() and 30 <= int(code) < 48]
+    return f"{drawn[2]}({_COLOURS[codes[-1] % 8]})" if codes else drawn[2]
