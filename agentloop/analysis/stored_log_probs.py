@@ -13,8 +13,6 @@ import sqlalchemy as sa
 import torch
 from torch import Tensor
 
-from agentloop.config import RunConfig
-from agentloop.config.sections.model import ComputeSection
 from agentloop.errors import UserError
 from agentloop.learning.batch import Batch, build_batch, score
 from agentloop.learning.update_stats import effective_sample_size, trajectory_drift
@@ -168,14 +166,12 @@ def load_weights(folder: RunFolder, weights: Path | str) -> LoadedModel:
     return load_policy(folder.config, first, saved=None if weights == first else Path(weights))
 
 
-def compute_asked(config: RunConfig) -> ComputeSection:
-    """The run's, for a few passes and perhaps on another machine: not compiled, and kernels where they can be."""
-    kernels = {"log_probs": "auto"} if config.compute.log_probs == "triton" else {}
-    return config.compute.model_copy(update={"compile": False, **kernels})
-
-
 def _actor(folder: RunFolder, weights: Path | str) -> Actor:
-    return Actor(load_weights(folder, weights).model, compute=compute_asked(folder.config))
+    """For a few passes and perhaps on another machine: not compiled, and with kernels where they can be."""
+    compute = folder.config.compute
+    kernels = {"log_probs": "auto"} if compute.log_probs == "triton" else {}
+    asked = compute.model_copy(update={"compile": False, **kernels})
+    return Actor(load_weights(folder, weights).model, compute=asked)
 
 
 def _sampled(

@@ -5,7 +5,6 @@ The form of an error: `FILE:LINE: <config.path> must <rule>, got <value>. <what 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -24,7 +23,7 @@ from agentloop.config.strict_yaml import MAX_BYTES, read_yaml, shown
 from agentloop.errors import UserError
 from context.wording import nearest
 
-__all__ = ["describe_config", "is_config_file", "load_config", "load_over", "load_plain", "read_keys", "to_plain"]
+__all__ = ["describe_config", "is_config_file", "load_config", "load_plain", "read_keys", "to_plain"]
 _TO_BE_GIVEN = "???"
 """What a file says where only the command line can, as in Hydra."""
 _OWN = Path(__file__).parents[1] / "configs"
@@ -92,15 +91,6 @@ def read_keys(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
 def is_config_file(name: str) -> bool:
     """Whether a word can only mean the file of a configuration."""
     return name.endswith((".yaml", ".yml"))
-
-
-def load_over(
-    base: Mapping[str, Any], given: Mapping[str, Any], places: Mapping[KeyPath, str], *, source: str
-) -> RunConfig:
-    """`given` over a whole configuration that `to_plain` gave; both from `read_keys`, or `places` empty."""
-    values, place = copy.deepcopy(dict(base)), _place_in(places, source)
-    _lay(given, (), values, place)
-    return _validated(values, place)
 
 
 def to_plain(config: RunConfig) -> dict[str, Any]:

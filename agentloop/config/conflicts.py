@@ -55,9 +55,7 @@ NO_EFFECT: tuple[tuple[str, str, Values], ...] = (
     ("critic.optimizer.momentum", "critic.optimizer.name", _one_of("sgd", "muon")),
     ("replay.weight", "loss.normalise", _one_of("per_stream")),
     ("reward.parallel reward.timeout_s reward.on_error", "reward.functions", _FILLED),
-    ("reward.model", "reward.model.path", _SET),
     ("reward.overlong", "reward.overlong.buffer", _SET),
-    ("tasks.curriculum_decay tasks.curriculum_floor", "tasks.curriculum", _not("none")),
     ("tasks.split tasks.held_out", "tasks.data", _SET),
     ("tasks.subset tasks.revision", "tasks.data", Values("hf:NAME", lambda data: str(data).startswith("hf:"))),
 )
@@ -171,7 +169,6 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
         "Each update makes waiting rows older: raise it.",
     ),
     ("collection.by", _one_of("loop"), "engine.serve", _SERVE, "Or start agentloop engine, and set engine.urls."),
-    ("reward.model.path", _NULL, "collection.by", _WORKERS, _LOOP),
     ("tasks.data", _SET, "environment.name", _ROWS, "Its rows are the tasks."),
     ("tasks.data", _SET, "environment.agent", _SET, "Its rows are the agent's tasks."),
     ("reward.functions", _FILLED, "environment.name", _ROWS, "The first one says what a success is."),
@@ -212,14 +209,6 @@ EXCLUDED: tuple[tuple[str, Values, str, Values, str], ...] = (
     ),
     *((f"{loss}.correction.kind", _one_of("none"), f"{loss}.anchor", _BEHAVIOR, _TWICE) for loss in _LOSSES),
     *((f"{loss}.correction.kind", _not("v_trace", words=_ANOTHER), "algorithm", _PPO, _CRITIC) for loss in _LOSSES),
-    ("tasks.curriculum", _one_of("none"), "collection.by", _WORKERS, _LOOP),
-    (
-        "tasks.shuffle",
-        _one_of(True),
-        "tasks.curriculum",
-        _not("none"),
-        "The curriculum decides the order: remove one of them.",
-    ),
     ("environment.task_pool", _one_of("unlimited"), "tasks.data", _SET, "The rows are the pool: remove one of them."),
 )
 """A key, what it must be, when the other key is so, and why or what to do instead."""

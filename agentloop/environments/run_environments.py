@@ -142,4 +142,4 @@ def _source(
         for number in range(0, len(side), -(-len(side) // _MOST_CHECKED)):
             factory.task_from_row(side[number], f"row {number + 1}")
     seed = derive_seed(config.run.seed, "tasks", *(() if part.name is None else (part.name,)))
-    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, section=part.tasks)
+    return EnvironmentTasks(factory, seed=seed, pool=part.environment.task_pool, rows=rows, shuffle=part.tasks.shuffle)

@@ -63,7 +63,7 @@ def load_model(
             f"model.path must be a whole model where peft is not installed, got the adapters in {str(path)!r}. "
             "pip install 'agentloop-replay[peft]'"
         )
-    check_shards(path)
+    _check_shards(path)
     origin: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     with _one_line_errors(path), muted_libraries():
         tokenizer = AutoTokenizer.from_pretrained(str(path), **origin)
@@ -88,7 +88,7 @@ def load_model(
     return LoadedModel(codec, chat, _stop_ids(model, tokenizer, codec, chat), model, tokenizer)
 
 
-def check_shards(path: str | Path, key: str = "model.path") -> None:
+def _check_shards(path: str | Path) -> None:
     """Refuses a folder whose index names other files than its own .safetensors: transformers would unpickle them."""
     index = Path(path) / "model.safetensors.index.json"
     if not index.is_file():
@@ -98,7 +98,7 @@ def check_shards(path: str | Path, key: str = "model.path") -> None:
     for name in sorted(names):
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
-                f"{key} must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
+                f"model.path must have its weights in .safetensors files of its own folder, got {shortened(name)!r} in "
                 f"{index}. Copy the model again."
             )
 

@@ -1,4 +1,4 @@
-"""The rewards of ended episodes: the environment's score, functions of one's own, a reward model, its length."""
+"""The rewards of ended episodes: the environment's score, functions of one's own, its length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from agentloop.environments.tools.worker_threads import WorkerThreads, run_corou
 from agentloop.errors import UserCodeFailed, UserError, one_line
 from agentloop.rollouts.episodes.episode import Episode
 from agentloop.user_code import load_function, users_code
-from context.messages import Message
 from context.strategies import CONTEXT_FULL
 from context.wording import suggest
 from replay.records import StopReason
@@ -29,9 +28,6 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _LISTS = ("completions", "prompts", "completion_ids")
 """What TRL gives lists of, for many episodes at once."""
 _RULE = "reward.functions must take one argument, the ended episode, and after it columns of the task by name"
-
-RewardModel = Callable[[Sequence[Sequence[Message]]], list[float]]
-"""Scores whole conversations."""
 
 
 class RewardFunction:
@@ -92,13 +88,10 @@ class Scores:
 class RewardScorer:
     """The configured rewards: the same episodes get the same scores, as far as the functions do."""
 
-    def __init__(
-        self, section: RewardSection, *, max_tokens: int, model: RewardModel | None = None, judges: bool = False
-    ) -> None:
+    def __init__(self, section: RewardSection, *, max_tokens: int, judges: bool = False) -> None:
         """`judges`: the first function stands in the environment's place. Raises UserError for what does not fit."""
         self._section = section
         self._max_tokens = max_tokens
-        self._model = model
         self._judges = judges
         self._functions = [RewardFunction(row) for row in section.functions]
         self._tried: set[bool] = set()
@@ -156,8 +149,6 @@ class RewardScorer:
         if self._judges:
             for place, value in zip(places, given[0], strict=True):
                 scores.episodes[place] = _scored_by(episodes[place], value)
-        if self._model is not None:
-            columns.append(("model", section.model.weight, self._model([episode.messages for episode in played])))
         if section.overlong.buffer is not None:
             costs = [overlong_cost(episode, section.overlong, max_tokens=self._max_tokens) for episode in played]
             columns.append(("overlong", 1.0, costs))
@@ -213,11 +204,11 @@ def overlong_cost(episode: Episode, section: OverlongSection, *, max_tokens: int
     return -section.penalty * share if share else 0.0
 
 
-def open_scorer(config: RunConfig, environments: RunEnvironments, *, model: RewardModel | None = None) -> RewardScorer:
+def open_scorer(config: RunConfig, environments: RunEnvironments) -> RewardScorer:
     """The configured rewards of episodes of this environment; raises UserError for functions that do not fit them."""
     section = config.parts[0].environment
     judges = section.is_rows or (section.agent is not None and bool(config.reward.functions))
-    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens, model=model, judges=judges)
+    scorer = RewardScorer(config.reward, max_tokens=config.context.max_tokens, judges=judges)
     for example in (one.example for one in environments.all if one.example is not None):
         scorer.check(example)
     return scorer

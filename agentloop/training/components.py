@@ -28,7 +28,6 @@ from agentloop.models.adapters import load_policy, reference_policy
 from agentloop.models.loading import LoadedModel, check_positions
 from agentloop.models.memory import check_memory, machine_memory
 from agentloop.models.policy_weights import PolicyWeights
-from agentloop.models.reward_model import SequenceClassifier
 from agentloop.rollouts.actors import Actors, checked_parser, make_actors, stop_strings
 from agentloop.rollouts.collect import Collector
 from agentloop.rollouts.rewards import RewardScorer, open_scorer
@@ -142,9 +141,7 @@ def _acting(folder: RunFolder, opened: ExitStack, *, environment_changed: bool) 
     environments, source = open_tasks(config, folder.environments, environment_changed=environment_changed)
     stream_losses(config.loss)
     redact = None if config.replay.redact is None else load_redactor(config.replay.redact)
-    judge = config.reward.model
-    model = None if judge.path is None else SequenceClassifier(judge, config.model).score
-    scorer = open_scorer(config, environments, model=model)
+    scorer = open_scorer(config, environments)
     _check_environment(config, environments)
     for place in config.replay.attach.values():
         check_attachable(place)

@@ -91,7 +91,7 @@ class Loop:
         parts.publisher.publish(iteration)
         later = self.evict(iteration, appended)
         clock.lap("publish")
-        later |= self.update_curriculum(batch) | clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
+        later |= clock.metrics(tokens=batch.num_tokens) | dict(parts.publisher.seconds)
         if self.pace.is_evaluated(iteration):
             later |= self.evaluate()
         self._store.add_metrics(self._run_id, iteration, later)
@@ -200,14 +200,6 @@ class Loop:
         parts.mixer.feed(success_rate=metrics.get("rollout/success"), ess_by_age=ess)
         self.state.iteration = iteration
         return metrics
-
-    def update_curriculum(self, batch: MixedBatch) -> dict[str, float]:
-        """Record which tasks succeeded how often: under a curriculum that decides which come next."""
-        pending = self.state.tasks.pending
-        done = [index for index in batch.tasks if index not in pending]
-        groups = [*batch.fresh.groups, *batch.fresh.unused_groups]
-        self.components.source.record_success(done, [(group.task, group.size, group.success_rate) for group in groups])
-        return self.components.source.metrics()
 
     def evict(self, iteration: int, appended: AppendReport) -> dict[str, float]:
         """Remove what the buffer has no room for."""

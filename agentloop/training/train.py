@@ -267,7 +267,7 @@ def _restore(parts: Components, checkpoint: Checkpoint) -> LoopState:
         parts.trainer.load(checkpoint.state, checkpoint.values["trainer"])
     parts.sampler.load_state(checkpoint.values["sampler"])
     parts.mixer.load_state(checkpoint.values["mixer"])
-    parts.source.load_state(checkpoint.values["source"])
+    parts.source.check_state(checkpoint.values["source"])
     return LoopState.from_values(checkpoint.values["loop"])
 
 

@@ -20,7 +20,7 @@ _MUCH = 0.3
 TOO_FAST, _ALIKE = "learning rate", "equal groups"
 _ADVICE = {
     "successes": "Fewer episodes per batch don't help: try replay.hindsight where the environment can say what failed "
-    "episodes did solve, or an easier start (agentloop sft, tasks.curriculum)",
+    "episodes did solve, or an easier start (agentloop sft, shorter tasks)",
     "tools": "Try collection.max_staleness 1 or more, so that the policy learns while tools work",
     "repeated tool calls": "Declare tools deterministic where they are (@tool(deterministic=True)): repeated calls are "
     "then answered from memory",
@@ -126,7 +126,7 @@ def regime(metrics: Metrics, config: Mapping[str, Any]) -> Regime | None:
         limit = "repeated tool calls" if could_be_remembered else "tools"
     advice = _ADVICE[limit]
     if limit == "successes" and stored_setting(config, "replay.hindsight.enable", bool):
-        advice = "Hindsight is on, which is what helps; an easier start (tasks.curriculum, sft) may help too"
+        advice = "Hindsight is on, which is what helps; an easier start (agentloop sft, shorter tasks) may help too"
     return Regime(limit, f"{'; '.join(facts)}. {advice}: docs/evidence.md.")
 
 

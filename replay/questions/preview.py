@@ -133,7 +133,7 @@ def preview(
 def _expected_tasks(config: StoredConfig, tried: Sequence[str], count: int) -> list[str]:
     """The tasks that are taken to come next: those never tried, then those tried longest ago, and round again.
 
-    The order within a pass is the run's own affair, and a curriculum's order is not known here.
+    The order within a pass is the run's own affair.
     """
     pool = config.task_pool
     if pool == "unlimited" and not (config.has_rows and tried):

@@ -1,4 +1,4 @@
-"""`replay verify | rescore | whatif | prune | compact | forget`: what is checked and kept. Nothing goes without --yes.
+"""`replay verify | rescore | prune | compact | forget`: what is checked and kept. Nothing goes without --yes.
 
 What needs torch is imported when a model is asked, so that all other commands answer at once.
 """
@@ -13,7 +13,6 @@ import typer
 from agentloop.cli.options import AsJson
 from agentloop.cli.replay.common import Filter, Run, app, fail, opened, run_folder_of, say, say_json
 from replay.questions import chosen
-from replay.questions import iteration as iteration_of
 from replay.questions.filters import condition
 from replay.questions.open_buffer import OpenBuffer
 from replay.storage.collecting.never_drawn import ALL_RUNS
@@ -104,63 +103,6 @@ def rescore(
         version, weights = stored_log_probs.named_weights(folder, policy)
         drifted = stored_log_probs.rescore(buffer.store, folder, version, weights, filter=filter, limit=limit)
     say_json(vars(drifted), indent=None) if as_json else say(_drift_text(drifted))
-
-
-_MOST_ROWS = 512
-"""Rows of a what-if: a few updates' batches."""
-
-
-@app.command(epilog="Example: agentloop replay whatif runs/quickstart-001 --loss own --loss gspo")
-def whatif(
-    run: Run = None,
-    loss: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--loss",
-            metavar="FILE|NAME",
-            help="A YAML file of the keys to change in the run's loss, the name of an objective, or `own`; repeat it. "
-            "The run's own when left out.",
-        ),
-    ] = None,
-    policy: Policy = None,
-    filter: Filter = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Most trajectories, taken evenly over their age; {_MOST_ROWS} when left out."),
-    ] = None,
-    iteration: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="The whole batch of this iteration instead, each row in the stream it was in, by the policy that the "
-            "update started from.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """What each objective would have done with stored trajectories: clipping, gradient and ESS, by staleness.
-
-    One optimizer step of every objective is computed and none is made: weights and buffer stay as they are.
-    """
-    if iteration is not None and limit is not None:
-        fail("--iteration must be given without --limit, for its batch is looked at whole, got both.")
-    with opened(run) as buffer:
-        from agentloop.analysis.stored_log_probs import named_weights
-        from agentloop.analysis.whatif.compared_rows import RowChoice
-        from agentloop.analysis.whatif.losses import asked_losses
-        from agentloop.analysis.whatif.measure import what_if
-        from agentloop.analysis.whatif.result import as_text
-        from agentloop.runs.display import ConsoleDisplay
-
-        folder = run_folder_of(buffer)
-        losses = asked_losses(folder.config, loss or ())
-        if iteration is not None and policy is None:  # the one that its update started from
-            policy = str(iteration_of(buffer.store, folder.run_id, iteration)["policy_version"])
-        weights = named_weights(folder, policy)
-        asked = RowChoice(filter, limit or _MOST_ROWS, iteration)
-        progress = ConsoleDisplay(stderr=True).phase
-        found = what_if(buffer.store, folder, weights, losses=losses, asked=asked, progress=progress)
-    say_json(found.to_json()) if as_json else say(as_text(found))
 
 
 def _verification_text(found: Verification, *, done: bool) -> str:

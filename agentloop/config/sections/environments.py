@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,6 @@ from replay.setting_types import PositiveFloat, Section
 if TYPE_CHECKING:
     from agentloop.config.run_config import RunConfig
 
-_Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -80,17 +79,10 @@ class TasksSection(TaskData, Section):
         "several, the field `split` of a row says which it is of.",
     )
     held_out: str | None = Field(None, description="Split to evaluate on; null: a share of the training split.")
-    held_out_share: _Share = Field(0.1, description="That share, about; a row's content decides which one it is in.")
+    held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.1, description="That share, about; a row's content decides which one it is in."
+    )
     shuffle: bool = Field(True, description="Tasks of a pool come in a new order per epoch; false: as the rows stand.")
-    curriculum: Literal["none", "learnability"] = Field(
-        "none",
-        description="How a task's success rate so far decides when it comes: learnability, drawn with weight "
-        "p (1 - p); see docs/data.md.",
-    )
-    curriculum_decay: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.5, description="What is left of a task's earlier counts each time it is tried again; 1: all counts alike."
-    )
-    curriculum_floor: _Share = Field(0.1, description="Least weight of a task (learnability), in shares of the most.")
 
     @model_validator(mode="after")
     def _splits_differ(self) -> Self:
@@ -125,10 +117,8 @@ class EnvironmentPart:
 
 def check_tasks(config: RunConfig) -> None:
     """Raises ValueError where an order is asked for of tasks that never come twice."""
-    tasks = config.tasks
-    if tasks.curriculum != "none" or not tasks.shuffle:
-        key, value = ("shuffle", "false") if not tasks.shuffle else ("curriculum", tasks.curriculum)
-        check_task_pool(tasks, config.environment, f"tasks.{key} is {value} and tasks.data is null")
+    if not config.tasks.shuffle:
+        check_task_pool(config.tasks, config.environment, "tasks.shuffle is false and tasks.data is null")
 
 
 def check_environments(config: RunConfig, *checks: Callable[[RunConfig], None]) -> None:

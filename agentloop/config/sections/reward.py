@@ -28,16 +28,6 @@ class RewardFunctionSection(Section):
         return self.function.rpartition(":")[2]
 
 
-class RewardModelSection(Section):
-    path: str | None = Field(None, description="Folder or id of a Hugging Face sequence classifier; null: none.")
-    revision: str | None = Field(None, description="Commit of a hub model.")
-    trust_remote_code: bool = Field(False, description="Run code that comes with the model. Off unless written here.")
-    weight: Weight = Field(1.0, description="What its scores are multiplied by.")
-    label: int | None = Field(None, ge=0, description="Class whose probability is the score; null: the only logit.")
-    max_tokens: Positive = Field(4096, description="Longest text it is given; what is longer loses its beginning.")
-    batch: Positive = Field(8, description="Episodes scored at once.")
-
-
 class OverlongSection(Section):
     """Soft overlong punishment."""
 
@@ -56,7 +46,6 @@ class RewardSection(Section):
         description="Rewards of one's own, added by weight; for example {function: rewards.py:brief, weight: 0.1}, or "
         "rewards.py:right for weight 1. In the environment `rows` the first one says what a success is.",
     )
-    model: RewardModelSection = Field(default_factory=RewardModelSection, description="A reward model.")
     overlong: OverlongSection = Field(default_factory=OverlongSection, description="What too long an episode costs.")
     parallel: Positive = Field(32, description="Most async reward functions that wait at once.")
     timeout_s: PositiveFloat = Field(60.0, description="Seconds one reward function may take for one episode.")
@@ -70,7 +59,7 @@ class RewardSection(Section):
     def _functions_are_there_with_names(self) -> Self:
         names = [row.name for row in self.functions]
         for name in names:
-            if names.count(name) > 1 or name in ("environment", "model", "overlong"):
+            if names.count(name) > 1 or name in ("environment", "overlong"):
                 raise ValueError(
                     f"reward.functions must have names of their own, got {name!r} twice. Rename the function: metrics "
                     "call it by its name."

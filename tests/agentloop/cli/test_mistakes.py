@@ -150,7 +150,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["evaluate", "runs/small-001", "--policy", "9"], "--policy must be a kept snapshot of runs/small-001, got 9. Kep"),
     (["replay", "stats", "postgresql://nobody@127.0.0.1:1/none"], ""),
     (["replay", "rescore", "runs/small-001", "--where", "x"], "where must "),
-    (["replay", "whatif", "runs/small-001", "--loss", "nowhere.yaml"], ""),
     (["replay", "verify", "empty", "--log-probs"], ""),
     (["inspect", "nowhere"], ""),
     (["context", "check", "empty"], ""),

@@ -56,9 +56,7 @@ REFUSED = [
     ),
     ("replay.weight=2", "replay.weight must be left at 1.0 when loss.normalise is joint, got 2.0"),
     ("reward.on_error=drop", "reward.on_error must be left at stop when reward.functions is [], got drop"),
-    ("reward.model.label=1", "reward.model.label must be left at null when reward.model.path is null, got 1"),
     ("reward.overlong.penalty=2", "reward.overlong.penalty must be left at 1.0 when reward.overlong.buffer is null"),
-    ("tasks.curriculum_decay=0.9", "tasks.curriculum_decay must be left at 0.5 when tasks.curriculum is none, got 0.9"),
     ("tasks.split=x", "tasks.split must be left at null when tasks.data is null, got x"),
     ("tasks.data=x.jsonl; tasks.subset=main", "tasks.subset must be left at null when tasks.data is x.jsonl, got main"),
     ("environments.a={share: 1}; environment.tools=[a.py:f]", "environment.tools must be left at [] when environments"),
@@ -84,8 +82,6 @@ REFUSED = [
     (f"{WORKERS}rollout.engine=local; engine.urls=[]", "rollout.engine must be vllm when collection.by is workers"),
     (f"{WORKERS}algorithm=remax", "algorithm must be another one when collection.by is workers, got remax"),
     (f"{WORKERS}{ROUNDS}", "rollout.dynamic_sampling_rounds must be 0 when collection.by is workers, got 1"),
-    (f"{WORKERS}reward.model.path=judge", "reward.model.path must be null when collection.by is workers, got judge"),
-    (f"{WORKERS}{POOL}tasks.curriculum=learnability", "tasks.curriculum must be none when collection.by is workers"),
     (f"{WORKERS}replay.redact=mine.py:redact", "replay.redact must be null when collection.by is workers"),
     (f"{SERVE}collection.by=workers", "collection.by must be loop when engine.serve is true, got workers"),
     (f"{VLLM}{SERVE}", 'engine.urls must be [] when engine.serve is true, got ["http://a:1"]'),
@@ -101,7 +97,6 @@ REFUSED = [
     (f"{ROWS}reward.functions=[]", "reward.functions must be given when environment.name is rows, got []"),
     (f"{ROWS}reward.environment=0.5", "reward.environment must be 1.0 when environment.name is rows, got 0.5"),
     (f"{POOL}tasks.data=x.jsonl", "environment.task_pool must be unlimited when tasks.data is x.jsonl, got 50"),
-    (f"{POOL}tasks.curriculum=learnability; tasks.shuffle=false", "tasks.shuffle must be true when tasks.curriculum "),
     # more than two, or numbers that are compared
     (f"{TURN}replay.fraction=0.5", "replay.baseline must not be stored when advantage.credit is turn"),
     (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from agentloop.config import RunConfig
 from agentloop.config.sections.environments import TasksSection
 from agentloop.environments import open_tasks
 from agentloop.environments.datasets import load_rows
-from agentloop.environments.task_source import TaskOrder
 from agentloop.errors import UserError
 from agentloop.training.train import train
 from tests.fakes.environments import ENVIRONMENTS
 from tests.fakes.processes import assert_same_run
-from tests.fakes.runs import SilentDisplay, StopAfter, rows, small_config
+from tests.fakes.runs import SilentDisplay, StopAfter, small_config
 
 ENVIRONMENT = f"{ENVIRONMENTS / 'parity.py'}:RowParity"
 NUMBERS = [{"number": number, "tags": ["a", str(number)]} for number in range(40)]
@@ -174,9 +172,7 @@ def test_environment_that_can_not_read_the_rows_is_refused_at_once(
 
 
 @pytest.mark.slow
-def test_run_with_a_curriculum_follows_success_and_resumes_bit_for_bit_on_its_own_rows_alone(
-    tmp_path: Path, qwen2: Path
-) -> None:
+def test_run_resumes_bit_for_bit_on_its_own_rows_alone(tmp_path: Path, qwen2: Path) -> None:
     data, display = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:16]), SilentDisplay()
     broken, unbroken = (
         small_config(
@@ -184,7 +180,7 @@ def test_run_with_a_curriculum_follows_success_and_resumes_bit_for_bit_on_its_ow
             qwen2,
             run={"iterations": 6},
             environment={"name": ENVIRONMENT},
-            tasks={"data": str(data), "curriculum": "learnability"},
+            tasks={"data": str(data)},
             rollout={"max_turns": 1, "max_tokens_per_turn": 12},
             evaluation={"every": 0, "tasks": 8},
             checkpoint={"every": 3},
@@ -200,93 +196,13 @@ def test_run_with_a_curriculum_follows_success_and_resumes_bit_for_bit_on_its_ow
     assert_same_run(train(broken, resume=True, display=SilentDisplay()).folder, result.folder)
 
     assert "tasks: 13 to train on, 3 held out" in display.notes
-    tried = rows(
-        result.folder / "replay.sqlite", "select distinct task, payload from trajectories join tasks on hash = task"
-    )
-    assert display.iterations[-1]["tasks/untried"] == 13 - len(tried)
-    by_iteration = [row["tasks/untried"] for row in display.iterations]
-    assert by_iteration == sorted(by_iteration, reverse=True)
     assert evaluate_run(result.folder, tasks=100).evaluation.tasks == 3
 
 
-def test_task_with_several_groups_in_a_batch_is_counted_once_with_all_of_them(tmp_path: Path) -> None:
-    data = jsonl(tmp_path / "numbers.jsonl", NUMBERS[:6])
-    tasks = {"data": str(data), "curriculum": "learnability"}
-    factory, source = open_tasks(
-        RunConfig.model_validate({"environment": {"name": ENVIRONMENT}, "tasks": tasks | {"curriculum_decay": 1.0}})
-    )
-    hashes = [factory.task_hash(source.train(index)) for index in range(12)]
-    twice = next(task for task in hashes if hashes.count(task) > 1)
-    source.record_success(range(12), [(twice, 8, 0.25), (twice, 4, 1.0)])
-    # 8 x 0.25 + 4 = 6 of 12; all others are untried.
-    assert source.state()[0]["order"]["counts"] == [[source.state()[0]["order"]["counts"][0][0], 12.0, 6.0]]
-
-
-# Orders
-
-
-def order(size: int = 4, *, seed: int = 7, **rule: Any) -> TaskOrder:
-    return TaskOrder(size, seed=seed, section=TasksSection.model_construct(**rule))
-
-
-def gone_through(tasks: TaskOrder, first: int, last: int, rates: dict[int, float]) -> list[int]:
-    """Numbers of the tasks at these indices, each observed with 8 attempts before the next is asked for."""
-    found = []
-    for index in range(first, last):
-        number = tasks.at(index)
-        tasks.record_success(index, attempts=8, successes=8 * rates[number])
-        found.append(number)
-    return found
-
-
-def test_rows_as_they_stand_come_in_that_order_in_every_epoch() -> None:
-    tasks = order(3, shuffle=False)
-    assert [tasks.at(index) for index in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-
-
-def test_learnability_draws_with_the_weights_of_its_formula() -> None:
-    """p = 1/2, 1/10, 9/10 and 1/2 (never tried): 4 p (1 - p) = 1, 0.36, 0.36, 1 of 2.72."""
-    tasks = order(curriculum="learnability", curriculum_decay=0.0)
-    for number, successes in ((0, 4), (1, 0), (2, 8)):
-        tasks._given[0] = number
-        tasks._next = 1
-        tasks.record_success(0, attempts=8, successes=successes)
-    draws = 20_000
-    found = Counter[int]()
-    for index in range(1, draws + 1):
-        found[tasks.at(index)] += 1
-        tasks._given.clear()  # nothing is under way: each draw is of all four
-    expected = [draws * weight / 2.72 for weight in (1.0, 0.36, 0.36, 1.0)]
-    chi_square = sum((found[number] - mean) ** 2 / mean for number, mean in enumerate(expected))
-    assert chi_square < 16.27  # three degrees of freedom, 0.1 %
-
-
-def test_learnability_never_weighs_a_task_below_the_floor() -> None:
-    """p -> 1/102 after 100 failures: 4 p (1 - p) = 0.0388, below the floor of a half."""
-    tasks = order(2, curriculum="learnability", curriculum_floor=0.5)
-    number = tasks.at(0)
-    assert tasks.success(number) == 0.5
-    tasks.record_success(0, attempts=100, successes=0)
-    assert tasks._weights[number] == 500_000
-    assert tasks._weights[1 - number] == 1_000_000
-    tasks._given[0] = number  # the same index again
-    tasks.record_success(0, attempts=8, successes=6)
-    assert tasks.success(number) == (0 / 2 + 6 + 1) / (100 / 2 + 8 + 2)
-
-
-def test_learnability_gives_no_task_that_is_under_way_and_draws_the_same_on_every_machine() -> None:
-    tasks = order(8, curriculum="learnability")
-    assert sorted(tasks.at(index) for index in range(8)) == list(range(8))
-    assert tasks.at(8) in range(8)  # all of them are: then one comes twice
-    # Written out once: whole-number weights, and a generator that Python promises to keep.
-    tasks = order(10, curriculum="learnability")
-    assert gone_through(tasks, 0, 12, dict.fromkeys(range(10), 0.0)) == [4, 8, 7, 2, 8, 4, 3, 6, 1, 6, 2, 1]
-
-
-def test_curriculum_goes_on_from_its_state_as_if_it_had_never_stopped() -> None:
-    rates = {number: number / 8 for number in range(8)}
-    unbroken, resumed, other = (order(8, seed=seed, curriculum="learnability") for seed in (7, 7, 8))
-    assert gone_through(unbroken, 0, 13, rates) != gone_through(other, 0, 13, rates)
-    unbroken.at(15)  # three more are under way
-    resumed.load_state(json.loads(json.dumps(unbroken.state())))
-    assert gone_through(resumed, 13, 40, rates) == gone_through(unbroken, 13, 40, rates)
+def test_rows_as_they_stand_come_in_that_order_in_every_epoch(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        jsonl(tmp_path / f"{name}.jsonl", NUMBERS[:3])
+    tasks = {"data": str(tmp_path / "{split}.jsonl"), "held_out": "test", "shuffle": False}
+    _, source = open_tasks(RunConfig.model_validate({"environment": {"name": ENVIRONMENT}, "tasks": tasks}))
+    shown = [str(source.train(index).prompt) for index in range(7)]
+    assert shown == [f"Say something of even length, number {number}." for number in (0, 1, 2, 0, 1, 2, 0)]

@@ -26,7 +26,7 @@ from agentloop.learning.critic_update import reward_penalty
 from agentloop.models.actor import Actor
 from agentloop.records import KlPenalty, Penalty, kl_metrics
 from agentloop.rollouts.episodes.episode import Episode
-from agentloop.rollouts.rewards import RewardModel, RewardScorer
+from agentloop.rollouts.rewards import RewardScorer
 from agentloop.rollouts.trajectories import Collected
 from context import Message, Segment, TokenSequence
 from replay.records import BatchRow
@@ -53,8 +53,8 @@ def episode(content: str = "ok", *, reward: float = 1.0, tokens: int = 10, stop_
 FAILED = replace(episode(), environment_reward=math.nan, stop_reason="engine_failure")
 
 
-def scorer(*, judges: bool = False, model: RewardModel | None = None, **reward: Any) -> RewardScorer:
-    return RewardScorer(RewardSection.model_validate(reward), max_tokens=100, judges=judges, model=model)
+def scorer(*, judges: bool = False, **reward: Any) -> RewardScorer:
+    return RewardScorer(RewardSection.model_validate(reward), max_tokens=100, judges=judges)
 
 
 def test_environments_score_alone_is_the_reward_to_the_bit() -> None:
@@ -159,14 +159,6 @@ def test_overlong_episodes_lose_more_the_longer_they_are(tokens: int, stop_reaso
     scores = shaped.score([episode(reward=1.0, tokens=tokens, stop_reason=stop_reason)])
     assert scores.totals == [1.0 + cost]
     assert scores.metrics["reward/overlong"] == cost
-
-
-def test_model_scores_what_was_played() -> None:
-    section = RewardSection.model_validate({"environment": 0.0, "model": {"path": "somewhere", "weight": 0.5}})
-    model = RewardScorer(section, max_tokens=10, model=lambda played: [float(len(messages)) for messages in played])
-    scores = model.score([FAILED, episode()])
-    assert scores.totals[1] == 1.0
-    assert scores.metrics == {"reward/environment": 1.0, "reward/model": 2.0}
 
 
 # Columns of rows, and the function that says what a success is

@@ -43,7 +43,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("import x.jsonl RUN --name ../x", "--name must match"),
         ("import x.jsonl RUN --reward 1", "--model, --reward and --advantage must come with --format openai-chat"),
         ("import x.jsonl RUN --format openai-chat --keep-source", "--keep-source must come with exported rows"),
-        ("whatif RUN --iteration 1 --limit 3", "--iteration must be given without --limit"),
     ],
 )
 def test_what_can_not_be_done_is_one_line(

@@ -1,1 +1,0 @@
-"""`agentloop replay whatif`: what other objectives would have done with stored rows."""
